@@ -15,10 +15,10 @@ import torch
 from tests.patience import patient
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.errors import ConfigError, DataError, PenstockError, WaitTimeout
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.loader import Loader
-from penstock.loader.transforms import Resize, ToTensor
+from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
 from penstock.plan import Explicit, FullShuffle
 
 COUNT = 10
@@ -201,3 +201,61 @@ def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(
         for thread in threading.enumerate():
             if thread.name.startswith("penstock-ask"):
                 thread.join(patient(20))
+
+
+class Own:
+    """Somebody's source, whose members a test replaces."""
+
+    sizes_bytes: Any = np.full(4, 4)
+    labels, classes = np.zeros(4, np.int64), ("all",)
+
+    def __len__(self) -> int:
+        return 4
+
+    def describe(self, sample: int) -> str:
+        return f"number {sample}"
+
+    def read(self, sample: int) -> bytes:
+        return bytes(4)
+
+    def read_into(self, sample: int, buffer: memoryview) -> Any:
+        buffer[:4] = bytes(4)
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"sizes_bytes": [4] * 4}, r"sizes_bytes of Own is of type list; it is a NumPy array int64\[4\]"),
+        ({"sizes_bytes": np.full(3, 4)}, r"sizes_bytes of Own is int64\[3\]; it is a NumPy array int64\[4\]"),
+        ({"classes": None}, r"classes of Own is None; it is a tuple of names, \(\) without any"),
+    ],
+)
+def test_a_member_of_a_source_that_is_of_another_kind_is_named(
+    members: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in members.items():
+        monkeypatch.setattr(Own, name, value)
+
+    with pytest.raises(ConfigError, match=message):
+        make(Own(), transforms=[DecodeRaw("<f4", ())])
+
+
+def test_members_that_a_source_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("describe", "labels"):
+        monkeypatch.delattr(Own, name)
+
+    with pytest.raises(
+        ConfigError, match="source is of type Own, which has no labels and no describe: give it"
+    ):
+        make(Own())
+
+
+def test_a_read_that_returns_no_number_of_bytes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "read_into", lambda self, sample, buffer: None)
+
+    with (
+        make(Own(), transforms=[DecodeRaw("<f4", ())]) as loader,
+        pytest.raises(DataError, match=r"number [0-3]: read_into returned None, no number of bytes"),
+    ):
+        next(iter(loader))

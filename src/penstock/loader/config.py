@@ -318,6 +318,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 _SOURCES = "a folder, a list file, tar shards, a Source or a data set with a length and samples by number"
+#: Of a `Source`.
+_MEMBERS = ("sizes_bytes", "labels", "classes", "__len__", "read", "read_into", "describe")
 
 
 def _why_no_source(source: Any) -> str | None:
@@ -341,6 +343,11 @@ def _why_no_source(source: Any) -> str | None:
     if isinstance(source, bytes):
         return f"{source!r}; a path is text: give os.fsdecode(...) of it"
     if isinstance(source, bytearray) or not all(hasattr(kind, name) for name in ("__len__", "__getitem__")):
+        lacking = [name for name in _MEMBERS if not hasattr(source, name)]
+        if lacking and (hasattr(source, "sizes_bytes") or hasattr(source, "read_into")):
+            return (
+                f"of type {kind.__name__}, which has no {' and no '.join(lacking)}: give it those of Source"
+            )
         return f"{source!r}; it must be {_SOURCES}"
     return None
 

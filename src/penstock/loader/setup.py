@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,24 @@ class Opened(NamedTuple):
 def open_run(config: LoaderConfig, calls: Calls) -> Opened:
     """Open the source of a configuration and make its plan. Raises: as `open_source_of` and `plan_of`."""
     source = open_source_of(config, calls)
-    return Opened(source, plan_of(config, samples_of(source, calls)))
+    samples = samples_of(source, calls)
+    if isinstance(source, Source):
+        _check_source(source, samples)
+    return Opened(source, plan_of(config, samples))
+
+
+def _check_source(source: Source, samples: int) -> None:
+    sizes, classes = source.sizes_bytes, source.classes
+    is_array = isinstance(sizes, np.ndarray)
+    if not is_array or sizes.dtype.kind not in "iu" or sizes.shape != (samples,):
+        found = f"{sizes.dtype}{list(sizes.shape)}" if is_array else f"of type {type(sizes).__name__}"
+        raise ConfigError(
+            f"sizes_bytes of {type(source).__name__} is {found}; it is a NumPy array int64[{samples}]"
+        )
+    if not isinstance(classes, Iterable):
+        raise ConfigError(
+            f"classes of {type(source).__name__} is {classes!r}; it is a tuple of names, () without any"
+        )
 
 
 def samples_of(source: Source | MapDataset, calls: Calls) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.source import Source
+from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -92,6 +93,10 @@ def _read(source: Source, sample: int, buffer: memoryview) -> None:
         if found == len(buffer):
             buffer[:] = data
     if found != len(buffer):
+        if not is_integer(found):
+            raise DataError(
+                f"{source.describe(sample)}: read_into returned {found!r}, no number of bytes: correct the source"
+            )
         raise DataError(
             f"{source.describe(sample)}: has {found:,} bytes where the source's sizes_bytes says {len(buffer):,}: "
             f"correct the source"
