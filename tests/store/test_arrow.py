@@ -94,6 +94,16 @@ def test_text_may_be_the_sample_and_names_the_labels(tmp_path: Path) -> None:
             pa.table({"image": [{"bytes": b"1", "path": ""}, {"bytes": None, "path": "x.jpg"}]}),
             "row 1 of 'image.bytes' has no bytes in it, but the path of a file",
         ),
+        (
+            pa.table(
+                {
+                    "image": pa.StructArray.from_arrays(
+                        [pa.array([b"1", b"hidden"])], ["bytes"], mask=pa.array([False, True])
+                    )
+                }
+            ),
+            "row 1 of 'image.bytes' has no value",
+        ),
         (pictures([], [])[:0], "has no rows"),
     ],
 )

@@ -207,11 +207,13 @@ def _column(file: Opened, batch: Any, name: str, first_row: int) -> Any:
     """Return a column of a record batch, or a field of one behind a dot, all of whose values are there."""
     column, _, field = name.partition(".")
     number = batch.schema.get_field_index(column)
-    array = batch.column(number) if number >= 0 else None
-    if array is not None and field:
-        array = array.field(field) if array.type.get_field_index(field) >= 0 else None
-    if array is None:
+    array = outer = batch.column(number) if number >= 0 else None
+    if outer is not None and field:
+        array = outer.field(field) if outer.type.get_field_index(field) >= 0 else None
+    if array is None or outer is None:
         raise DataError(f"{file.path} has no column {name!r}, unlike the first file: give files of one kind")
+    if outer.null_count:  # its fields may have bytes there, which no reader shows
+        array, field = outer, ""
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         what = "has no bytes in it, but the path of a file" if field else "has no value"
