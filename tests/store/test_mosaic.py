@@ -91,6 +91,7 @@ def test_a_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
             },
             r"gone\.mds\.zstd is compressed \(zstd\), so that no sample",
         ),
+        ({"samples": 1}, r"shard\.00000\.mds is .*: it has 2 samples, and index\.json says 1"),
         ({"raw_data": {"basename": "gone.mds"}}, r"gone\.mds cannot be opened"),
     ],
 )

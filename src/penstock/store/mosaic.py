@@ -176,6 +176,8 @@ def _index(file: Opened, shard: dict[str, Any], columns: _Columns) -> Indexed:
     variable = [number for number, size in enumerate(fixed) if size is None]
     begins = _begins(file)
     count = begins.size - 1
+    if (said := shard.get("samples", count)) != count:
+        raise _damaged(file, f"it has {count:,} samples, and {INDEX_NAME} says {said}")
     heads = b"".join(_read(file, begin, 4 * len(variable)) for begin in begins[:-1].tolist() if variable)
     sizes = np.empty((count, len(fixed)), np.int64)
     sizes[:] = [0 if size is None else size for size in fixed]
