@@ -115,6 +115,8 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
             _compare(path, array, places, rows)
             found = _labels_in(path, file, h5py, labels, len(array))
             return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, found)
+    except DataError:  # an OSError itself, which says what is wrong
+        raise
     except OSError as error:
         raise DataError(f"{path} is no complete HDF5 file: {error}; write it again") from error
 
