@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,10 @@ def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
     other = write(tmp_path / "b.arrow", pa.table({"two": [b"2"]}))
     with pytest.raises(DataError, match=r"b\.arrow has no column 'one', unlike the first file"):
         ArrowFiles([file, other], sample="one", label=None)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.arrow")
+
+    with pytest.raises(DataError, match=r"a\.arrow is not a regular file"):
+        ArrowFiles(tmp_path / "a.arrow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,12 @@ def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
 def test_a_folder_without_an_index_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"index\.json cannot be read: No such file"):
         MosaicShards(tmp_path)
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "index.json")
+
+    with pytest.raises(DataError, match=r"index\.json is not a regular file"):
+        MosaicShards(tmp_path)
+    with pytest.raises(DataError):
+        open_source(tmp_path)

@@ -374,7 +374,7 @@ def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: li
         ({"a.jpg": b"1", "a.cls": b"1", "b.jpg": b"2"}, {}, "b has no label, .cls"),
         ({"a.jpg": b"1"}, {"label": "txt"}, "a has no label, .txt"),
         ({"a.jpg": b"1", "a.cls": b""}, {}, "a.jpg has an empty label"),
-        ({"a.jpg": b"1", "a.cls": b"-1"}, {}, "a.jpg has label -1; a number must be in"),
+        ({"a.jpg": b"1", "a.cls": b"-2"}, {}, "a.jpg has label -2; a number must be in"),
         ({"a.jpg": b"1", "a.cls": b"\xff"}, {}, "a.cls is no text in UTF-8"),
         ({"a.jpg": b"1", "a.cls": bytes(2 << 20)}, {}, "a.cls has 2,097,152 bytes"),
         (
@@ -439,6 +439,19 @@ def test_a_list_of_pictures_is_answered_with_how_to_give_them(tmp_path: Path) ->
         ConfigError, match=r"0\.jpg is no tar or TFRecord: give a folder, or a list file with one path a line"
     ):
         open_source([tmp_path / "0.jpg", tmp_path / "1.jpg"])
+
+
+def test_a_label_of_minus_one_stands_for_none(tmp_path: Path) -> None:
+    """As splits for a test have it; also where one shard has no other, and was indexed before."""
+    write(tmp_path / "0.tar", {"a.jpg": b"1", "a.cls": b"-1"})
+    assert TarShards(tmp_path / "*.tar").classes == ()
+    write(tmp_path / "1.tar", {"b.jpg": b"2", "b.cls": b"3", "c.jpg": b"3", "c.cls": b"-1"})
+
+    source = TarShards(tmp_path / "*.tar")
+
+    assert isinstance(source.labels, np.ndarray)
+    assert source.labels.tolist() == [-1, 3, -1]
+    assert source.classes == ("0", "1", "2", "3")
 
 
 def test_an_empty_member_is_an_error_of_its_sample_alone(tmp_path: Path) -> None:
@@ -514,6 +527,20 @@ def test_only_what_changed_is_indexed_and_new_shards_of_a_pattern_are_found(stor
     (store.data / "0.tar").unlink()
     assert store.open() == ([b"11", b"2", b"3"], ["c11", "c2", "c3"])
     assert store.indexed == []
+
+
+def test_an_unchanged_shard_whose_labels_are_minus_one_stays_among_others(store: Store) -> None:
+    for number, label in enumerate((b"-1", b"3", b"-1")):
+        write(store.data / f"{number}.tar", {f"{number}.jpg": b"1", f"{number}.cls": label})
+    TarShards(store.data / "*.tar")
+    store.indexed.clear()
+    write(store.data / "1.tar", {"1.jpg": b"1", "1.cls": b"2"}).touch()
+
+    source = TarShards(store.data / "*.tar")
+
+    assert store.indexed == ["1.tar"]
+    assert isinstance(source.labels, np.ndarray)
+    assert source.labels.tolist() == [-1, 2, -1]
 
 
 def test_other_members_and_labels_have_catalogs_of_their_own(store: Store) -> None:

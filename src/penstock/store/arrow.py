@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.listing import Asking, Refresh, catalog_of
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 
 #: How the names of Arrow files usually end.
@@ -145,7 +145,8 @@ def _is_of_bytes(kind: Any, pa: Any) -> bool:
 def _columns(path: str, sample: str | None, label: str | None) -> _Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = _pyarrow(path)
-    kinds = {field.name: field.type for field in _mapped(path, pa).schema}
+    with opened(path):  # a pipe is refused, where pyarrow would wait for it
+        kinds = {field.name: field.type for field in _mapped(path, pa).schema}
     fields = {
         name: name if _is_of_bytes(kind, pa) else f"{name}.bytes"
         for name, kind in kinds.items()

@@ -562,7 +562,7 @@ def number_labels(
     """Return the label of each sample as a number, and the names of all: see `FileList`.
 
     written: of each sample, as text. describe: names a sample, for errors.
-    Raises: DataError naming a sample whose label is empty, or a number that is negative or large.
+    Raises: DataError naming a sample whose label is empty, or a number below -1, which stands for no label, or large.
     """
     if (position := next((index for index, label in enumerate(written) if not label), None)) is not None:
         raise DataError(f"{describe(position)} has an empty label")
@@ -571,10 +571,10 @@ def number_labels(
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[label] for label in written], dtype=np.int64), tuple(classes)
     for position, label in enumerate(written):
-        if len(label) > _LABEL_DIGITS or not 0 <= int(label) < _MOST_CLASSES:
+        if len(label) > _LABEL_DIGITS or not NO_LABEL <= int(label) < _MOST_CLASSES:
             raise DataError(
-                f"{describe(position)} has label {label:.{_LABEL_DIGITS}}; a number must be in "
-                f"[0, {_MOST_CLASSES:,}), anything else is written as a name"
+                f"{describe(position)} has label {label:.40}; a number must be in [0, {_MOST_CLASSES:,}), or -1 for no "
+                "label; anything else is written as a name"
             )
     labels = np.array([int(label) for label in written], dtype=np.int64)
     return labels, tuple(str(number) for number in range(int(labels.max()) + 1))

@@ -73,8 +73,11 @@ class MosaicShards(CataloguedFiles):
 
 def is_mosaic(place: str) -> bool:
     """Return whether a place is a folder of MDS shards by its index. It asks the file system."""
+    path = os.path.join(place, INDEX_NAME)
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return False
     try:
-        with open(os.path.join(place, INDEX_NAME), "rb") as file:
+        with open(path, "rb") as file:
             return b'"mds"' in file.read(1 << 16)
     except OSError:
         return False
@@ -118,6 +121,8 @@ def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
 def _read_index(place: str) -> list[dict[str, Any]]:
     """Return what index.json has of each shard. Raises: DataError."""
     path = os.path.join(place, INDEX_NAME)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise DataError(f"{path} is not a regular file: write it again")
     try:
         with open(path, "rb") as file:
             shards = json.loads(file.read(_MOST_INDEX_BYTES))["shards"]

@@ -19,6 +19,8 @@ from penstock.store.packed import PackedFiles
 from penstock.store.patterns import brief
 from penstock.units import format_count
 
+_NO_LABEL_TEXT = str(NO_LABEL)
+
 
 class CataloguedFiles(PackedFiles):
     """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
@@ -150,7 +152,10 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
         old.names[starts[first] : starts[last]].tobytes().split(b"\0")[:-1],
         old.packed.offsets[first:last],
         old.sizes_bytes[first:last],
-        [old.classes[number] for number in numbers] if numbers[0] >= 0 else None,
+        # All files have labels, or none has: a file may have but samples without one.
+        [old.classes[number] if number >= 0 else _NO_LABEL_TEXT for number in numbers]
+        if old.classes
+        else None,
     )
 
 
@@ -169,13 +174,14 @@ def catalog_files(key: CatalogKey, kind: str, found: Sequence[Indexed], label: s
         return f"{found[index].file.path}: {os.fsdecode(name)}"
 
     without = [each.file.path for each in found if each.labels is None]
-    if without and len(without) < len(found):
+    has_labels = any(set(each.labels or ()) - {_NO_LABEL_TEXT} for each in found)
+    if without and has_labels:
         labelled = next(each.file.path for each in found if each.labels is not None)
         raise DataError(
             f"{without[0]} has no labels ({label}), unlike {labelled}: label all of them, or give label=None to {kind}"
         )
     labels, classes = np.full(int(ends[-1]), NO_LABEL, np.int64), tuple[str, ...]()
-    if not without:
+    if has_labels:
         labels, classes = number_labels([text for each in found for text in each.labels or ()], describe)
     return Catalog(
         key,
