@@ -160,9 +160,12 @@ def tell_waits(line):
     if "the training waits" in line:
         say("now")
 
+a_worker_hangs = threading.Event()
+
 class Stuck(Numbers):
     def __getitem__(self, k):
         if in_worker() and k == 7:
+            a_worker_hangs.set()
             say("stuck")
             threading.Event().wait()
         return super().__getitem__(k)
@@ -238,8 +241,7 @@ with Loader(Numbers(), **options) as loader:
 engine._JOIN_SECONDS = 1000
 loader = Loader(Stuck(), **options)
 loader.start()
-while not loader._engine._at:
-    time.sleep(0.001)
+a_worker_hangs.wait()
 tell_joins("now")
 loader.close()
 """,
