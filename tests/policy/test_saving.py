@@ -326,7 +326,7 @@ def test_a_save_is_over_once_it_is_durable_and_the_state_is_copied(is_staged_fir
 
 def test_an_event_that_nobody_waits_for_is_a_fault_of_ours() -> None:
     save = Save(SaveTerms())
-    with pytest.raises(AssertionError, match=r"Stage\.NEW"):
+    with pytest.raises(AssertionError, match="waits for offered was notified of committed"):
         save.committed()
     save.offered()
     save.begun(is_delta=False)

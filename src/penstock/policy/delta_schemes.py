@@ -40,7 +40,12 @@ def reference_of(scheme: Scheme, snapshot: int, snap_dis: int) -> int | None:
     first = baseline_of(snapshot, snap_dis)
     if scheme == "complete" or snapshot == first:
         return None
-    return first if scheme == "chain" else snapshot - 1
+    return reference_within(scheme, first, snapshot)
+
+
+def reference_within(scheme: Scheme, baseline: int, snapshot: int) -> int:
+    """Return the snapshot to which one behind a baseline is stored as a difference, where it is."""
+    return baseline if scheme == "chain" else snapshot - 1
 
 
 def needed_to_restore(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:

@@ -209,7 +209,7 @@ class Save:
 
     def offered(self) -> Instructions:
         """A state is to be saved; the save before has ended."""
-        assert self.stage is Stage.NEW, self.stage
+        assert self.stage is Stage.NEW, self._not_expected(Stage.NEW)
         if len(self.terms.tiers) > 1:
             self.stage = Stage.PLACING
             return (Place(),)
@@ -217,13 +217,13 @@ class Save:
 
     def placed(self, tier: int, speeds: Speeds | None = None) -> Instructions:
         """There is space on a tier, and none on a nearer one. speeds: measured so far; None: not yet known."""
-        assert self.stage is Stage.PLACING, self.stage
+        assert self.stage is Stage.PLACING, self._not_expected(Stage.PLACING)
         is_last = tier == self.terms.tiers[-1]
         return self._begin(tier, is_encoded=is_last or encode_first(speeds))
 
     def begun(self, *, is_delta: bool) -> Instructions:
         """A draft was begun."""
-        assert self.stage is Stage.BEGINNING, self.stage
+        assert self.stage is Stage.BEGINNING, self._not_expected(Stage.BEGINNING)
         self.stage = Stage.WRITING
         self.is_delta = is_delta
         self._awaited = set(range(self.terms.ranks))
@@ -232,7 +232,7 @@ class Save:
 
     def part_durable(self, rank: int, *, refers: bool) -> Instructions:
         """A rank's part would outlive a loss of power. refers: whether a block of it needs the reference."""
-        assert self.stage is Stage.WRITING, self.stage
+        assert self.stage is Stage.WRITING, self._not_expected(Stage.WRITING)
         self._awaited.remove(rank)
         self._refers = self._refers or refers
         if self._awaited:
@@ -242,20 +242,20 @@ class Save:
 
     def committed(self) -> Instructions:
         """The snapshot is visible."""
-        assert self.stage is Stage.COMMITTING, self.stage
+        assert self.stage is Stage.COMMITTING, self._not_expected(Stage.COMMITTING)
         self.stage = Stage.VERIFYING
         self.is_delta = self.is_delta and self._refers
         return (Verify(),)
 
     def verified(self) -> Instructions:
         """All parts were read back, and are what was written."""
-        assert self.stage is Stage.VERIFYING, self.stage
+        assert self.stage is Stage.VERIFYING, self._not_expected(Stage.VERIFYING)
         self.stage = Stage.PRUNING
         return (*([Hold()] if self.terms.holds[self.is_delta] else []), Prune(self.tier))
 
     def pruned(self) -> Instructions:
         """What it replaces is deleted."""
-        assert self.stage is Stage.PRUNING, self.stage
+        assert self.stage is Stage.PRUNING, self._not_expected(Stage.PRUNING)
         self.stage = Stage.COPYING
         return self._finish()
 
@@ -309,3 +309,6 @@ class Save:
     def _fail(self) -> Instructions:
         self.stage = Stage.FAILED
         return (Raise(),)
+
+    def _not_expected(self, stage: Stage) -> str:
+        return f"a save that waits for {self.stage.value} was notified of {stage.value}: events come in order"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.policy.delta_schemes import Scheme, needed_to_restore
+from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_within
 from penstock.units import format_bytes, is_integer
 
 
@@ -48,10 +48,7 @@ class AutoDistance:
             raise ConfigError(
                 f"restore_ratio is {self.restore_ratio!r}; a baseline and one difference can take 2: give that or more"
             )
-        if not is_integer(self.most) or self.most < 1:
-            raise ConfigError(
-                f"most is {self.most!r}; the first of at least 1 snapshots is a baseline: give an integer"
-            )
+        _check_distance("most", self.most)
         if self.useful_bytes is not None and not (is_integer(self.useful_bytes) and self.useful_bytes >= 1):
             raise ConfigError(
                 f"useful_bytes is {self.useful_bytes!r}; it must be an integer of at least one byte, or None"
@@ -87,7 +84,7 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
 
     since_bytes: what was stored for the latest baseline and for each snapshot since, in their order; empty before the
         first, and where a baseline has to be: the tensors changed, or the last reference is damaged or gone.
-    Returns: a place in `since_bytes`.
+    Returns: a place in `since_bytes`. For a fixed distance what `delta_schemes.reference_of` says.
 
     >>> next_reference("progressive", 3, [100, 60]), next_reference("chain", 3, [100, 60])
     (1, 0)
@@ -99,13 +96,10 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
         return None
     if isinstance(snap_dis, AutoDistance):
         is_worth = snap_dis._is_worth(scheme, since_bytes, _expected(scheme, since_bytes))
-    elif snap_dis < 1:
-        raise ConfigError(f"snap_dis is {snap_dis}; the first of at least 1 snapshots is a baseline")
     else:
+        _check_distance("snap_dis", snap_dis)
         is_worth = count < snap_dis
-    if not is_worth:
-        return None
-    return 0 if scheme == "chain" else count - 1
+    return reference_within(scheme, 0, count) if is_worth else None
 
 
 def _expected(scheme: Scheme, since_bytes: Sequence[int]) -> int:
@@ -184,3 +178,10 @@ def best_snap_dis(
         f"{format_bytes(written_bytes[chosen])} written, {format_bytes(useful_bytes[chosen])} useful at most"
     )
     return Advice(chosen, f"{reason} ({needs})")
+
+
+def _check_distance(field: str, value: int) -> None:
+    if not is_integer(value) or value < 1:
+        raise ConfigError(
+            f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give an integer"
+        )
