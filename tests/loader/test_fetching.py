@@ -13,6 +13,7 @@ from penstock.errors import DataError
 from penstock.flow.engine import Failed
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.policy import Extents
+from penstock.store import extents_of
 from penstock.trace.schema import SOURCE, STAGING
 
 Ids = NDArray[np.int64]
@@ -68,12 +69,15 @@ def test_a_store_that_gets_slower_is_found_out(seconds: float) -> None:
 
 
 class Units:
-    """Samples of one byte, ten to a unit. It notes which sample a thread was said to be at when a unit was read."""
+    """Samples of one byte, ten to a unit. It notes which sample a thread was said to be at when a unit was read.
 
-    def __init__(self, samples: int, broken: int) -> None:
+    broken: a unit that cannot be read. misplaced: a sample that it says lies beyond its unit's end.
+    """
+
+    def __init__(self, samples: int, broken: int = -1, misplaced: int = -1) -> None:
         self.sizes_bytes = np.ones(samples, np.int64)
         self.labels, self.classes = np.full(samples, -1), ()
-        self.broken = broken
+        self.broken, self.misplaced = broken, misplaced
         self.at = -1
         self.found: list[tuple[int, int]] = []
 
@@ -93,7 +97,7 @@ class Units:
         return 1
 
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        return ids // 10, ids % 10, self.sizes_bytes[ids]
+        return ids // 10, np.where(ids == self.misplaced, 99, ids % 10), self.sizes_bytes[ids]
 
     def unit_bytes(self, units: Ids) -> Ids:
         return np.full(units.size, 10)
@@ -103,10 +107,12 @@ class Units:
         if unit == self.broken:
             raise DataError("cannot be read")
 
-    def fetch(self, samples: list[int]) -> list[Any]:
+    def fetch(self, samples: list[int], request_seconds: float = 1e-3) -> list[Any]:
         """Fetch some of them as a loader does that merges reads."""
-        where = Extents(*self.extents(np.arange(len(self))))
-        near = Near(where, lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
+        where = extents_of(self, np.arange(len(self)))
+        assert where is not None
+        near = Near(where[0], lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
+        near.observe(1, request_seconds)
         rests = [STAGING] * len(samples)
         return SourceFetcher(self, {}, near).fetch(samples, SOURCE, rests, self._note, lasting=True)
 
@@ -130,3 +136,12 @@ def test_a_sample_read_next_to_merged_ones_is_named_too() -> None:
     source.fetch([33, 31, 12])
 
     assert sorted(source.found) == [(1, 12), (3, 31)]
+
+
+@pytest.mark.parametrize("request_seconds", [1e-7, 1e-3])
+def test_a_misplaced_sample_fails_however_fast_requests_are(request_seconds: float) -> None:
+    found = Units(40, misplaced=15).fetch(list(range(40)), request_seconds)
+
+    failed = {index: str(each.error) for index, each in enumerate(found) if isinstance(each, Failed)}
+    assert list(failed) == [15]
+    assert "the source says unit 1, offset 99" in failed[15]

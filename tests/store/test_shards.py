@@ -724,7 +724,7 @@ def _is_open(name: str) -> bool:
 
 
 def _with_headers(headers: dict[str, str], content: bytes) -> bytes:
-    """Return a tar with one member, whose PAX header says whatever it is told to."""
+    """Return a tar with one member that has this PAX header."""
     member = tarfile.TarInfo("a.jpg")
     member.size, member.pax_headers = len(content), headers
     return member.tobuf(tarfile.PAX_FORMAT) + content.ljust(512, b"\0") + bytes(1024)

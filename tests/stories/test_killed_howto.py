@@ -186,7 +186,7 @@ def jobs_of(folder: Path, lives: Lives, number: int, awaited: str = "") -> list[
 
 
 def check(folder: Path, lives: Lives, straight: dict[tuple[int, int], Rows]) -> list[tuple[int, int]]:
-    """All lives read batches of the unbroken run, each goes on where its snapshot was, and the last ends the run.
+    """Each life of a run reads what the unbroken run read, from the step of its snapshot; the last reads to the end.
 
     Returns: the first batch of each life.
     """

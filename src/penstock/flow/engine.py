@@ -366,7 +366,8 @@ class Engine:
     def take(self, epoch: int, step: int) -> StagedBatch:
         """Wait for a batch and return it. It is there for the same question again until `let_go`.
 
-        Batches come in the plan's order; those before (epoch, step) are let go when this has to wait; see `seek`.
+        Batches come in the plan's order. What is held of batches before it is given back, once this has to wait; see
+        `seek`.
 
         Raises: WaitTimeout, StagingError, ClosedError; whatever a thread raised that no sample is to blame for.
         """
@@ -877,6 +878,7 @@ class Engine:
                 found.clear()  # as in `_loaded`
         failed: dict[int, tuple[int, Exception]] = {}
         had: Sequence[int] = range(len(rows))
+        # A read is noted where nothing of its group failed: looking through all of them is then spared.
         if sum(read.reads for read in own_reads) < len(rows) and Failed in set(map(type, data)):
             failed = {
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)

@@ -43,9 +43,15 @@ class Near:
     bytes_per_second: float
     request_seconds: float = math.inf
 
+    def __post_init__(self) -> None:
+        self._is_wrong = bool((self.extents.units < 0).any())
+
     def merged(self, ids: Ids) -> MergedReads | None:
-        """Return the reads of some samples; None where each is one, or requests take too little to think of it."""
-        if self.request_seconds < _CHEAP_SECONDS:
+        """Return the reads of some samples; None where each is one, or requests take too little to think of it.
+
+        Samples that the source places wrongly are in none of the reads, so that they are not read unnoticed.
+        """
+        if self.request_seconds < _CHEAP_SECONDS and not self._is_wrong:
             return None
         price = no_dearer(self.price, self.request_seconds, self.bytes_per_second)
         reads = merge_reads(self.extents.of(ids), price)

@@ -744,7 +744,7 @@ class _Epoch(Iterator[Any]):
     def __init__(self, loader: Loader, number: int) -> None:
         self._loader = loader
         self._number = number
-        #: None while it goes on; else what it ended with.
+        #: What it ended with; None before its end.
         self._end: type[BaseException] | None = None
 
     def __next__(self) -> Any:

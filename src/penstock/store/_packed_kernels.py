@@ -33,7 +33,7 @@ def read_pieces(
     begins: int64[n].
     failed: int64[n], written: in front, which pieces are empty or could not be read to their end; ascending.
 
-    Measured: benchmarks/loader/packed.py.
+    Measured: benchmarks/loader/records.py.
     """
     vector = stack_zeros(np.int64, 2)  # a `struct iovec`
     count = 0

@@ -22,7 +22,7 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
-from penstock.loader.transforms.raw import cast_group, copy_group, place_of, raw_stage
+from penstock.loader.transforms.raw import place_of, raw_stage, write_group
 from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
@@ -136,22 +136,12 @@ class Pipeline:
         self._stages = self._make_stages(transforms[:tail])
         self._output_shape = _known_shape(transforms, layout)
         self._is_raw = isinstance(transforms[0], DecodeRaw)
-        #: Whether stored bytes are the numbers of the slot as they are.
-        self._is_copy = (
-            len(transforms) == 1
-            and isinstance(transforms[0], DecodeRaw)
-            and np.dtype(transforms[0].dtype) == self.storage_dtype
-            and dtype != "bfloat16"
-        )
         #: The type of the stored bytes where nothing is done but to take them as numbers of the slot's type.
-        self._cast_from = (
-            np.dtype(transforms[0].dtype)
-            if len(transforms) == 1
-            and isinstance(transforms[0], DecodeRaw)
-            and dtype != "bfloat16"
-            and transforms[0].shape is not None
-            else None
-        )
+        self._stored: np.dtype[Any] | None = None
+        if len(transforms) == 1 and isinstance(transforms[0], DecodeRaw) and dtype != "bfloat16":
+            stored = np.dtype(transforms[0].dtype)
+            if stored == self.storage_dtype or transforms[0].shape is not None:
+                self._stored = stored
         #: None where a step is a user's own, or the slot has another kind of numbers than pictures.
         self._group_pass = (
             GroupPass(self._step_numbers, self._step_keys, self._sink)
@@ -291,7 +281,7 @@ class Pipeline:
 
     def place_of(self, rows: range, out: NDArray[Any]) -> NDArray[np.uint8] | None:
         """Return where in `out` the stored bytes of some rows are to be; None where something is done to them."""
-        return place_of(rows, out) if self._is_copy else None
+        return place_of(rows, out) if self._stored == self.storage_dtype else None
 
     def run_group(
         self,
@@ -306,10 +296,8 @@ class Pipeline:
         data: of each sample, uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
         out: [batch, *output_shape].
         """
-        if self._is_copy:
-            return copy_group(data, out, rows)
-        if self._cast_from is not None:
-            return cast_group(data, self._cast_from, out, rows)
+        if self._stored is not None:
+            return write_group(data, self._stored, out, rows)
         if self._group_pass is None:
             return list(range(len(data)))
         return self._group_pass.run(data, out, draws, rows, scratch)

@@ -41,40 +41,27 @@ def place_of(rows: range, out: NDArray[Any]) -> NDArray[np.uint8]:
     return out[rows.start : rows.stop].reshape(-1).view(np.uint8)
 
 
-def cast_group(
+def write_group(
     data: Sequence[NDArray[np.uint8]], stored: np.dtype[Any], out: NDArray[Any], rows: Sequence[int]
 ) -> list[int]:
-    """Write stored numbers into their rows of a slot of another type; return the indices of those of another size.
+    """Write stored numbers into their rows of a slot; return the indices of those of another size.
 
-    data, rows, out: as of `copy_group`. stored: the type of the numbers in `data`.
+    data: of each sample, as stored: uint8[bytes]. stored: the type of the numbers there.
+    rows: of each sample, its place in `out`, [batch, *shape of a sample]. What lies in its place already (see
+        `place_of`) stays there.
     """
     places = out.reshape(len(out), -1)
     nbytes = places.shape[1] * stored.itemsize
-    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
-    if isinstance(rows, range) and len(fitting) == len(rows):
+    if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
         place = places[rows.start : rows.stop].reshape(-1)
-        np.concatenate([each.view(stored) for each in data], out=place, casting="unsafe")
+        if stored == out.dtype:
+            place = place.view(np.uint8)
+            if not np.may_share_memory(data[0], place):
+                np.concatenate(data, out=place)
+        else:
+            np.concatenate([each.view(stored) for each in data], out=place, casting="unsafe")
         return []
+    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
     for index in fitting:
         places[rows[index]] = data[index].view(stored)
     return sorted(set(range(len(rows))) - set(fitting))
-
-
-def copy_group(data: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> list[int]:
-    """Copy stored numbers into their rows of a slot of the same type; return the indices of those of another size.
-
-    data: of each sample, as stored: uint8[bytes]. rows: of each, its place in `out`, [batch, *shape of a sample].
-        What lies in its place already (see `place_of`) stays there.
-    """
-    count = len(rows)
-    places = out.reshape(len(out), -1).view(np.uint8)
-    nbytes = places.shape[1]
-    if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
-        place = place_of(rows, out)
-        if not np.may_share_memory(data[0], place):
-            np.concatenate(data, out=place)
-        return []
-    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
-    for index in fitting:
-        places[rows[index]] = data[index]
-    return sorted(set(range(count)) - set(fitting))
