@@ -15,7 +15,7 @@ from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, brief, files_of, place_of_paths
-from penstock.store.rows import RowFiles
+from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 from penstock.units import is_integer
 
@@ -163,7 +163,7 @@ class Tokens(_EvenFiles):
         self._stride, self._window = int(stride), int(length + ahead)
         files = files_of(place)
         rows = [_tokens_of(path, kind) for path in files]
-        _check_alike(files, rows)
+        check_alike(files, rows)
         kind = rows[0].dtype
         if kind.kind not in "iu":
             raise ConfigError(
@@ -242,7 +242,7 @@ def _parts(
     files: tuple[str, ...], rows: Sequence[_Rows], field: str | None, labels: RowLabels
 ) -> tuple[list[int], list[int], int, Numbers, Labels]:
     """Return what `_EvenFiles` takes behind its files."""
-    _check_alike(files, rows)
+    check_alike(files, rows)
     first = rows[0]
     dtype, shape, inner = first.dtype, first.shape, 0
     row_bytes = dtype.itemsize * math.prod(shape)
@@ -268,15 +268,6 @@ def _parts(
     return begins, counts, row_bytes, numbers, _labels_of(files, rows, labels)
 
 
-def _check_alike(files: tuple[str, ...], rows: Sequence[_Rows]) -> None:
-    for path, each in zip(files, rows, strict=True):
-        if (each.dtype, each.shape) != (rows[0].dtype, rows[0].shape):
-            raise DataError(
-                f"{path} has rows of {each.dtype}{list(each.shape)}, unlike {files[0]}, {rows[0].dtype}"
-                f"{list(rows[0].shape)}: give files of one kind"
-            )
-
-
 def _field_of(dtype: np.dtype[Any], field: str) -> tuple[np.dtype[Any], int]:
     """Return the type of a field, and where it begins in a record."""
     assert dtype.fields is not None
@@ -288,11 +279,7 @@ def _labels_of(files: tuple[str, ...], rows: Sequence[_Rows], labels: RowLabels)
     if labels is None:
         return {}
     if not isinstance(labels, (str, os.PathLike)):
-        return (
-            {name: np.array(each) for name, each in labels.items()}
-            if isinstance(labels, dict)
-            else np.array(labels)
-        )
+        return copied_labels(labels)
     dtype = rows[0].dtype
     if dtype.names is None or labels not in dtype.names:
         path = place_of_paths(labels)

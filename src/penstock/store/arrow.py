@@ -17,8 +17,8 @@ import numpy as np
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
-from penstock.store.listing import Asking, Refresh, catalog_of
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files, opened
+from penstock.store.listing import Asking, Refresh
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 
 #: How the names of Arrow files usually end.
@@ -58,10 +58,8 @@ class ArrowFiles(CataloguedFiles):
         catalog: Catalog | None = None,
     ) -> None:
         place = place_of_paths(paths)
-        opener = f"ArrowFiles(sample={sample!r}, label={label!r})"
         list_anew = partial(list_arrow, place, sample, label)
-        catalog = catalog or catalog_of(opener, place, (), list_anew, refresh, calls or Calls())
-        super().__init__(place, catalog)
+        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
 
 
 def are_arrow(place: str) -> bool:
@@ -81,11 +79,7 @@ def list_arrow(
         asking.progress.found.append(len(found.names))
         return found
 
-    found = index_files(files, index, old, asking)
-    if found is None:
-        assert old is not None, "nothing has changed since"
-        return old
-    return catalog_files(key, "ArrowFiles", found, columns.label)
+    return index_files(key, old, asking, files, index, kind="ArrowFiles", label=columns.label)
 
 
 class _Columns(NamedTuple):

@@ -15,7 +15,7 @@ from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, files_of, place_of_paths
-from penstock.store.rows import RowFiles
+from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 
 #: How the names of HDF5 files usually end.
@@ -54,12 +54,7 @@ class Hdf5(RowFiles):
         stats_of(files)  # says what is missing
         found = [_look(path, data, labels if isinstance(labels, str) else None) for path in files]
         first = found[0]
-        for path, each in zip(files, found, strict=True):
-            if (each.dtype, each.shape) != (first.dtype, first.shape):
-                raise DataError(
-                    f"{path} has rows of {each.dtype}{list(each.shape)}, unlike {files[0]}, {first.dtype}"
-                    f"{list(first.shape)}: give files of one kind"
-                )
+        check_alike(files, found)
         self._places = [each.places for each in found]
         self._rows_of_a_place = np.array([each.rows_of_a_place for each in found], np.int64)
         #: Of each file, its first place among those of all.
@@ -205,11 +200,7 @@ def _labels_in(path: str, file: Any, h5py: Any, labels: str | None, number: int)
 
 def _labels_of(files: Sequence[str], found: Sequence[_Found], labels: Any) -> Labels:
     if labels is not None and not isinstance(labels, str):
-        return (
-            {name: np.array(each) for name, each in labels.items()}
-            if isinstance(labels, dict)
-            else np.array(labels)
-        )
+        return copied_labels(labels)
     parts = [each.labels for each in found if each.labels is not None]
     if not parts:
         return {}

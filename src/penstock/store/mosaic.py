@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
-from penstock.store.listing import Asking, Refresh, catalog_of
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files
+from penstock.store.listing import Asking, Refresh
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
 
 INDEX_NAME = "index.json"
@@ -65,10 +65,8 @@ class MosaicShards(CataloguedFiles):
         catalog: Catalog | None = None,
     ) -> None:
         place = place_of_paths(folder)
-        opener = f"MosaicShards(sample={sample!r}, label={label!r})"
         list_anew = partial(list_mosaic, place, sample, label)
-        catalog = catalog or catalog_of(opener, place, (), list_anew, refresh, calls or Calls())
-        super().__init__(place, catalog)
+        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
 
 
 def is_mosaic(place: str) -> bool:
@@ -99,11 +97,7 @@ def list_mosaic(
         asking.progress.found.append(len(found.names))
         return found
 
-    found = index_files(tuple(by_path), index, old, asking)
-    if found is None:
-        assert old is not None, "nothing has changed since"
-        return old
-    return catalog_files(key, "MosaicShards", found, label)
+    return index_files(key, old, asking, tuple(by_path), index, kind="MosaicShards", label=label)
 
 
 class _Columns(NamedTuple):

@@ -6,15 +6,25 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import DataError
+from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
 from penstock.store.group import Ids
-from penstock.store.listing import NO_LABEL, Asking, number_labels, stamp_at, stamp_of
+from penstock.store.listing import (
+    NO_LABEL,
+    Asking,
+    Lister,
+    Refresh,
+    catalog_of,
+    number_labels,
+    stamp_at,
+    stamp_of,
+)
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import brief
 from penstock.units import format_count
@@ -25,10 +35,24 @@ _NO_LABEL_TEXT = str(NO_LABEL)
 class CataloguedFiles(PackedFiles):
     """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
 
-    place: as `place_of_paths` returns it.
+    place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog: as in `open_source`.
+    endings: of the members that are samples. options: as the user gave them; other options list other samples.
     """
 
-    def __init__(self, place: str, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        place: str,
+        list_anew: Lister,
+        refresh: Refresh,
+        calls: Calls | None,
+        catalog: Catalog | None,
+        *,
+        endings: Collection[str] = (),
+        **options: object,
+    ) -> None:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        opener = f"{type(self).__name__}({given})"
+        catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls())
         assert catalog.packed is not None, "it is listed where samples lie"
         self.catalog, self.names = catalog, catalog.names
         self._starts = catalog.starts()
@@ -106,11 +130,20 @@ def opened(path: str) -> Iterator[Opened]:
 
 
 def index_files(
-    files: tuple[str, ...], index: Callable[[Opened], Indexed], old: Catalog | None, asking: Asking
-) -> list[Indexed] | None:
-    """Index files in parallel; None where the old catalog is of the same files and none of them has changed.
+    key: CatalogKey,
+    old: Catalog | None,
+    asking: Asking,
+    files: tuple[str, ...],
+    index: Callable[[Opened], Indexed],
+    *,
+    kind: str,
+    label: str | None,
+) -> Catalog:
+    """Index files in parallel; return the old catalog where it is of the same files and none of them has changed.
 
     index: returns what an open file has. What the old catalog says of files that did not change is taken.
+    kind: name of the source's class. label: as the user gave it, for errors.
+    Raises: DataError where some files have labels and others none; what `index` and `number_labels` raise.
     """
     calls, progress = asking.calls, asking.progress
     known: dict[str, int] = {}
@@ -122,7 +155,7 @@ def index_files(
             if stamp == old.stamps[number] != 0
         }
         if files == old.folders and len(known) == len(set(files)):
-            return None
+            return old
         starts, ends = old.starts(), np.cumsum(old.counts)
     progress.begin_shards(len(files))
 
@@ -138,7 +171,7 @@ def index_files(
         progress.sized.append(1)
         return found
 
-    return calls.each(one, files, look=progress.look)
+    return _joined(key, kind, calls.each(one, files, look=progress.look), label)
 
 
 def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
@@ -159,12 +192,7 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
     )
 
 
-def catalog_files(key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None) -> Catalog:
-    """Join what files have to a catalog.
-
-    kind: name of the source's class. label: as the user gave it, for errors.
-    Raises: DataError where some files have labels and others none, and as `number_labels`.
-    """
+def _joined(key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None) -> Catalog:
     counts = np.array([len(each.names) for each in found], np.int64)
     ends = np.cumsum(counts)
 

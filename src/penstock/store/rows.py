@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import DataError
 from penstock.store.group import Ids
 from penstock.store.labels import Labels, labels_of
 from penstock.store.packed import PackedFiles, stats_of
@@ -19,6 +20,16 @@ from penstock.units import format_count
 
 #: Labels that are integers have names, their digits, up to so many.
 _MOST_CLASSES = 1_000_000
+
+
+class _Alike(Protocol):
+    """The rows of a file, as far as those of all files are alike. dtype: of an element. shape: of a row."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class RowFiles(PackedFiles):
@@ -80,6 +91,24 @@ class RowFiles(PackedFiles):
 
     def _named(self, index: int) -> str:
         return f"row {index:,}"
+
+
+def check_alike(files: Sequence[str], rows: Sequence[_Alike]) -> None:
+    """Raise DataError naming the first file whose rows are of another dtype or shape than those of the first."""
+    first = rows[0]
+    for path, each in zip(files, rows, strict=True):
+        if (each.dtype, each.shape) != (first.dtype, first.shape):
+            raise DataError(
+                f"{path} has rows of {each.dtype}{list(each.shape)}, unlike {files[0]}, {first.dtype}"
+                f"{list(first.shape)}: give files of one kind"
+            )
+
+
+def copied_labels(labels: NDArray[Any] | dict[str, NDArray[Any]]) -> Labels:
+    """Return labels that the user gave as arrays, as they are now."""
+    if isinstance(labels, dict):
+        return {name: np.array(each) for name, each in labels.items()}
+    return np.array(labels)
 
 
 def _classes_of(labels: NDArray[Any]) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import unreadable
-from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh, catalog_of
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files
+from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
@@ -63,10 +63,10 @@ class TarShards(CataloguedFiles):
         place = place_of_paths(shards)
         endings = _endings(member)
         _check_label(label)
-        opener = f"TarShards(member={member!r}, label={label!r})"
         list_anew = partial(list_shards, place, endings, member is not None, label)
-        catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls())
-        super().__init__(place, catalog)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, endings=endings, member=member, label=label
+        )
 
 
 def are_shards(place: str) -> bool:
@@ -102,13 +102,10 @@ def list_shards(
         shard = shards[file.path] = _Samples(file.path, endings, is_given, label)
         return shard.index(file, partial(asking.found, file.path))
 
-    found = index_files(files, index, old, asking)
-    if found is None:
-        assert old is not None, "nothing has changed since"
-        return old
+    catalog = index_files(key, old, asking, files, index, kind="TarShards", label=f".{label}")
     for note in _notes(place, [shards[path] for path in files if path in shards]):
         asking.calls.report(note)
-    return catalog_files(key, "TarShards", found, f".{label}")
+    return catalog
 
 
 def _endings(member: str | None) -> tuple[str, ...]:

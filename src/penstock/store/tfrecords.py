@@ -15,8 +15,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.store import examples
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
-from penstock.store.listing import Asking, Refresh, catalog_of
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, catalog_files, index_files, opened
+from penstock.store.listing import Asking, Refresh
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 
 INDEX_EXAMPLES = Part(
@@ -69,10 +69,8 @@ class TFRecords(CataloguedFiles):
                 raise ConfigError(
                     f'{name} is {value!r}; it is the name of a feature, such as "image/encoded"'
                 )
-        opener = f"TFRecords(sample={sample!r}, label={label!r})"
         list_anew = partial(list_records, place, sample, label)
-        catalog = catalog or catalog_of(opener, place, (), list_anew, refresh, calls or Calls())
-        super().__init__(place, catalog)
+        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
 
 
 def are_records(place: str) -> bool:
@@ -99,11 +97,8 @@ def list_records(
     """Index TFRecord files; see `TFRecords`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: files_of(place))
     names = asking.calls.one(files[0], partial(_names, files[0], sample, label))
-    found = index_files(files, partial(_index, names, asking), old, asking)
-    if found is None:
-        assert old is not None, "nothing has changed since"
-        return old
-    return catalog_files(key, "TFRecords", found, names.label)
+    index = partial(_index, names, asking)
+    return index_files(key, old, asking, files, index, kind="TFRecords", label=names.label)
 
 
 class _Names(NamedTuple):
