@@ -30,11 +30,13 @@ from penstock.store import (
     ImageFolder,
     MosaicShards,
     PackedFiles,
+    Selection,
     Source,
     TarShards,
     TFRecords,
     read_group,
 )
+from penstock.store.selection import unselected
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
@@ -162,6 +164,22 @@ def slow_source(folder: Path) -> Opened:
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
 
 
+def selected(folder: Path) -> Opened:
+    return _backwards(image_folder(folder))
+
+
+def selected_of_shards(folder: Path) -> Opened:
+    return _backwards(tar_shards(folder))
+
+
+def _backwards(behind: Opened) -> Opened:
+    source = Selection(behind.source, range(len(SIZES)))
+    ids = list(reversed(range(len(SIZES))))
+    return Opened(
+        source.select(ids), behind.contents[::-1], behind.labels[::-1], behind.files[::-1], behind.within
+    )
+
+
 SOURCES = [
     image_folder,
     flat_folder,
@@ -173,6 +191,8 @@ SOURCES = [
     arrays,
     hdf5,
     slow_source,
+    selected,
+    selected_of_shards,
 ]
 
 
@@ -181,8 +201,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     build: Callable[[Path], Opened] = request.param
     found = build(tmp_path)
     yield found
-    if isinstance(found.source, SlowSource | PackedFiles):
-        found.source.close()
+    source = unselected(found.source)
+    if isinstance(source, SlowSource | PackedFiles):
+        source.close()
 
 
 def _labels(source: Source) -> np.ndarray:

@@ -125,3 +125,34 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         "(32, 3, 32, 32) float32 int64",
         "(8, 64) (8, 64) int64",
     ]
+
+
+def write_pictures(folder: Path, samples: int) -> None:
+    for number in range(samples):
+        path = folder / ("dog" if number % 4 == 0 else "cat") / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80 + number, 70), (number, 0, 0)).save(path)
+
+
+def test_data_sets_are_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "photos", 80)
+    given: dict[str, Any] = {}
+
+    printed = []
+    for example in re.findall(
+        r"```python\n(.*?)```", (HOWTO / "manifests-and-splits.md").read_text(), re.DOTALL
+    ):
+        exec(example, given)
+        printed += capsys.readouterr().out.splitlines()
+
+    whole = f"ImageFolder('{tmp_path}/photos'): 80 samples, 2 classes"
+    assert printed == [
+        f"72 of {whole}",
+        f"8 of {whole}",
+        "(32, 3, 64, 64) (32,)",
+        "8 60 ('cat', 'dog') 37",
+    ]
+    assert np.bincount(given["val"].labels).tolist() == [6, 2]

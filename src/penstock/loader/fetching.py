@@ -19,6 +19,7 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
+from penstock.store.selection import unselected
 from penstock.trace.schema import SOURCE, STAGING
 
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
@@ -148,8 +149,9 @@ class SourceFetcher:
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()
-        if isinstance(self._source, PackedFiles):
-            self._source.close()
+        source = unselected(self._source)
+        if isinstance(source, PackedFiles):
+            source.close()
 
     def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
         memory = tier.array

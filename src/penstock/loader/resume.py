@@ -28,7 +28,7 @@ from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
 from penstock.plan.orders import Order
 from penstock.plan.serialise import write_order
-from penstock.store import PackedFiles, Source, labels_of
+from penstock.store import PackedFiles, Selection, Source, labels_of
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -235,7 +235,8 @@ def _describe_order(order: Order, epochs: int) -> JSON:
 def describe_data(source: Any) -> dict[str, JSON]:
     """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`.
 
-    Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too.
+    Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too. Of a
+    selection it is of what that is of, and of which samples.
     """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
     if not isinstance(source, Source):
@@ -244,6 +245,13 @@ def describe_data(source: Any) -> dict[str, JSON]:
             return {"kind": kind}
         _add(digest, indices.astype(np.int64))
         return {"kind": kind, "indices": digest.hexdigest()}
+    if isinstance(source, Selection):
+        described = describe_data(source.source)
+        if source.is_everything:
+            return described
+        digest.update(str(described["names_sizes_labels"]).encode())
+        _add(digest, source.ids)
+        return {"kind": f"Selection of {described['kind']}", "names_sizes_labels": digest.hexdigest()}
     _add(digest, source.sizes_bytes)
     labels = labels_of(source.labels, len(source))
     for name, array in sorted(labels.items()) if isinstance(labels, dict) else [("", labels)]:

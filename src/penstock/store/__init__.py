@@ -12,6 +12,7 @@ from penstock.store.memory import MemoryTier
 from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
+from penstock.store.selection import Selection
 from penstock.store.shards import TarShards
 from penstock.store.source import FileBacked, Numbers, Numeric, Source
 from penstock.store.tfrecords import TFRecords
@@ -35,6 +36,7 @@ __all__ = [
     "PackedFiles",
     "RangedSource",
     "Records",
+    "Selection",
     "SizedTier",
     "Source",
     "TFRecords",

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
 from penstock.store.group import check_group, read_one_by_one
+from penstock.store.selection import Selectable
 from penstock.units import format_count
 
 SIGNATURE = Signature(
@@ -29,7 +30,7 @@ READ_FILES = Part(
 )
 
 
-class FileSource:
+class FileSource(Selectable):
     """Samples that are one file each; made to be used by what lists the files, such as `ImageFolder`.
 
     It takes 24 bytes per sample and the length of its name.

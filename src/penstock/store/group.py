@@ -65,13 +65,19 @@ def prepare_group(source: Source) -> None:
         prepare()
 
 
+def observer() -> Callable[[int], None] | None:
+    """Return the `at` of the group that this thread reads, for a source that hands the group on to another one."""
+    at: Callable[[int], None] | None = getattr(_thread, "at", None)
+    return at
+
+
 def read_one_by_one(
     source: Source, ids: Ids, into: Bytes, begins: Ids, which: Iterable[int] | None = None
 ) -> Failed:
     """Read samples of a group one after the other; as `read_group`. which: indices in the group; None: all."""
     check_group(source, ids, into, begins)
     buffer, sizes, failed = into.data, source.sizes_bytes, Failed()
-    at: Callable[[int], None] | None = getattr(_thread, "at", None)
+    at = observer()
     for index in range(ids.size) if which is None else which:
         sample = int(ids[index])
         begin, size = int(begins[index]), int(sizes[sample])

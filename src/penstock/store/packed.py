@@ -29,6 +29,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Failed, Ids, check_group, read_one_by_one
 from penstock.store.labels import Labels
+from penstock.store.selection import Selectable
 
 SIGNATURE = Signature(
     ("int64[:]", "int64[:]", "int64[:]", "uint8[:]", "int64[:]", "int64[:]"), results=("int64",)
@@ -46,7 +47,7 @@ _FILES_AT_ONCE = 16
 _LEAST_OPEN, _MOST_OPEN = 16, 1024
 
 
-class PackedFiles(ABC):
+class PackedFiles(Selectable, ABC):
     """Samples that are pieces of files; made to be used by what knows where they lie, such as `TarShards`.
 
     files: absolute paths. file_bytes, file_times: int64[files], size and time of the last change (ns since 1970) of
