@@ -28,7 +28,7 @@ class Mesh:
 def places(shape: tuple[int, ...], names: tuple[str, ...] | None) -> list[tuple[int, int]]:
     """Return what each process of a mesh is told, in the order of their ranks in the job."""
     coordinates = product(*(range(size) for size in shape))
-    return [place_in_mesh(Mesh(shape, names, list(each))) for each in coordinates]
+    return [place_in_mesh(Mesh(shape, names, list(each)), 8) for each in coordinates]
 
 
 @pytest.mark.parametrize("names", [None, ("dp",), ("shards",)])
@@ -70,4 +70,4 @@ def test_processes_along_other_dimensions_have_one_data_parallel_rank(
 )  # fmt: skip
 def test_a_mesh_that_does_not_say_it_is_refused(mesh: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        place_in_mesh(mesh)
+        place_in_mesh(mesh, 8)

@@ -117,7 +117,7 @@ def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
     if mesh is not None:
         if config.rank is not None or config.world_size is not None:
             raise ConfigError("mesh is given beside rank or world_size, which it says: give one or the other")
-        rank, ranks = place_in_mesh(mesh)
+        rank, ranks = place_in_mesh(mesh, config.batch_size)
         return replace(config, rank=rank, world_size=ranks)
     if config.world_size is None:
         if evidence := job_of_this_process().evidence:

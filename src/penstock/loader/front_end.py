@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.flow.staging import DeviceEvent
@@ -45,3 +46,13 @@ class FrontEnd:
 
 #: Batches as they are: NumPy arrays.
 NUMPY = FrontEnd(present=lambda batch, dtype: batch, as_array=numpy_leaf)
+
+
+def with_images(batch: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    """Return the batch of a folder or source with its images changed; see `Loader` for what it may be."""
+    if isinstance(batch, dict):
+        return {**batch, "images": change(batch["images"])}
+    if isinstance(batch, np.ndarray):
+        return change(batch)
+    images, *labels = batch
+    return change(images), *labels

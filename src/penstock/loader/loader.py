@@ -383,6 +383,11 @@ class Loader:
         """Return the number of batches of the epoch that is under way or comes next, wherever in it `start` began."""
         return self._plan.local_steps(self._rank, min(self.position[0], self._plan.epochs - 1))
 
+    def empty_batch(self) -> Any:
+        """Return a batch without samples, [0, ...] each: what batches are made of, before one is read."""
+        arrays = tuple(np.empty((0, *field.shape), field.dtype) for field in self._decoder.fields)
+        return self._front_end.present(self._decoder.finish(-1, arrays, ()), self._dtype)
+
     def __enter__(self) -> Self:
         return self
 
@@ -411,6 +416,11 @@ class Loader:
     def config(self) -> LoaderConfig:
         """What the loader was given, but for trace= and report=."""
         return self._config
+
+    @property
+    def dtype(self) -> str | None:
+        """Number format of the images; None for a data set, whose samples say theirs."""
+        return self._dtype
 
     @property
     def plan(self) -> AccessPlan:

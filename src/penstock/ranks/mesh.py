@@ -8,6 +8,7 @@ rank, which is not the process's rank in the job.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -18,15 +19,18 @@ DATA_DIMENSIONS = ("dp", "dp_replicate", "dp_shard", "data_parallel")
 _OTHER_DIMENSIONS = ("tp", "pp", "cp", "sp", "ep", "tensor_parallel", "pipeline_parallel")
 
 
-def place_in_mesh(mesh: Any) -> tuple[int, int]:
+def place_in_mesh(mesh: Any, batch_size: int) -> tuple[int, int]:
     """Return the data-parallel rank of this process, and how many such ranks there are.
 
-    mesh: a `torch.distributed.DeviceMesh`. One of one dimension is taken as it is, unless its name says that samples
+    mesh: a `torch.distributed.DeviceMesh`, or a `jax.sharding.Sharding`: then a rank is who has the same rows of a
+        batch of `batch_size` rows. One mesh of one dimension is taken as it is, unless its name says that samples
         are not split over it (tp, pp ...). Of several, those named dp (data_parallel), or dp_replicate and dp_shard,
         count, the last one fastest; for other names give the part: `mesh["shards"]`.
     Raises: ConfigError if it is no mesh, has no such dimension or several that could be meant, or does not hold this
         process.
     """
+    if hasattr(mesh, "addressable_devices_indices_map"):
+        return _place_in_sharding(mesh, batch_size)
     if not all(hasattr(mesh, name) for name in ("mesh_dim_names", "shape", "get_coordinate")):
         raise ConfigError(
             f"mesh is {mesh!r:.80}; it is a torch.distributed.DeviceMesh: give it, or rank= and world_size="
@@ -43,6 +47,28 @@ def place_in_mesh(mesh: Any) -> tuple[int, int]:
     for dimension in chosen:
         rank, ranks = rank * sizes[dimension] + coordinate[dimension], ranks * sizes[dimension]
     return int(rank), int(ranks)
+
+
+def _place_in_sharding(sharding: Any, batch_size: int) -> tuple[int, int]:
+    """Return which of the equal parts of a batch the devices of this process hold, and how many parts there are."""
+    try:
+        places = sharding.addressable_devices_indices_map((batch_size,)).values()
+    except ValueError as error:
+        raise ConfigError(
+            f"sharding {sharding} does not lay out the {batch_size} rows of a batch: {error}"
+        ) from error
+    parts = sorted({rows.indices(batch_size)[:2] for (rows,) in places})
+    if not parts:
+        raise ConfigError(f"sharding {sharding} has no device of this process: give one that does")
+    begin, end = parts[0][0], parts[-1][1]
+    share = end - begin
+    are_joined = all(part[1] == after[0] for part, after in pairwise(parts))
+    if not are_joined or batch_size % share or begin % share:
+        raise ConfigError(
+            f"the devices of this process hold rows {', '.join(f'{first} to {last - 1}' for first, last in parts)} of "
+            f"a batch of {batch_size} by {sharding}: give one by which each process holds one of several equal parts"
+        )
+    return begin // share, batch_size // share
 
 
 def _data_dimensions(names: tuple[str, ...]) -> list[int]:

@@ -10,7 +10,11 @@ from penstock.errors import ConfigError
 from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 
 #: Of srun. Not SLURM_NTASKS, which one process that the script of a job for several tasks runs has, too.
-_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "call torch.distributed.init_process_group")
+_SRUN = (
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "call torch.distributed.init_process_group or jax.distributed.initialize",
+)
 
 #: What launchers of several processes call a process's number and how many there are, and what makes the processes know
 #: each other.
@@ -25,21 +29,22 @@ LAUNCHERS = (
 class Job(NamedTuple):
     """The job of this process, as far as it can be seen.
 
-    kind: "torch", "mpi", or empty where no messages can be exchanged.
+    kind: "torch", "jax", "mpi", or empty where no messages can be exchanged.
     evidence: what shows that it has several processes, such as "WORLD_SIZE is 4"; empty where it is alone.
     remedy: what makes the processes know each other; empty where they do.
-    carrier: what messages travel by: the store of torch.distributed, MPI's communicator of all ranks, or None.
+    carrier: what messages travel by: the store of torch.distributed, the client of JAX's coordination service, MPI's
+        communicator of all ranks, or None.
     """
 
-    kind: Literal["", "torch", "mpi"] = ""
+    kind: Literal["", "torch", "jax", "mpi"] = ""
     evidence: str = ""
     remedy: str = ""
     carrier: Any = None
 
 
 def job_of_this_process() -> Job:
-    """Return the job of torch.distributed where that is initialised, else of MPI where mpi4py is imported and there are
-    several ranks, else what the variables of a launcher show.
+    """Return the job of torch.distributed where it is initialised, else of jax.distributed, else of MPI where mpi4py is
+    imported and there are several ranks, else what the variables of a launcher show.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -47,6 +52,12 @@ def job_of_this_process() -> Job:
             return Job()
         store = distributed.distributed_c10d._get_default_store()
         return Job("torch", f"torch.distributed has {size} ranks", carrier=store)
+    # Public functions tell the processes only once devices are looked for, and nothing public carries messages.
+    state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if state is not None and state.client is not None:
+        if state.num_processes == 1:
+            return Job()
+        return Job("jax", f"JAX has {state.num_processes} processes", carrier=state.client)
     mpi = sys.modules.get("mpi4py.MPI")
     is_mpi = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     # One alone may be another launcher's: its variable says so.
@@ -85,6 +96,10 @@ def transport_of_this_job(*, timeout_seconds: float = TIMEOUT_SECONDS) -> RankTr
         from penstock.ranks.transport_mpi import mpi_transport
 
         return mpi_transport(timeout_seconds=timeout_seconds)
+    if job.kind == "jax":
+        from penstock.ranks.transport_jax import jax_transport
+
+        return jax_transport(job.carrier, timeout_seconds=timeout_seconds)
     from penstock.ranks.transport_torch import torch_transport
 
     return torch_transport(timeout_seconds=timeout_seconds)

@@ -16,7 +16,7 @@ from penstock import loader
 from penstock.flow.staging import DeviceEvent
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
-from penstock.loader.front_end import FrontEnd
+from penstock.loader.front_end import FrontEnd, with_images
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
@@ -124,14 +124,7 @@ class Loader(loader.Loader):
 
 def _present(batch: Any, dtype: str | None) -> Any:
     if dtype == "bfloat16":
-        mark = _marked(torch.bfloat16)
-        if isinstance(batch, dict):
-            batch = {**batch, "images": batch["images"].view(mark)}
-        elif isinstance(batch, np.ndarray):
-            batch = batch.view(mark)
-        else:
-            images, *labels = batch
-            batch = images.view(mark), *labels
+        batch = with_images(batch, lambda images: images.view(_marked(torch.bfloat16)))
     return _tensors(batch)
 
 
