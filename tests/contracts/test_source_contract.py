@@ -28,6 +28,7 @@ from penstock.store import (
     FlatFolder,
     Hdf5,
     ImageFolder,
+    Manifest,
     MosaicShards,
     PackedFiles,
     Selection,
@@ -84,6 +85,13 @@ def file_list(folder: Path) -> Opened:
     listing = folder / "list.csv"
     listing.write_text("".join(f"files/{i}.bin,{i % 3}\n" for i in range(len(SIZES))))
     return Opened(FileList(listing), contents, [i % 3 for i in range(len(SIZES))], files)
+
+
+def manifest(folder: Path) -> Opened:
+    contents, files = write_files(folder, [f"files/{i}.bin" for i in range(len(SIZES))])
+    table = folder / "train.jsonl"
+    table.write_text("".join(f'{{"path": "files/{i}.bin", "label": {i % 3}}}\n' for i in range(len(SIZES))))
+    return Opened(Manifest(table), contents, [i % 3 for i in range(len(SIZES))], files)
 
 
 def write_tar(shard: Path, members: dict[str, bytes]) -> Path:
@@ -184,6 +192,7 @@ SOURCES = [
     image_folder,
     flat_folder,
     file_list,
+    manifest,
     tar_shards,
     tf_records,
     mosaic,

@@ -31,6 +31,7 @@ from penstock.store.listing_progress import ListingProgress
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "catalog-v1.catalog"
 GOLDEN_SHARDS = GOLDEN.with_name("catalog-v2.catalog")
+GOLDEN_LABELS = GOLDEN.with_name("catalog-v4.catalog")
 
 Opener = Callable[..., Any]
 
@@ -92,7 +93,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def content(source: FileSource) -> tuple[Any, ...]:
     paths = [os.path.relpath(source.path_of(sample), source.root) for sample in range(len(source))]
-    return type(source), paths, source.sizes_bytes.tolist(), source.labels.tolist(), source.classes
+    return (
+        type(source),
+        paths,
+        source.sizes_bytes.tolist(),
+        np.asarray(source.labels).tolist(),
+        source.classes,
+    )
 
 
 # -- As bytes ------------------------------------------------------------------------------------------
@@ -180,8 +187,35 @@ def test_the_golden_catalog_of_shards_is_read_and_written_bit_for_bit() -> None:
     assert an_example_of_shards().to_bytes() == GOLDEN_SHARDS.read_bytes()
 
 
+def an_example_with_labels() -> Catalog:
+    return Catalog(
+        CatalogKey("Manifest(...)", "/data/train.csv"),
+        "Manifest",
+        1_800_000_000.5,
+        np.frombuffer("0.jpg\0é\udcff.jpg\00.jpg\0".encode("utf-8", "surrogateescape"), np.uint8),
+        np.array([7, 2**40, 0]),
+        {"age": np.array([0.5, 1, 2], np.float32), "tags": np.array([[0, 1], [1, 1], [0, 0]], np.uint8)},
+        (),
+        ("train.csv", ""),
+        np.array([11, 2**62]),
+        np.array([0, 0]),
+        label_classes={"tags": ("cat", "dog")},
+    )
+
+
+def test_the_golden_catalog_with_labels_is_read_and_written_bit_for_bit() -> None:
+    found = Catalog.from_bytes(GOLDEN_LABELS.read_bytes())
+
+    assert isinstance(found.labels, dict)
+    assert found.labels["age"].tolist() == [0.5, 1, 2]
+    assert (found.labels["tags"].dtype, found.labels["tags"].tolist()) == (np.uint8, [[0, 1], [1, 1], [0, 0]])
+    assert (found.label_classes, found.folders) == ({"tags": ("cat", "dog")}, ("train.csv", ""))
+    assert found.to_bytes() == an_example_with_labels().to_bytes() == GOLDEN_LABELS.read_bytes()
+
+
 def test_no_changed_byte_and_no_missing_byte_goes_unseen() -> None:
-    for data in (an_example().to_bytes(), an_example_of_shards().to_bytes()):
+    for example in (an_example(), an_example_of_shards(), an_example_with_labels()):
+        data = example.to_bytes()
         for place in range(len(data)):
             damaged = bytearray(data)
             damaged[place] ^= 1 << place % 8

@@ -351,7 +351,7 @@ def test_a_path_with_a_comma_is_quoted_or_separated_by_tabs(tmp_path: Path, text
         (",1\n", "line 1: .* is neither a path nor"),
         ("", "lists no files"),
         ("path,label\n", "lists no files"),
-        ('a.jpg\n"b.jpg', "not a list of files in UTF-8"),
+        ('a.jpg\n"b.jpg', "line 2: unexpected end of data"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, text: str, message: str) -> None:
@@ -365,7 +365,7 @@ def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, text: str, message:
 def test_a_list_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"\xff\xfe\x00")
 
-    with pytest.raises(DataError, match=r"list\.txt is not a list of files in UTF-8"):
+    with pytest.raises(DataError, match=r"list\.txt, line 1: is no text in UTF-8"):
         FileList(tmp_path / "list.txt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tarfile
 from pathlib import Path
@@ -134,11 +135,18 @@ def write_pictures(folder: Path, samples: int) -> None:
         Image.new("RGB", (80 + number, 70), (number, 0, 0)).save(path)
 
 
-def test_data_sets_are_split(
+def test_tables_are_opened_and_data_sets_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", 80)
+    write_pictures(tmp_path / "data", 2)
+    Path("data/metadata.csv").write_text("file_name,label\ndog/000.png,dog\ncat/001.png,cat\n")
+    records: list[dict[str, Any]] = [
+        {"image": "dog/000.png", "age": 3.5, "tags": ["brown", "old"]},
+        {"image": "cat/001.png", "age": 1, "tags": ["brown"]},
+    ]
+    Path("data/train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     given: dict[str, Any] = {}
 
     printed = []
@@ -150,6 +158,9 @@ def test_data_sets_are_split(
 
     whole = f"ImageFolder('{tmp_path}/photos'): 80 samples, 2 classes"
     assert printed == [
+        f"Manifest('{tmp_path}/data'): 2 samples, 2 classes ('cat', 'dog')",
+        "{'age': ('float32', (2,)), 'tags': ('uint8', (2, 2))}",
+        "{'tags': ('brown', 'old')}",
         f"72 of {whole}",
         f"8 of {whole}",
         "(32, 3, 64, 64) (32,)",

@@ -106,6 +106,8 @@ def _rows(kept: list[KeptCatalog]) -> list[tuple[str, ...]]:
 def _labels(one: KeptCatalog) -> Table:
     assert one.catalog is not None, "a catalog that cannot be read is of no data set"
     catalog = one.catalog
+    if not isinstance(catalog.labels, np.ndarray) or catalog.labels.ndim > 1 or not catalog.classes:
+        return Table("", ("label", "type", "classes"), _named_labels(catalog))
     which = catalog.labels >= 0
     counts = np.bincount(catalog.labels[which], minlength=len(catalog.classes))
     sizes = np.bincount(
@@ -116,6 +118,19 @@ def _labels(one: KeptCatalog) -> Table:
         for name, count, size in zip(catalog.classes, counts, sizes, strict=True)
     ]
     return Table("", ("label", "samples", "size"), rows)
+
+
+def _named_labels(catalog: Catalog) -> list[tuple[str, ...]]:
+    """Return a row for each label where they are not classes alone."""
+    labels = {"": catalog.labels} if isinstance(catalog.labels, np.ndarray) else catalog.labels
+    return [
+        (
+            name,
+            f"{array.dtype}{list(array.shape[1:]) if array.ndim > 1 else ''}",
+            f"{len(catalog.label_classes.get(name, catalog.classes)):,}",
+        )
+        for name, array in labels.items()
+    ]
 
 
 def _ago(seconds: float) -> str:

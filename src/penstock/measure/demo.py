@@ -101,7 +101,8 @@ def split_folder(folder: Path, out: Path) -> tuple[Path, Path, int]:
     if len(source.classes) < 2:
         raise ConfigError(f"{folder} has one label folder; a classifier needs at least two")
     members = np.arange(len(source))
-    rank_in_class = members - np.searchsorted(source.labels, source.labels)
+    labels = np.asarray(source.labels)
+    rank_in_class = members - np.searchsorted(labels, labels)
     is_test = rank_in_class % TEST_EVERY == TEST_EVERY - 1
     lists = (out / "train.csv", out / "test.csv")
     for path, chosen in zip(lists, (~is_test, is_test), strict=True):

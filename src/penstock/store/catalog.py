@@ -7,7 +7,9 @@ message to another rank:
     xxh3_128 of what follows
     header (JSON, padded to 8 bytes) | sizes | labels | stamps | counts (int64 each) | names, each closed by a NUL
 
-Version 2 is that of packed samples: offsets, file_bytes and file_times (int64 each) stand behind the counts.
+Version 2 is that of packed samples: offsets, file_bytes and file_times (int64 each) stand behind the counts. Version 4
+is that of labels that are not one int64 for each sample: one array behind the other, padded to 8 bytes each. Its header
+says of which type and shape they are.
 Little-endian. The first 24 bytes are checked by themselves, so that a damaged version is no newer one.
 
 Source: Dryden et al. 2021 (NoPFS): the options `checkpoint` and `checkpoint_path` of its library hdmlp keep what was
@@ -17,18 +19,21 @@ parsed of a data set for the next run.
 from __future__ import annotations
 
 import json
+import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
+from penstock.store.labels import Labels
 
-VERSION = 2
+VERSION = 4
 _MAGIC = b"PENSCAT\n"
 _FRONT = struct.Struct("<8sIIQ")
 DIGEST_BYTES = 16
@@ -72,12 +77,13 @@ class Catalog:
 
     kind: name of the class of the source. listed_seconds: when, since 1970.
     names: uint8[...], of the samples' files, in their order, each closed by a NUL; relative to the root, or absolute.
-    sizes_bytes, labels: int64[samples], as in `Source`. classes: names of the labels.
+    sizes_bytes: int64[samples]. labels: as in `Source`. classes: names of the labels.
     folders: relative to the root, whose name is ""; those with samples in the samples' order. Of a list of files, the
         list, and the folders that its files are in.
     stamps: int64[folders], what changes with the content of each (`listing.stamp_of`).
     counts: int64[folders], how many samples each has directly in it; of a list zeros.
     packed: where samples lie that share files, as in shards: `folders` are these files, `names` those of their members.
+    label_classes: where labels have names, by name what the numbers stand for.
     """
 
     key: CatalogKey
@@ -85,16 +91,17 @@ class Catalog:
     listed_seconds: float
     names: NDArray[np.uint8]
     sizes_bytes: Ints
-    labels: Ints
+    labels: Labels
     classes: tuple[str, ...]
     folders: tuple[str, ...]
     stamps: Ints
     counts: Ints
     packed: Packed | None = None
+    label_classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        arrays = (self.names, self.sizes_bytes, self.labels, self.stamps, self.counts, *(self.packed or ()))
-        for array in arrays:
+        arrays = (self.names, self.sizes_bytes, self.stamps, self.counts, *(self.packed or ()))
+        for array in (*arrays, *_by_name(self.labels).values()):
             array.flags.writeable = False
 
     def __len__(self) -> int:
@@ -116,24 +123,34 @@ class Catalog:
 
     @property
     def _version(self) -> int:
+        return 4 if _described(self.labels) else self._version_with_plain_labels
+
+    @property
+    def _version_with_plain_labels(self) -> int:
         return 1 if self.packed is None else 2
 
     def _parts(self) -> list[bytes]:
         """Return the header and the arrays as bytes."""
-        header = json.dumps(
-            {
-                "key": self.key,
-                "kind": self.kind,
-                "listed_seconds": self.listed_seconds,
-                "samples": len(self),
-                "classes": self.classes,
-                "folders": self.folders,
-            }
-        ).encode()
+        facts: dict[str, Any] = {
+            "key": self.key,
+            "kind": self.kind,
+            "listed_seconds": self.listed_seconds,
+            "samples": len(self),
+            "classes": self.classes,
+            "folders": self.folders,
+        }
+        described = _described(self.labels)
+        if described:
+            facts |= {"version": self._version_with_plain_labels, "labels": described}
+            facts |= {"label_classes": dict(self.label_classes)}
+        header = json.dumps(facts).encode()
         header += b" " * (-len(header) % 8)
-        arrays = (self.sizes_bytes, self.labels, self.stamps, self.counts, *(self.packed or ()))
+        labels = [_padded(array) for array in _by_name(self.labels).values()]
+        arrays = (self.stamps, self.counts, *(self.packed or ()))
         return [
             header,
+            self.sizes_bytes.astype(_INTS, copy=False).tobytes(),
+            *labels,
             *(array.astype(_INTS, copy=False).tobytes() for array in arrays),
             self.names.tobytes(),
         ]
@@ -152,7 +169,7 @@ class Catalog:
         if xxhash.xxh3_128_digest(content) != data[_FRONT_BYTES - DIGEST_BYTES : _FRONT_BYTES]:
             raise FormatError("is damaged: its checksum is another")
         try:
-            catalog = _unpacked(content, header_bytes, is_packed=version > 1)
+            catalog = _unpacked(content, header_bytes, version)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"is damaged: {error!r:.200}") from error
         names = catalog.names
@@ -168,15 +185,60 @@ def _digest_of(parts: list[bytes]) -> bytes:
     return digest.digest()
 
 
-def _unpacked(content: memoryview, header_bytes: int, *, is_packed: bool) -> Catalog:
+def _by_name(labels: Labels) -> Mapping[str, NDArray[Any]]:
+    return labels if isinstance(labels, Mapping) else {"": labels}
+
+
+def _described(labels: Labels) -> list[tuple[str | None, str, tuple[int, ...]]]:
+    """Return name, type and shape of each label; nothing for one int64 for each sample, which needs no words."""
+    if not isinstance(labels, Mapping) and labels.dtype == np.int64 and labels.ndim == 1:
+        return []
+    has_names = isinstance(labels, Mapping)
+    return [
+        (name if has_names else None, array.dtype.newbyteorder("<").str, array.shape)
+        for name, array in _by_name(labels).items()
+    ]
+
+
+def _padded(array: NDArray[Any]) -> bytes:
+    content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return content + bytes(-len(content) % 8)
+
+
+def _unpacked_labels(content: memoryview, described: list[Any]) -> tuple[Labels, int]:
+    """Return labels as `_described` has them, and how many bytes they take. content: from where they begin."""
+    labels: dict[str | None, NDArray[Any]] = {}
+    at = 0
+    for name, text, shape in described:
+        dtype = np.dtype(text)
+        nbytes = dtype.itemsize * math.prod(shape)
+        if dtype.kind not in "biufc" or min(shape) < 0 or at + nbytes > len(content):
+            raise ValueError(f"labels {name!r} of {text}{shape}")
+        labels[name] = (
+            np.frombuffer(content[at : at + nbytes], dtype).reshape(shape).astype(dtype.newbyteorder("="))
+        )
+        at += nbytes + -nbytes % 8
+    if None in labels:
+        return labels[None], at
+    return {str(name): array for name, array in labels.items()}, at
+
+
+def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
     header = json.loads(bytes(content[:header_bytes]))
+    labels: Labels | None = None
+    begin = header_bytes
+    if version == 4:
+        version = header["version"]
+        begin += 8 * header["samples"]
+        labels, label_bytes = _unpacked_labels(content[begin:], header["labels"])
     opener, place, extensions = header["key"]
     samples, folders = header["samples"], tuple(header["folders"])
-    lengths = [0, samples, samples, len(folders), len(folders)]
-    if is_packed:
+    label_words = samples if labels is None else label_bytes // 8
+    lengths = [0, samples, label_words, len(folders), len(folders)]
+    if version > 1:
         lengths += [samples, len(folders), len(folders)]
     bounds = header_bytes + 8 * np.cumsum(lengths)
-    sizes, labels, stamps, counts, *packed = (
+    sizes, plain, stamps, counts, *packed = (
         np.frombuffer(content[begin:end], _INTS).astype(np.int64, copy=False)
         for begin, end in pairwise(bounds.tolist())
     )
@@ -186,12 +248,13 @@ def _unpacked(content: memoryview, header_bytes: int, *, is_packed: bool) -> Cat
         header["listed_seconds"],
         np.frombuffer(content[bounds[-1] :], np.uint8),
         sizes,
-        labels,
+        plain if labels is None else labels,
         tuple(header["classes"]),
         folders,
         stamps,
         counts,
         Packed(*packed) if packed else None,
+        {name: tuple(classes) for name, classes in header.get("label_classes", {}).items()},
     )
 
 

@@ -6,6 +6,9 @@ import os
 from collections.abc import Collection
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import ConfigError
 from penstock.store.arrays import Arrays, are_arrays
 from penstock.store.arrow import ArrowFiles, are_arrow, list_arrow
@@ -18,9 +21,11 @@ from penstock.store.listing import (
     Asking,
     Refresh,
     catalog_of,
+    list_files,
     list_folder,
-    list_rows,
+    read_list,
 )
+from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
@@ -41,6 +46,8 @@ class ImageFolder(FileSource):
     Raises: DataError naming the folder if it is missing, no folder, not allowed, has no label folders, or one
         of them has no samples; naming the file if it is a link to nothing or no regular file.
     """
+
+    labels: NDArray[np.int64]
 
     def __init__(
         self,
@@ -71,6 +78,8 @@ class FlatFolder(FileSource):
         file if it is a link to nothing or no regular file.
     """
 
+    labels: NDArray[np.int64]
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -99,6 +108,8 @@ class FileList(FileSource):
         no regular file, or a label is missing or negative.
     """
 
+    labels: NDArray[np.int64]
+
     def __init__(
         self,
         list_file: str | os.PathLike[str],
@@ -108,13 +119,15 @@ class FileList(FileSource):
         catalog: Catalog | None = None,
     ) -> None:
         self.list_file = place = place_of_paths(list_file)
-        list_anew = partial(list_rows, place)
+        list_anew = partial(list_files, "FileList", read_list, place)
         catalog = catalog or catalog_of("FileList", place, None, list_anew, refresh, calls or Calls())
         super().__init__(os.path.dirname(place), catalog)
 
 
 #: What a catalog lists.
-Kind = type[ImageFolder | FlatFolder | FileList | TarShards | TFRecords | MosaicShards | ArrowFiles]
+Kind = type[
+    ImageFolder | FlatFolder | FileList | Manifest | TarShards | TFRecords | MosaicShards | ArrowFiles
+]
 
 
 def open_source(
@@ -128,7 +141,8 @@ def open_source(
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
     file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, a folder of MDS shards `MosaicShards`, .arrow
-    files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, any other file a `FileList`. A `~` at its beginning is
+    files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, JSON lines and CSV files whose heading names a column of
+    files a `Manifest`, any other file a `FileList`. A `~` at its beginning is
     the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
@@ -152,6 +166,7 @@ def open_source(
         ImageFolder,
         FlatFolder,
         FileList,
+        Manifest,
         TarShards,
         TFRecords,
         MosaicShards,
@@ -183,5 +198,7 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
             "one path a line, for pictures, or a source of penstock.store for numbers"
         )
     if asking.calls.one(place, lambda: os.path.isfile(place)):
-        return list_rows(place, key, old, asking)
+        if asking.calls.one(place, lambda: is_manifest(place)):
+            return list_files("Manifest", read_manifest, place, key, old, asking)
+        return list_files("FileList", read_list, place, key, old, asking)
     return list_folder(None, place, key, old, asking)

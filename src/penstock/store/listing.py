@@ -7,7 +7,6 @@ earlier listing, what that one found is taken.
 from __future__ import annotations
 
 import contextlib
-import csv
 import ctypes
 import functools
 import os
@@ -16,9 +15,10 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,14 +31,19 @@ from penstock.machine_code import Signature
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.catalogs import keep_catalog, place_of, read_catalog
+from penstock.store.labels import Labels
 from penstock.store.listing_progress import PATIENCE_SECONDS, ListingProgress
 from penstock.store.patterns import brief
+from penstock.store.text_rows import Rows, read_rows
 from penstock.units import format_count
 
 # torchvision's list, so that both number the same files alike.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 NO_LABEL = -1
+
+#: The sources whose catalogs are of lists of files: names are relative to the list's folder.
+LISTS = ("FileList", "Manifest", "CocoImages", "ImageNetVal")
 
 Refresh = Literal["auto", "full", "never"]
 
@@ -143,7 +148,7 @@ def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
     """Return whether every folder of a catalog is as it was. Of shards, what lists them sees it."""
     if old.packed is not None:
         return False
-    root = os.path.dirname(place) if old.kind == "FileList" else place
+    root = os.path.dirname(place) if old.kind in LISTS else place
 
     def look(first: int) -> bool:
         return all(
@@ -170,7 +175,7 @@ def is_listed_here(path: str | os.PathLike[str], catalog: Catalog, refresh: Refr
     place = calls.one(os.fspath(path), lambda: place_of(path))
     if place != catalog.key.place:
         return False
-    root = os.path.dirname(place) if catalog.kind == "FileList" else place
+    root = os.path.dirname(place) if catalog.kind in LISTS else place
     first = os.path.join(root, catalog.folders[0])
     stamp = calls.one(first, lambda: stamp_at(first, calls))
     return refresh == "never" or stamp == catalog.stamps[0] != _NEVER_EQUAL
@@ -479,73 +484,83 @@ def _size_of(path: str, describe_place: Callable[[int], str], position: int) -> 
 # -- Lists of files ------------------------------------------------------------------------------------
 
 
-def list_rows(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
-    """Read a list of files and look for each; see `FileList`. All of it anew, whatever changed."""
+class ListedFiles(NamedTuple):
+    """What a list of files has.
+
+    names: relative to the list's folder, or absolute. labels, classes, label_classes: as in `Catalog`.
+    where: says where in the list a sample is, for errors.
+    """
+
+    names: list[str]
+    labels: Labels
+    classes: tuple[str, ...]
+    where: Callable[[int], str]
+    label_classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+def list_files(
+    kind: str,
+    read: Callable[[str], ListedFiles],
+    place: str,
+    key: CatalogKey,
+    old: Catalog | None,
+    asking: Asking,
+) -> Catalog:
+    """Read a list of files and look for each. All of it anew, whatever changed.
+
+    kind: name of the source's class, one of `LISTS`. read: returns what the list at a path has.
+    """
     if old is not None and _is_unchanged(place, old, asking):
         return old
     calls = asking.calls
     root, list_name = os.path.split(place)
     list_stamp = stamp_at(place, calls)
-    rows = calls.one(place, lambda: _read_rows(place))
-    names = [fields[0] for _, fields in rows]
-    labels, classes = _read_labels(place, rows)
-    folders = sorted(set(map(os.path.dirname, names)))
+    listed = calls.one(place, lambda: read(place))
+    for position, name in enumerate(listed.names):
+        if "\0" in name:
+            raise DataError(f"{listed.where(position)}{name!r} has a zero byte, which no path has")
+    folders = sorted(set(map(os.path.dirname, listed.names)))
     stamps = calls.each(lambda folder: stamp_at(os.path.join(root, folder), calls), folders)
-    all_names, sizes = np.frombuffer(_joined(names), np.uint8), np.full(len(names), _UNKNOWN, np.int64)
-
-    def place_of_line(position: int) -> str:
-        return f"{place}, line {rows[position][0]}: "
-
-    _ask_sizes(root, all_names, sizes, asking, place_of_line)
+    all_names = np.frombuffer(_joined(listed.names), np.uint8)
+    sizes = np.full(len(listed.names), _UNKNOWN, np.int64)
+    _ask_sizes(root, all_names, sizes, asking, listed.where)
     return Catalog(
         key,
-        "FileList",
+        kind,
         time.time(),
         all_names,
         sizes,
-        labels,
-        classes,
+        listed.labels,
+        listed.classes,
         (list_name, *folders),
         np.array([list_stamp, *stamps], np.int64),
         np.zeros(1 + len(folders), np.int64),
+        label_classes=dict(listed.label_classes),
     )
 
 
-_Rows = list[tuple[int, list[str]]]
-
-
-def _read_rows(list_file: str) -> _Rows:
-    """Return (line number, fields) of each line that is neither empty nor a heading."""
-    try:
-        with open(list_file, encoding="utf-8-sig", newline="") as text:
-            first = text.readline()
-            text.seek(0)
-            reader = csv.reader(text, delimiter="\t" if "\t" in first else ",", strict=True)
-            rows = [
-                (reader.line_num, [field.strip() for field in fields]) for fields in reader if any(fields)
-            ]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{list_file} is not a list of files in UTF-8: {error}") from error
-    except OSError as error:
-        raise DataError(f"{list_file} cannot be read: {error.strerror}") from error
+def read_list(place: str) -> ListedFiles:
+    """Return what a list of files has; see `FileList`. Raises: DataError."""
+    rows = read_rows(place)
     if rows and [field.lower() for field in rows[0][1]] in (["path"], ["path", "label"]):
         del rows[0]
     if not rows:
-        raise DataError(f"{list_file} lists no files: write one path a line, with or without ,label")
+        raise DataError(f"{place} lists no files: write one path a line, with or without ,label")
     for line, fields in rows:
         if len(fields) > 2 or not fields[0]:
-            raise DataError(f"{list_file}, line {line}: {fields!r} is neither a path nor a path and a label")
-        if "\0" in fields[0]:
-            raise DataError(f"{list_file}, line {line}: {fields[0]!r} has a zero byte, which no path has")
+            raise DataError(f"{place}, line {line}: {fields!r} is neither a path nor a path and a label")
         if len(fields) != len(rows[0][1]):
             raise DataError(
-                f"{list_file}, line {line}: {fields[0]} has {'a' if len(fields) == 2 else 'no'} label, "
+                f"{place}, line {line}: {fields[0]} has {'a' if len(fields) == 2 else 'no'} label, "
                 f"unlike line {rows[0][0]}: label every line or none"
             )
-    return rows
+    labels, classes = _read_labels(place, rows)
+    return ListedFiles(
+        [fields[0] for _, fields in rows], labels, classes, lambda at: f"{place}, line {rows[at][0]}: "
+    )
 
 
-def _read_labels(list_file: str, rows: _Rows) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _read_labels(list_file: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if len(rows[0][1]) == 1:
         return np.full(len(rows), NO_LABEL, dtype=np.int64), ()
 

@@ -178,6 +178,7 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
     """Return a file as an old catalog has it. starts: of its names. ends: int64[files], of the samples of each."""
     assert old.packed is not None
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
+    assert isinstance(old.labels, np.ndarray), "shards have one label"
     numbers = old.labels[first:last].tolist()
     facts = (old.packed.file_bytes[index], old.packed.file_times[index], old.stamps[index])
     return Indexed(
