@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "readers": (3, 0, "readers is 0"),
     "decoders": (3, 1025, "decoders is 1025"),
     "on_error": ("skip", "ignore", "on_error is 'ignore'"),
+    "skip": ("bad.jsonl", [3], r"skip is \[3\]"),
     "refresh": ("never", "sometimes", "refresh is 'sometimes'"),
     "patience_seconds": (1.0, None, "patience_seconds is None"),
     "timeout_seconds": (1.0, 0, "timeout_seconds is 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import Feature, write_records
 
 from penstock import Loader
+from penstock.cli.main import main
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import Sequential
 
@@ -167,3 +169,22 @@ def test_tables_are_opened_and_data_sets_split(
         "8 60 ('cat', 'dog') 37",
     ]
     assert np.bincount(given["val"].labels).tolist() == [6, 2]
+
+
+def test_a_data_set_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "photos", 80)
+    Path("photos/cat/003.png").write_bytes(b"no picture")
+    page = (HOWTO / "check-and-pack.md").read_text()
+    given: dict[str, Any] = {}
+
+    for command in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
+        for line in command.splitlines():
+            assert main(shlex.split(line)[1:]) == int("check" in line), line
+    capsys.readouterr()
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(example, given)
+
+    assert capsys.readouterr().out.splitlines() == ["79 of 80 samples"]

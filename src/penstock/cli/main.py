@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from penstock.cli.catalog import add_catalog
+from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
 from penstock.cli.options import check_folder
 from penstock.cli.output import add_command, check_plot, needing, print_line
@@ -27,7 +28,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0, 1 after an error message, 130 after Ctrl-C."""
+    """Run a command; return its exit status: 0, 1 after an error message or for what was found, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A locale may have no letter for what is printed; Python escapes it on standard error alone.
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         options = _parser().parse_args(words)
         check_plot(options)
-        options.run(options)
+        return options.run(options) or 0
     except BrokenPipeError:
         # Whoever read the output, head for example, has seen enough; nor shall the interpreter try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add_command(commands, "compile", _compile, summary, epilog="Example: penstock compile")
 
     add_catalog(commands)
+    add_check(commands)
     add_plan(commands)
     add_compare(commands)
     add_simulate(commands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,12 +30,15 @@ class Table:
 def add_command(
     commands: Any,
     name: str,
-    run: Callable[[argparse.Namespace], None],
+    run: Callable[[argparse.Namespace], int | None],
     summary: str,
     description: str | None = None,
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command to those of a parser; its texts are printed as they stand. summary: by the list of commands."""
+    """Add a command to those of a parser; its texts are printed as they stand.
+
+    run: returns the exit status where that is not 0. summary: by the list of commands.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -131,6 +135,52 @@ def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(printable(description)), total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def long_work(description: str, total: int, unit: str, begin: int = 0) -> Iterator[Callable[[int], None]]:
+    """Yield a function as `progress` does, for work that may take hours: with its rate, and how long it still takes.
+
+    Where standard error is no terminal it prints a line after 5, 10, 20 s and so on. unit: what is counted.
+    begin: how much was done before.
+    """
+    clock = _Clock(description, total, unit, begin)
+    if not sys.stderr.isatty():
+        yield clock.print_now_and_then
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(printable(description)), total=total, completed=begin, rate="")
+        yield lambda done: bar.update(task, completed=done, rate=escape(clock.line(done)))
+
+
+class _Clock:
+    """How far some work is, in words."""
+
+    def __init__(self, description: str, total: int, unit: str, begin: int) -> None:
+        self._description, self._total, self._unit, self._first = description, total, unit, begin
+        self._began = time.monotonic()
+        self._next_seconds = 5.0
+
+    def line(self, done: int) -> str:
+        from penstock.units import format_seconds
+
+        seconds = time.monotonic() - self._began
+        text = f"{done:,} of {self._total:,} {self._unit}"
+        if done > self._first and seconds > 0:
+            rate = (done - self._first) / seconds
+            text += f", {rate:,.0f}/s, {format_seconds((self._total - done) / rate)} left"
+        return text
+
+    def print_now_and_then(self, done: int) -> None:
+        seconds = time.monotonic() - self._began
+        if seconds >= self._next_seconds:
+            self._next_seconds = 2 * seconds
+            print(f"{printable(self._description)}: {self.line(done)}", file=sys.stderr)
 
 
 @contextmanager

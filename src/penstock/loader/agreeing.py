@@ -168,7 +168,7 @@ def open_together(
     listed = list_once(job, config, calls)
 
     def describe() -> dict[str, Any]:
-        source = listed() or open_source_of(config, calls)
+        source = open_source_of(config, calls, listed())
         data = describe_data(source)
         found.append((source, data))
         return {

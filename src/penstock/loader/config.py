@@ -56,6 +56,7 @@ class LoaderArguments(TypedDict, total=False):
     readers: int | None
     decoders: int | None
     on_error: OnError
+    skip: str | os.PathLike[str] | None
     refresh: Refresh
     patience_seconds: float
     timeout_seconds: float | None
@@ -95,6 +96,8 @@ class LoaderConfig:
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
+    skip: a list of bad samples, as `penstock check` writes it; what is left is numbered anew, so that batches are
+        complete.
     refresh: of a folder or list that was read before, "auto" lists what changed since, "full" everything, "never"
         nothing; see `penstock.open_source`.
     patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises. Neither is
@@ -131,12 +134,13 @@ class LoaderConfig:
     readers: int | None = None
     decoders: int | None = None
     on_error: OnError = "raise"
+    skip: str | os.PathLike[str] | None = None
     refresh: Refresh = "auto"
     patience_seconds: float = 60.0
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("source", "machine"):
+        for name in ("source", "machine", "skip"):
             if isinstance(path := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(path))
         if reason := _why_no_source(self.source):
@@ -200,6 +204,11 @@ class LoaderConfig:
         if self.machine is not None:
             check_machine(self.machine)
         policy_of(self.policy)
+        if not isinstance(self.skip, str | None):
+            raise ConfigError(
+                f"skip is {self.skip!r:.80}; it is the path of a list that penstock check writes: to leave out samples "
+                "by their numbers, give source.select(...)"
+            )
         check_refresh(self.refresh)
         if self.refresh != "auto" and self.paths is None:
             raise ConfigError(

@@ -23,6 +23,7 @@ from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
 from penstock.loader.probing import from_first, raise_interrupt
+from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -31,8 +32,9 @@ from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
-from penstock.store import MemoryTier, Numeric, Source, extents_of, labels_of, open_source
+from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
+from penstock.store.selection import unselected
 from penstock.units import format_bytes, format_count, parse_bytes
 
 # Small steps share a slot up to these: more gain little.
@@ -105,13 +107,18 @@ class Setup:
         return self.pipeline is None or self.pipeline.calls_python
 
 
-def open_source_of(config: LoaderConfig, calls: Calls) -> Source | MapDataset:
-    """Open what a path names; a source or data set is taken as it is. Raises: what `open_source` raises."""
-    paths = config.paths
-    if paths is None:
+def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = None) -> Source | MapDataset:
+    """Open what a path names, less the samples to skip; a source or data set is taken as it is.
+
+    listed: what a path names, if it is open. Raises: what `open_source` and `without_bad` raise.
+    """
+    source: Source | MapDataset | None = listed
+    if source is None and config.paths is not None:
+        source = open_source(config.paths, refresh=config.refresh, calls=calls)
+    if source is None:
         assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
-        return config.source
-    return open_source(paths, refresh=config.refresh, calls=calls)
+        source = config.source
+    return source if config.skip is None else without_bad(source, config.skip, calls.one)
 
 
 class Opened(NamedTuple):
@@ -354,12 +361,13 @@ def _all_extents(source: Source, calls: Calls) -> Extents | None:
 
 def data_of(source: Source | MapDataset) -> Data:
     """Name a source or data set. Its classes are what torchvision calls the names of labels."""
-    kind = type(source).__name__
+    kind = type(unselected(source)).__name__
     found = (getattr(source, name, None) for name in ("list_file", "root", "place"))
     path = next((each for each in found if isinstance(each, str)), None)
     name, place = kind, kind
     if isinstance(source, Source) and path:
-        name, place = os.path.basename(path), f"{kind} {path!r}"
+        part = "a part of " if isinstance(source, Selection) else ""
+        name, place = os.path.basename(path), f"{part}{kind} {path!r}"
     return Data(name, place, tuple(getattr(source, "classes", ())))
 
 

@@ -1,0 +1,108 @@
+"""`penstock check`: read and decode every sample once, and list the bad ones."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import check_folder
+from penstock.cli.output import Table, add_command, add_output_options, long_work, show
+from penstock.errors import ConfigError
+from penstock.units import format_count
+
+if TYPE_CHECKING:
+    from penstock.loader.skips import SkipList
+    from penstock.store import Source
+
+_DESCRIPTION = """\
+Reads and decodes every sample once, as a training would, and lists those that cannot be had. With --write-skips they
+are written to a file, whose samples Loader(..., skip=FILE) leaves out; after Ctrl-C or a kill the same command goes on.
+See docs/howto/check-and-pack.md.
+"""
+_EPILOG = """\
+examples:
+  penstock check photos/train
+  penstock check "shards/train-{000..099}.tar" --write-skips bad.jsonl --json
+
+The exit status is 1 if a sample is bad, 130 after Ctrl-C.
+JSON: source, samples, checked; and results[] of sample, name, reason.
+"""
+_MOST_SHOWN = 100
+
+
+def add_check(commands: Any) -> None:
+    summary = "read and decode every sample once, list the bad ones"
+    parser = add_command(commands, "check", _run, summary, _DESCRIPTION, _EPILOG)
+    parser.add_argument(
+        "source", metavar="SOURCE", help="what a loader takes: a folder, list, table, or shards"
+    )
+    parser.add_argument(
+        "--write-skips", type=Path, metavar="FILE", help="write the bad ones there; go on where it was left"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where FILE exists")
+    add_output_options(parser, plot=False)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from penstock.loader.checking import check_source
+    from penstock.loader.skips import SkipList
+    from penstock.store import open_source
+
+    if options.write_skips is not None:
+        check_folder("--write-skips", options.write_skips)
+    source = open_source(options.source)
+    found = _begun(options, source) or SkipList.of(source)
+    try:
+        with long_work(f"checking {options.source}", len(source), "samples", found.checked) as done:
+            check_source(source, found=found, keep=options.write_skips, done=done)
+    except KeyboardInterrupt:
+        _show(options, found)
+        raise
+    _show(options, found)
+    return 1 if found.bad else 0
+
+
+def _begun(options: argparse.Namespace, source: Source) -> SkipList | None:
+    """Return the list that an earlier run left. Raises: ConfigError if it is complete, or of another data set."""
+    from penstock.loader.skips import SkipList
+
+    path = options.write_skips
+    if path is None or options.overwrite or not path.exists():
+        return None
+    found = SkipList.read(path)
+    if not found.is_of(source):
+        raise ConfigError(
+            f"{path} is of another data set, or of this one before it changed: give another file, or --overwrite"
+        )
+    if found.is_complete:
+        raise ConfigError(
+            f"{path} is complete, {format_count(len(found.bad), 'bad sample')}: --overwrite checks anew"
+        )
+    return found
+
+
+def _show(options: argparse.Namespace, found: SkipList) -> None:
+    bad = [found.bad[sample] for sample in sorted(found.bad)]
+    rows = [
+        (f"{each.sample:,}", each.reason if each.name in each.reason else f"{each.name}: {each.reason}")
+        for each in bad
+    ]
+    tables = [Table("", ("sample", "what is wrong"), rows[:_MOST_SHOWN])] if bad else []
+    of = "" if found.is_complete else f" of {found.samples:,}"
+    notes = [f"{len(bad) - _MOST_SHOWN:,} more"] if len(bad) > _MOST_SHOWN else []
+    notes.append(f"checked {found.checked:,}{of} samples, {len(bad):,} bad")
+    if options.write_skips is not None:
+        use = (
+            f"Loader({options.source!r}, ..., skip={str(options.write_skips)!r}) leaves them out"
+            if found.is_complete
+            else "the same command goes on"
+        )
+        notes.append(f"written to {options.write_skips}: {use}")
+    data = {
+        "source": options.source,
+        "samples": found.samples,
+        "checked": found.checked,
+        "results": [each._asdict() for each in bad],
+    }
+    show(options, data, tables, notes)

@@ -1,0 +1,226 @@
+"""`penstock check`: bad samples are found, listed and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.cli.main import INTERRUPTED, main
+from penstock.errors import ConfigError, DataError
+from penstock.loader import Loader, LoaderConfig
+from penstock.loader.checking import check_source
+from penstock.loader.skips import SkipList
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.store import Arrays, ImageFolder, Selection
+
+SAMPLES = 300
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photos" / "cat"
+    folder.mkdir(parents=True)
+    for number in range(SAMPLES):
+        Image.new("RGB", (40, 30), (number % 256, 0, 0)).save(folder / f"{number:03}.jpg")
+    (folder / "005.jpg").write_bytes((folder / "005.jpg").read_bytes()[:-20])
+    (folder / "100.jpg").write_bytes(b"")
+    (folder / "256.jpg").write_bytes(b"something else")
+    return tmp_path / "photos"
+
+
+def test_the_bad_ones_are_listed_and_the_status_says_so(
+    damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "photos"]) == 1
+
+    out = capsys.readouterr().out
+    for sample, what in ((5, "cannot be decoded in full"), (100, "is empty"), (256, "not an image")):
+        (line,) = (line for line in out.splitlines() if f"/photos/cat/{sample:03}.jpg" in line)
+        assert line.split()[0] == str(sample)
+        assert what in line
+    assert out.splitlines()[-1] == "checked 300 samples, 3 bad"
+
+
+def test_good_data_have_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(12).reshape(6, 2))
+
+    assert main(["check", str(tmp_path / "rows.npy"), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out) == {
+        "source": str(tmp_path / "rows.npy"),
+        "samples": 6,
+        "checked": 6,
+        "results": [],
+    }
+
+
+def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "photos", "--write-skips", "bad.jsonl", "--json"]) == 1
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [each["sample"] for each in results] == [5, 100, 256]
+    arguments: dict[str, Any] = {"batch_size": 50, "transforms": [Resize((4, 4)), ToTensor()], "report": None}
+
+    with Loader("photos", epochs=2, skip=Path("bad.jsonl"), **arguments) as loader:
+        batches = [len(images) for _ in range(2) for images, _ in loader]
+        state = loader.state_dict()
+
+    assert batches == 2 * [50, 50, 50, 50, 50, 47], "batches are complete"
+    with (
+        Loader("photos", epochs=2, **arguments) as loader,
+        pytest.raises(ConfigError, match="of another run"),
+    ):
+        loader.load_state_dict(state)
+    with Loader("photos", epochs=2, skip="bad.jsonl", **arguments) as loader:
+        loader.load_state_dict(state)
+
+
+def test_a_split_of_the_data_set_takes_the_same_list(damaged: Path) -> None:
+    main(["check", "photos", "--write-skips", "bad.jsonl"])
+    parts = ImageFolder("photos").split([0.5, 0.5])
+    good = set(range(SAMPLES)) - {5, 100, 256}
+
+    left = []
+    for part in parts:
+        with Loader(part, batch_size=9, epochs=1, transforms=[Resize((4, 4))], dtype="uint8", skip="bad.jsonl",
+                    report=None) as loader:  # fmt: skip
+            source = loader._setup.source
+            assert isinstance(source, Selection)
+            left += source.ids.tolist()
+
+    assert sorted(left) == sorted(good)
+
+
+class Stopped:
+    """Raises Ctrl-C once so many samples are checked."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.seen = samples, list[int]()
+
+    def __call__(self, checked: int) -> None:
+        self.seen.append(checked)
+        if checked >= self.samples:
+            raise KeyboardInterrupt
+
+
+def test_what_was_interrupted_goes_on_where_it_was(damaged: Path) -> None:
+    source, path = ImageFolder("photos"), Path("bad.jsonl")
+    unbroken = check_source(source)
+    for samples in (1, 100, 200, 300):
+        found = SkipList.read(path) if path.exists() else SkipList.of(source)
+        done = Stopped(samples)
+        with pytest.raises(KeyboardInterrupt):
+            check_source(source, found=found, keep=path, done=done)
+        assert done.seen[0] > (0 if samples == 1 else SkipList.read(path).checked - 128)
+
+    found = check_source(source, found=SkipList.read(path), keep=path)
+
+    assert found == unbroken == SkipList.read(path)
+    assert sorted(found.bad) == [5, 100, 256]
+
+
+def test_ctrl_c_leaves_what_was_found(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(source: Any, *, done: Callable[[int], None], **arguments: Any) -> None:
+        check_source(source, done=Stopped(128), **arguments)
+
+    monkeypatch.setattr("penstock.loader.checking.check_source", stopped)
+
+    assert main(["check", "photos", "--write-skips", "bad.jsonl"]) == INTERRUPTED
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "checked 128 of 300 samples, 2 bad",
+        "written to bad.jsonl: the same command goes on",
+    ]
+    with pytest.raises(ConfigError, match="128 of 300 samples were checked: let penstock check go on"):
+        Loader("photos", batch_size=9, epochs=1, transforms=[Resize((4, 4)), ToTensor()], skip="bad.jsonl")
+
+
+def test_a_list_is_kept_while_it_grows(damaged: Path) -> None:
+    """A kill costs what was checked since the last time: here nothing, as the clock jumps."""
+    seconds = iter(range(0, 10**6, 1000))
+    checked: list[int] = []
+
+    def look(samples: int) -> None:
+        if Path("bad.jsonl").exists():
+            checked.append(SkipList.read("bad.jsonl").checked)
+
+    check_source(ImageFolder("photos"), keep=Path("bad.jsonl"), done=look, clock=lambda: next(seconds))
+
+    assert checked == [64, 128, 192, 256, 300]
+
+
+def test_nothing_but_bad_samples_is_an_end_too(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for number in range(70):
+        (tmp_path / "cat" / f"{number}.jpg").write_bytes(b"no picture")
+
+    found = check_source(ImageFolder(tmp_path))
+
+    assert (found.checked, len(found.bad)) == (70, 70)
+
+
+def test_other_lists_are_refused(damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "photos", "--write-skips", "bad.jsonl"])
+    np.save("rows.npy", np.zeros((300, 2)))
+    capsys.readouterr()
+
+    assert main(["check", "rows.npy", "--write-skips", "bad.jsonl"]) == 1
+    assert "bad.jsonl is of another data set" in capsys.readouterr().err
+    assert main(["check", "photos", "--write-skips", "bad.jsonl"]) == 1
+    assert "bad.jsonl is complete, 3 bad samples: --overwrite checks anew" in capsys.readouterr().err
+    assert main(["check", "photos", "--write-skips", "nowhere/bad.jsonl"]) == 1
+    assert "there is no folder nowhere" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"bad\.jsonl is of another data set"):
+        Loader(Arrays("rows.npy"), batch_size=2, epochs=1, skip="bad.jsonl")
+    with pytest.raises(ConfigError, match="data set list, which reads by itself"):
+        Loader([np.zeros(3)] * 9, batch_size=2, epochs=1, skip="bad.jsonl")
+    with pytest.raises(ConfigError, match=r"skip is \[3\]; it is the path"):
+        LoaderConfig("photos", batch_size=2, epochs=1, transforms=[ToTensor()], skip=[3])  # type: ignore[arg-type]
+    os.unlink("photos/cat/007.jpg")
+    with pytest.raises(ConfigError, match="or of this one before it changed"):
+        Loader("photos", batch_size=2, epochs=1, transforms=[Resize((4, 4)), ToTensor()], skip="bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], r"line \d: is no JSON"),
+        (lambda text: "{}\n" + text, "line 1: is no list of samples to skip"),
+        (lambda text: "", "line 1: is no list of samples to skip"),
+        (
+            lambda text: text.replace('"version": 1', '"version": 2'),
+            "has version 2, and this Penstock reads 1",
+        ),
+        (lambda text: text.replace('"checked": 300', '"checked": 301'), "301 of 300 samples cannot"),
+        (lambda text: text + '{"sample": 300}\n', "line 5: sample is 300; the data set has 300"),
+        (lambda text: text + '{"sample": "7"}\n', "line 5: sample is '7'"),
+    ],
+)
+def test_a_damaged_list_is_named_with_its_line(
+    damaged: Path, change: Callable[[str], str], message: str
+) -> None:
+    main(["check", "photos", "--write-skips", "bad.jsonl"])
+    Path("bad.jsonl").write_text(change(Path("bad.jsonl").read_text()))
+
+    with pytest.raises(DataError, match=rf"bad\.jsonl.*{message}"):
+        SkipList.read("bad.jsonl")
+
+
+def test_a_list_may_be_changed_by_hand(damaged: Path) -> None:
+    main(["check", "photos", "--write-skips", "bad.jsonl"])
+    with open("bad.jsonl", "a") as file:
+        file.write('{"sample": 7}\n')
+
+    with Loader("photos", batch_size=9, epochs=1, transforms=[Resize((4, 4)), ToTensor()], skip="bad.jsonl",
+                report=None) as loader:  # fmt: skip
+        assert loader.plan.samples == SAMPLES - 4
