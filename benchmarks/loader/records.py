@@ -11,13 +11,14 @@ the page cache is warm, nothing is kept in memory, every epoch is shuffled fully
     files           the members as files of their own
     HDF5            rows of 4 KB of an array in chunks of 16 rows; single gets: h5py asked for one row after the other,
                     in the order of an epoch, by one thread: no loader
+    FFCV            the records in its own format, where set_up_peers.sh has made its environment; see peer_ffcv_rows.py
     gather          numpy.take of 4 KB rows from a memory map, in the order of an epoch, by one thread: no loader
 
 Then the time to index a tar, per member: as TarShards does (labels read, too), by Python's tarfile, and by reading each
 header and no more; for plain headers, and with the PAX header before each that WebDataset's writer makes.
 
-Targets: a rate of 0.9 of the gather's for records and tokens as stored, and of 5 of the single gets' for HDF5. Nothing
-else should run.
+Targets: a rate of 0.9 of the gather's and of 2 of FFCV's for records and tokens as stored, of 5 of the single gets' for
+HDF5. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from typing import Any
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
+from images import FFCV, Contender
 
 from penstock.compiling import without_plain_forms
 from penstock.loader import Loader
@@ -156,6 +158,24 @@ def with_spread(seconds: list[float]) -> str:
     return f"{middle:.2f} ({least:.2f} to {most:.2f})"
 
 
+def start_ffcv(place: Path) -> Contender | None:
+    """Start FFCV, and have it write its file of the records; None where it is not set up."""
+    if not FFCV.exists():
+        return None
+    threads = str(len(os.sched_getaffinity(0)))
+    options = ["--nbytes", str(SAMPLE_BYTES), "--batch", str(BATCH), "--threads", threads]
+    contender = Contender(
+        "FFCV", [str(FFCV), "peer_ffcv_rows.py", "--rows", str(place / "records.bin"), *options]
+    )
+    contender.start(place / "ffcv.log")
+    return contender
+
+
+def epoch_of(contender: Contender) -> Seconds:
+    contender.run()
+    return 1 / contender.rates[-1], contender.processor_milliseconds[-1] / 1000
+
+
 def print_cases(cases: dict[str, Callable[[], Seconds]], rounds: int, unit: str) -> dict[str, list[Seconds]]:
     found: dict[str, list[Seconds]] = {name: [] for name in cases}
     for _ in range(rounds):
@@ -204,14 +224,27 @@ def main(arguments: list[str] | None = None) -> None:
             "HDF5, single gets": lambda: single_gets(place / "rows.h5"),
             "gather": lambda: gather(place / "records.bin"),
         }
-        found = print_cases(cases, rounds, "sample")
-        for name in ("records", "tokens, as stored"):
-            pairs = zip(found["gather"], found[name], strict=True)
-            ratio = statistics.median(bare[0] / ours[0] for bare, ours in pairs)
-            print(f"rate of {name}, of the gather's: {ratio:.2f}, wanted 0.9")
-        pairs = zip(found["HDF5, single gets"], found["HDF5"], strict=True)
-        ratio = statistics.median(gets[0] / ours[0] for gets, ours in pairs)
-        print(f"rate of HDF5, of single gets': {ratio:.2f}, wanted 5")
+        if ffcv := start_ffcv(place):
+            cases["FFCV"] = partial(epoch_of, ffcv)
+        try:
+            found = print_cases(cases, rounds, "sample")
+        finally:
+            if ffcv:
+                ffcv.stop()
+        for ours, other, wanted in (
+            ("records", "gather", 0.9),
+            ("tokens, as stored", "gather", 0.9),
+            ("records", "FFCV", 2),
+            ("tokens, as stored", "FFCV", 2),
+            ("HDF5", "HDF5, single gets", 5),
+        ):
+            if other in found:
+                pairs = zip(found[ours], found[other], strict=True)
+                ratios = [theirs[0] / mine[0] for mine, theirs in pairs]
+                print(
+                    f"rate of {ours}, of {other}: {statistics.median(ratios):.2f} "
+                    f"({min(ratios):.2f} to {max(ratios):.2f}), wanted {wanted}"
+                )
         for what, form in (("plain", tarfile.USTAR_FORMAT), ("with PAX headers", tarfile.PAX_FORMAT)):
             file = place / "index" / f"{form}.tar"
             file.parent.mkdir(exist_ok=True)

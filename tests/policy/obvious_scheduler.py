@@ -21,7 +21,6 @@ from penstock.policy.decisions import (
     HAND_OVER_SECONDS,
     LOAD_SECONDS,
     MEMORY,
-    OWN_BYTES,
     OWN_SLOWER,
     SLOWER,
     SURE_SHARE,
@@ -382,7 +381,8 @@ class ObviousScheduler:
         taken: list[Place] = []
         for place in batch.work[:most]:
             own = [each for each in [*taken, place] if each.origin == SOURCE]
-            if taken and place.origin == SOURCE and sum(self.sizes[each.sample] for each in own) > OWN_BYTES:
+            own_bytes = sum(self.sizes[each.sample] for each in own)
+            if taken and place.origin == SOURCE and own_bytes > self.limits.own_bytes:
                 break
             taken.append(place)
         del batch.work[: len(taken)]

@@ -52,6 +52,7 @@ class Job:
     readers: int
     decoders: int
     undecoded_bytes: int
+    own_bytes: int
     largest_bytes: int
     seed: int
 
@@ -66,7 +67,9 @@ class Job:
         )
         kept = np.flatnonzero(tier_of != SOURCE).tolist()
         chance.shuffle(kept)
-        limits = StagingLimits(self.slots, self.readers, self.decoders, self.undecoded_bytes)
+        limits = StagingLimits(
+            self.slots, self.readers, self.decoders, self.undecoded_bytes, own_bytes=self.own_bytes
+        )
         placement = Placement(tier_of, np.array(kept, np.int64))
         return plan, rank, sizes, placement, self._machine(chance), limits
 
@@ -122,6 +125,7 @@ JOBS = st.builds(
     readers=st.sampled_from([0, 1, 2, 3, 4, 6, 9]),
     decoders=st.integers(1, 3),
     undecoded_bytes=st.sampled_from([1, 150, 400, 1_000, 10**6]),
+    own_bytes=st.sampled_from([250, 10**6]),
     largest_bytes=st.sampled_from([100, 200_000]),
     seed=st.integers(0, 2**32),
 )

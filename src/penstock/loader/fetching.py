@@ -108,7 +108,10 @@ class SourceFetcher:
             if reads is not None:
                 # In memory samples follow each other as in the source, so that a read needs no other.
                 order = np.concatenate((reads.which, np.setdiff1d(np.arange(ids.size), reads.which)))
-                ids = ids[order]
+                if (order == np.arange(ids.size)).all():
+                    order = None
+                else:
+                    ids = ids[order]
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
         tier = self._tiers.get(rests[0]) if rests.count(rests[0]) == len(rests) else None
@@ -117,7 +120,7 @@ class SourceFetcher:
             tier = None
             begins = np.zeros(ids.size + 1, np.int64)
             np.cumsum(sizes, out=begins[1:])
-            if into is None or reads is not None or not (sizes * ids.size == into.size).all():
+            if into is None or order is not None or not (sizes * ids.size == into.size).all():
                 into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
         else:
             into = tier.array

@@ -29,6 +29,7 @@ from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
+from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
@@ -271,6 +272,7 @@ def set_up(
             budget.undecoded_bytes,
             threads.most_decoders,
             steps,
+            OWN_BYTES_IN_PLACE if samples.pipeline is not None and samples.pipeline.is_copy else OWN_BYTES,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,

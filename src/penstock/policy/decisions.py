@@ -29,8 +29,9 @@ Floats = Any
 HAND_OVER_SECONDS = 100e-6
 # A group of reads takes about this long, so that an instruction (some 30 us) is little beside its work.
 GROUP_SECONDS = 1e-3
-# Bytes that a worker reads by itself for one group, unless one sample is larger: each worker has memory for them.
-OWN_BYTES = 256 * 1024
+# Bytes that a worker reads by itself for one group, unless one sample is larger: each worker has memory for them. More
+# where it needs none, because they are read to where they stay.
+OWN_BYTES, OWN_BYTES_IN_PLACE = 256 << 10, 2 << 20
 # Observed reads are forgotten over so many groups.
 MEMORY = 16.0
 # By what factor a worker's samples are believed to have become slower for each Load that says so, and its own reads.
@@ -94,6 +95,7 @@ TRIED_LOADS = 3
     READERS,  #: moves under way at most
     FILL_LIMIT,  #: of these, for no batch
     PASSING_LIMIT,  #: bytes that readers have read or are reading, and that are not decoded yet
+    OWN_LIMIT,  #: bytes that a worker reads by itself for one group
     MOVES,  #: moves under way
     FILLS,  #: of these, for no batch
     GIFTS,  #: of these, to other ranks
@@ -143,7 +145,7 @@ TRIED_LOADS = 3
     OUT,  #: where instructions are written
     PACE,  #: where the rank's floats are about how long Loads take
     NUMBERS,
-) = range(53)
+) = range(54)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -407,7 +409,7 @@ def _next_load(s: State, rank: int, begin: int) -> int:
     while count < min(most, m[rank + GROUP_SIZE]) and place >= 0:
         if m[place + PLACE_ORIGIN] == SOURCE:
             own += s.sizes[m[place + PLACE_SAMPLE]]
-            if count > 0 and own > OWN_BYTES:
+            if count > 0 and own > m[rank + OWN_LIMIT]:
                 break
         m[m[rank + GROUP] + count] = place
         m[place + PLACE_STATE] = RUNNING

@@ -57,6 +57,7 @@ class StagingLimits:
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one sample is always allowed.
     steps: of the plan that a slot has space for.
+    own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
     Raises: ConfigError naming the field.
     """
 
@@ -66,11 +67,12 @@ class StagingLimits:
     undecoded_bytes: int
     most_decoders: int = 0
     steps: int = 1
+    own_bytes: int = decisions.OWN_BYTES
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
             check_threads(f"limits.{name}", getattr(self, name))
-        for name in ("readers", "undecoded_bytes", "most_decoders"):
+        for name in ("readers", "undecoded_bytes", "most_decoders", "own_bytes"):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
 
@@ -212,6 +214,7 @@ class Scheduler:
                 local_batch=self._slot_size,
                 readers=limits.readers,
                 undecoded_bytes=limits.undecoded_bytes,
+                own_bytes=limits.own_bytes,
                 extents=extents,
             )
         )

@@ -197,6 +197,7 @@ def run_in_virtual_time(
         local_batch=local_batch,
         readers=limits.readers,
         undecoded_bytes=limits.undecoded_bytes,
+        own_bytes=limits.own_bytes,
         due=agreed.due,
         reads_peers=agreed.reads_peers,
         hands_on=agreed.hits.size > 0,

@@ -279,9 +279,14 @@ class Pipeline:
                 columns.append(draw_uniform(key, epoch, samples, 1))
         return np.concatenate(columns, axis=1)
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether stored bytes are the numbers of a slot as they are."""
+        return self._stored == self.storage_dtype
+
     def place_of(self, rows: range, out: NDArray[Any]) -> NDArray[np.uint8] | None:
         """Return where in `out` the stored bytes of some rows are to be; None where something is done to them."""
-        return place_of(rows, out) if self._stored == self.storage_dtype else None
+        return place_of(rows, out) if self.is_copy else None
 
     def run_group(
         self,
