@@ -16,6 +16,7 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import write_records
 
@@ -31,6 +32,7 @@ from penstock.store import (
     Manifest,
     MosaicShards,
     PackedFiles,
+    ParquetFiles,
     Selection,
     Source,
     TarShards,
@@ -167,6 +169,15 @@ def arrow(folder: Path) -> Opened:
     return Opened(ArrowFiles(folder / "*.arrow"), contents, labels, files, ": row 0")
 
 
+def parquet(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
+    files = [folder / f"{i}.parquet" for i in range(len(SIZES))]
+    for file, content, label in zip(files, contents, labels, strict=True):
+        pq.write_table(pa.table({"image": [content], "label": [label]}), file)
+    return Opened(ParquetFiles(folder), contents, labels, files, ": row 0")
+
+
 def slow_source(folder: Path) -> Opened:
     behind = image_folder(folder)
     return Opened(SlowSource(behind.source, 1e-5, 1e-5, 1e9), behind.contents, behind.labels, behind.files)
@@ -197,6 +208,7 @@ SOURCES = [
     tf_records,
     mosaic,
     arrow,
+    parquet,
     arrays,
     hdf5,
     slow_source,

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet as pq
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import Feature, write_records
 
@@ -97,6 +98,8 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
             pa.ipc.new_stream(sink, table.schema) as out,
         ):
             out.write_table(table)
+    Path("parquet").mkdir()
+    pq.write_table(table, "parquet/train-00000-of-00001.parquet")
     with h5py.File("images.h5", "w") as file:
         file.create_dataset("train/images", (40, 8, 8), "u1", chunks=(4, 8, 8))[:] = 7
         file["train/labels"] = np.arange(40) % 3
@@ -122,6 +125,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"{tmp_path}/records/train-00000-of-00002: record 0",
         f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
         f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
+        f"ParquetFiles('{tmp_path}/parquet/train-*.parquet'): 2 samples, 1 shard, 2 classes ('0', '1')",
         "(32, 16) float32",
         "(32, 16) (32,)",
         "(32, 8, 8) uint8 (32,)",

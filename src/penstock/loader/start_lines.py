@@ -6,7 +6,11 @@ from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Order
 from penstock.policy.loading import Staging
+from penstock.store import DecodedFiles
 from penstock.units import format_bytes, format_count
+
+#: Samples of an epoch that are looked at for what decoding them costs, and what is worth a line.
+_LOOKED_AT, _LEAST_TIMES = 1 << 17, 2
 
 
 def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[str]:
@@ -22,12 +26,38 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
         f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}{ranks}"
     ]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
+    if decoding := _decoding(setup):
+        lines.append(decoding)
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "
             'put it in for 0 to 1, or take dtype="uint8" for less memory'
         )
     return lines
+
+
+def _decoding(setup: Setup) -> str:
+    """Say what this order costs where samples are decoded together, if most of what is decoded is thrown away."""
+    source, plan = setup.source, setup.plan
+    units = source.units if isinstance(source, DecodedFiles) else None
+    if units is None or not isinstance(source, DecodedFiles):
+        return ""
+    local_batch = plan.max_local_batch(setup.rank)
+    ids = plan.stream(setup.rank, 0, 0, min(plan.order.length(0) // plan.ranks, _LOOKED_AT))
+    groups = [ids[first : first + local_batch] for first in range(0, ids.size, local_batch)]
+    times = source.decoded_bytes_of(groups) / max(1, int(setup.sizes_bytes[ids].sum()))
+    if times < _LEAST_TIMES:
+        return ""
+    decoded_bytes = int(units.sizes_bytes.sum())
+    # Half of them: reading goes on to the next bundle before all of this one is used.
+    ratio = units.capacity_bytes / 2 / decoded_bytes
+    capacity = format_bytes(units.capacity_bytes)
+    return (
+        f"{source.units_are} are decoded {times:,.1f} times over in this order, as {capacity} hold "
+        f"{100 * min(1, 2 * ratio):.2g} % of them: shuffle=penstock.BundleShuffle({plan.samples}, seed={setup.seed}, "
+        f"bundle_ratio={min(1, ratio):.2g}) needs each about once, as does {type(source).__name__}(..., "
+        f'memory="{format_bytes(decoded_bytes)}")'
+    )
 
 
 def _data(setup: Setup) -> str:

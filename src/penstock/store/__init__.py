@@ -3,6 +3,7 @@
 from penstock.store.arrays import Arrays, Records, Tokens
 from penstock.store.arrow import ArrowFiles
 from penstock.store.catalog import Catalog
+from penstock.store.decoded import DecodedFiles, DecodedUnits
 from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
@@ -12,6 +13,7 @@ from penstock.store.manifest import Manifest
 from penstock.store.memory import MemoryTier
 from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
+from penstock.store.parquet import ParquetFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.selection import Selection
 from penstock.store.shards import TarShards
@@ -23,6 +25,8 @@ __all__ = [
     "Arrays",
     "ArrowFiles",
     "Catalog",
+    "DecodedFiles",
+    "DecodedUnits",
     "FileBacked",
     "FileList",
     "FileSource",
@@ -36,6 +40,7 @@ __all__ = [
     "Numbers",
     "Numeric",
     "PackedFiles",
+    "ParquetFiles",
     "RangedSource",
     "Records",
     "Selection",

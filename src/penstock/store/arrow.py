@@ -7,26 +7,30 @@ Source: the Arrow columnar format, "Variable-size Binary Layout" and "IPC File F
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.columns import (
+    AUTO_LABEL,
+    Columns,
+    choose_columns,
+    column_of,
+    import_pyarrow,
+    places_of,
+    texts_of,
+)
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 
 #: How the names of Arrow files usually end.
 ARROW_ENDINGS = (".arrow", ".feather")
-
-_AUTO = "auto"
-_USUAL_SAMPLES = ("image", "img", "bytes", "picture", "jpg", "png")
-_USUAL_LABELS = ("label", "labels", "class", "cls", "target")
 
 
 class ArrowFiles(CataloguedFiles):
@@ -52,7 +56,7 @@ class ArrowFiles(CataloguedFiles):
         paths: Paths,
         *,
         sample: str | None = None,
-        label: str | None = _AUTO,
+        label: str | None = AUTO_LABEL,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -79,24 +83,9 @@ def list_arrow(
         asking.progress.found.append(len(found.names))
         return found
 
-    return index_files(key, old, asking, files, index, kind="ArrowFiles", label=columns.label)
-
-
-class _Columns(NamedTuple):
-    """The columns that are taken, each with a field of it behind a dot; label: empty for none."""
-
-    sample: str
-    label: str
-
-
-def _pyarrow(path: str) -> Any:
-    try:
-        importlib.import_module("pyarrow.ipc")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise ConfigError(
-            f"{path} is an Arrow file, which needs pyarrow: pip install 'penstock[arrow]'"
-        ) from error
+    return index_files(
+        key, old, asking, files, index, kind="ArrowFiles", label=columns.label, classes=columns.classes
+    )
 
 
 class _Mapped(NamedTuple):
@@ -128,60 +117,27 @@ def _no_arrow(path: str, error: Exception) -> DataError:
     return DataError(f"{path} is no complete Arrow file ({error}): write it again, or take it out")
 
 
-def _is_of_bytes(kind: Any, pa: Any) -> bool:
-    types = pa.types
-    return any(
-        test(kind)
-        for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
-    )
-
-
-def _columns(path: str, sample: str | None, label: str | None) -> _Columns:
+def _columns(path: str, sample: str | None, label: str | None) -> Columns:
     """Return which columns are meant, by the schema of a file."""
-    pa = _pyarrow(path)
+    pa = import_pyarrow(path, "an Arrow file")
     with opened(path):  # a pipe is refused, where pyarrow would wait for it
-        kinds = {field.name: field.type for field in _mapped(path, pa).schema}
-    fields = {
-        name: name if _is_of_bytes(kind, pa) else f"{name}.bytes"
-        for name, kind in kinds.items()
-        if _is_of_bytes(kind, pa)
-        or (pa.types.is_struct(kind) and any(f.name == "bytes" and _is_of_bytes(f.type, pa) for f in kind))
-    }
-    has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-    if sample is None:
-        alone = [name for name in fields if name not in _USUAL_LABELS]
-        usual = [name for name in _USUAL_SAMPLES if name in fields] or (alone if len(alone) == 1 else [])
-        sample = usual[0] if usual else None
-    if sample not in fields:
-        raise ConfigError(
-            f"{path}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.ArrowFiles, "
-            "the name of one of bytes or text"
-        )
-    if label == _AUTO:
-        label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
-    if label is not None:
-        kind = kinds.get(label)
-        is_text = kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        if kind is None or not (is_text or pa.types.is_integer(kind)):
-            raise ConfigError(
-                f"{path}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
-            )
-    return _Columns(fields[sample], label or "")
+        schema = _mapped(path, pa).schema
+    return choose_columns(path, schema, sample, label, pa=pa, opener="ArrowFiles")
 
 
-def _index(file: Opened, columns: _Columns) -> Indexed:
+def _index(file: Opened, columns: Columns) -> Indexed:
     """Return where the samples of a file lie, and their labels."""
-    pa = _pyarrow(file.path)
+    pa = import_pyarrow(file.path, "an Arrow file")
     mapped = _mapped(file.path, pa)
     begins, sizes, labels, rows = list[Ints](), list[Ints](), list[str](), 0
     try:
         for batch in mapped.batches:
-            array = _column(file, batch, columns.sample, rows)
+            array = column_of(file.path, batch, columns.sample, rows)
             begin, size = _extents(file, array, mapped.address, pa)
             begins.append(begin)
             sizes.append(size)
             if columns.label:
-                labels += map(str, _column(file, batch, columns.label, rows).to_pylist())
+                labels += texts_of(column_of(file.path, batch, columns.label, rows))
             rows += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, DataError):
@@ -198,37 +154,9 @@ def _index(file: Opened, columns: _Columns) -> Indexed:
     )
 
 
-def _column(file: Opened, batch: Any, name: str, first_row: int) -> Any:
-    """Return a column of a record batch, or a field of one behind a dot, all of whose values are there."""
-    column, _, field = name.partition(".")
-    number = batch.schema.get_field_index(column)
-    array = outer = batch.column(number) if number >= 0 else None
-    if outer is not None and field:
-        array = outer.field(field) if outer.type.get_field_index(field) >= 0 else None
-    if array is None or outer is None:
-        raise DataError(f"{file.path} has no column {name!r}, unlike the first file: give files of one kind")
-    if outer.null_count:  # its fields may have bytes there, which no reader shows
-        array, field = outer, ""
-    if array.null_count:
-        row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        what = "has no bytes in it, but the path of a file" if field else "has no value"
-        raise DataError(f"{file.path}: row {row:,} of {name!r} {what}: fill it, or leave the row out")
-    return array
-
-
 def _extents(file: Opened, array: Any, address: int, pa: Any) -> tuple[Ints, Ints]:
     """Return where the values of an array of bytes lie in its file. address: of the mapped file."""
-    if not _is_of_bytes(array.type, pa):
-        raise DataError(
-            f"{file.path} has {array.type} where the first file has bytes: give files of one kind"
-        )
-    _, places, values = array.buffers()
-    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    narrow = np.frombuffer(places, np.int64 if wide else np.int32)[
-        array.offset : array.offset + len(array) + 1
-    ]
-    offsets: Ints = narrow.astype(np.int64)
-    sizes: Ints = np.diff(offsets)
+    offsets, values = places_of(file.path, array, pa)
     begin = address if values is None else values.address
     begin -= address
     is_inside = begin >= 0 and begin + int(offsets[-1]) <= file.file_bytes
@@ -237,8 +165,4 @@ def _extents(file: Opened, array: Any, address: int, pa: Any) -> tuple[Ints, Int
             f"{file.path} is compressed, so that no sample can be read without those round it: write it with "
             "compression=None; pictures are compressed themselves"
         )
-    if (sizes < 0).any() or offsets[0] < 0:
-        raise DataError(
-            f"{file.path} is damaged: a value of {array.type} ends before it begins: write it again"
-        )
-    return begin + offsets[:-1], sizes
+    return begin + offsets[:-1], np.diff(offsets)

@@ -28,6 +28,7 @@ from penstock.store.listing import (
 from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.packed import PackedFiles
+from penstock.store.parquet import ParquetFiles, are_parquet, list_parquet
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.shards import TarShards, are_shards, list_shards
 from penstock.store.tfrecords import TFRecords, are_records, list_records
@@ -126,7 +127,15 @@ class FileList(FileSource):
 
 #: What a catalog lists.
 Kind = type[
-    ImageFolder | FlatFolder | FileList | Manifest | TarShards | TFRecords | MosaicShards | ArrowFiles
+    ImageFolder
+    | FlatFolder
+    | FileList
+    | Manifest
+    | TarShards
+    | TFRecords
+    | MosaicShards
+    | ArrowFiles
+    | ParquetFiles
 ]
 
 
@@ -140,10 +149,11 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, TFRecord files `TFRecords`, a folder of MDS shards `MosaicShards`, .arrow
-    files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, JSON lines and CSV files whose heading names a column of
-    files a `Manifest`, any other file a `FileList`. A `~` at its beginning is
-    the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does not answer.
+    file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, TFRecord files `TFRecords`, a
+    folder of MDS shards `MosaicShards`, .arrow files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, JSON lines
+    and CSV files whose heading names a column of files a `Manifest`, any other file a `FileList`. A `~` at its
+    beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does
+    not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -171,9 +181,10 @@ def open_source(
         TFRecords,
         MosaicShards,
         ArrowFiles,
+        ParquetFiles,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
-    return kind(place, catalog=found)
+    return kind(place, calls=calls, catalog=found)
 
 
 def are_numbers(place: str) -> bool:
@@ -187,6 +198,8 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
     if are_arrow(place):
         return list_arrow(place, None, "auto", key, old, asking)
+    if asking.calls.one(place, lambda: are_parquet(place)):
+        return list_parquet(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: is_mosaic(place)):
         return list_mosaic(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place)):

@@ -16,6 +16,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
 from penstock.store.group import Ids
 from penstock.store.listing import (
+    IMAGE_EXTENSIONS,
     NO_LABEL,
     Asking,
     Lister,
@@ -129,6 +130,20 @@ def opened(path: str) -> Iterator[Opened]:
         os.close(descriptor)
 
 
+def files_alone_in(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the files directly in a folder that end so, sorted; none where pictures or folders lie beside them."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = sorted(
+            (entry for entry in entries if not entry.name.startswith(".")), key=lambda each: each.name
+        )
+        files = [entry.path for entry in found if entry.name.lower().endswith(endings)]
+        if files and not any(
+            entry.name.lower().endswith(IMAGE_EXTENSIONS) or entry.is_dir() for entry in found
+        ):
+            return files
+    return []
+
+
 def index_files(
     key: CatalogKey,
     old: Catalog | None,
@@ -138,15 +153,21 @@ def index_files(
     *,
     kind: str,
     label: str | None,
+    classes: tuple[str, ...] | None = None,
 ) -> Catalog:
     """Index files in parallel; return the old catalog where it is of the same files and none of them has changed.
 
     index: returns what an open file has. What the old catalog says of files that did not change is taken.
     kind: name of the source's class. label: as the user gave it, for errors.
+    classes: names of the labels 0, 1 ..., which the files have as numbers; () where these have no names. None: labels
+        are names, or whatever is found.
     Raises: DataError where some files have labels and others none; what `index` and `number_labels` raise.
     """
     calls, progress = asking.calls, asking.progress
     known: dict[str, int] = {}
+    # Of what had other names, it is not known whether these were names of numbers.
+    if classes is not None and old is not None and old.classes not in (classes, _digits_of(old.classes)):
+        old = None
     if old is not None and old.packed is not None:
         stamps = calls.each(lambda path: stamp_at(path, calls), old.folders, look=progress.look)
         known = {
@@ -163,7 +184,7 @@ def index_files(
         calls.at(path)
         if path in known:
             assert old is not None, "what is known is from an old catalog"
-            found = _known(old, known[path], starts, ends)
+            found = _known(old, known[path], starts, ends, has_numbers=classes is not None)
             progress.found.append(len(found.names))
         else:
             with opened(path) as file:
@@ -171,11 +192,18 @@ def index_files(
         progress.sized.append(1)
         return found
 
-    return _joined(key, kind, calls.each(one, files, look=progress.look), label)
+    return _joined(key, kind, calls.each(one, files, look=progress.look), label, classes)
 
 
-def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
-    """Return a file as an old catalog has it. starts: of its names. ends: int64[files], of the samples of each."""
+def _digits_of(classes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(str, range(len(classes))))
+
+
+def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: bool) -> Indexed:
+    """Return a file as an old catalog has it. starts: of its names. ends: int64[files], of the samples of each.
+
+    has_numbers: whether files have the labels as numbers, whatever these are called.
+    """
     assert old.packed is not None
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
     assert isinstance(old.labels, np.ndarray), "shards have one label"
@@ -187,13 +215,15 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints) -> Indexed:
         old.packed.offsets[first:last],
         old.sizes_bytes[first:last],
         # All files have labels, or none has: a file may have but samples without one.
-        [old.classes[number] if number >= 0 else _NO_LABEL_TEXT for number in numbers]
+        [str(number) if has_numbers or number < 0 else old.classes[number] for number in numbers]
         if old.classes
         else None,
     )
 
 
-def _joined(key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None) -> Catalog:
+def _joined(
+    key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None, names: tuple[str, ...] | None
+) -> Catalog:
     counts = np.array([len(each.names) for each in found], np.int64)
     ends = np.cumsum(counts)
 
@@ -212,6 +242,8 @@ def _joined(key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | N
     labels, classes = np.full(int(ends[-1]), NO_LABEL, np.int64), tuple[str, ...]()
     if has_labels:
         labels, classes = number_labels([text for each in found for text in each.labels or ()], describe)
+        if names and len(names) >= len(classes) and classes == _digits_of(classes):
+            classes = names
     return Catalog(
         key,
         kind,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections import Counter
@@ -17,7 +16,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import unreadable
 from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, files_alone_in, index_files
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
@@ -131,19 +130,7 @@ def _check_label(label: object) -> None:
 
 
 def _shards_in(folder: str) -> list[str]:
-    """Return the tars directly in a folder, sorted; none where pictures or folders lie beside them."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        found = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-        for endings in (TAR_ENDINGS, COMPRESSED_TAR_ENDINGS):
-            shards = [os.path.join(folder, name) for name in found if name.lower().endswith(endings)]
-            if shards:
-                others = [name for name in found if name.lower().endswith(IMAGE_EXTENSIONS)]
-                return (
-                    []
-                    if others or any(os.path.isdir(os.path.join(folder, name)) for name in found)
-                    else shards
-                )
-    return []
+    return files_alone_in(folder, TAR_ENDINGS) or files_alone_in(folder, COMPRESSED_TAR_ENDINGS)
 
 
 def _shards_of(place: str) -> tuple[str, ...]:

@@ -1,0 +1,142 @@
+"""Which columns of a table are samples and labels, and what their values are: what Arrow and Parquet files share."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import ConfigError, DataError
+
+#: The label that is taken where there is one of the usual names.
+AUTO_LABEL = "auto"
+_USUAL_SAMPLES = ("image", "img", "bytes", "picture", "jpg", "png")
+_USUAL_LABELS = ("label", "labels", "class", "cls", "target")
+
+
+class Columns(NamedTuple):
+    """The columns that are taken, each with a field of it behind a dot; label: empty for none.
+
+    classes: names of the labels 0, 1 ..., () where the table has none; None for labels that are text.
+    """
+
+    sample: str
+    label: str
+    classes: tuple[str, ...] | None
+
+
+def import_pyarrow(path: str, kind: str) -> Any:
+    """Return pyarrow. kind: of file that a path is. Raises: ConfigError where it is not installed."""
+    try:
+        importlib.import_module("pyarrow.ipc")
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise ConfigError(f"{path} is {kind}, which needs pyarrow: pip install 'penstock[arrow]'") from error
+
+
+def choose_columns(
+    path: str, schema: Any, sample: str | None, label: str | None, *, pa: Any, opener: str
+) -> Columns:
+    """Return which columns of a file are meant, by its schema.
+
+    sample, label: as the user gave them. opener: name of the source's class, for errors.
+    Raises: ConfigError if the columns do not tell which is the sample, or one does not do.
+    """
+    kinds = {field.name: _values_of(field.type, pa) for field in schema}
+    fields = {
+        name: name if is_of_bytes(kind, pa) else f"{name}.bytes"
+        for name, kind in kinds.items()
+        if is_of_bytes(kind, pa)
+        or (pa.types.is_struct(kind) and any(f.name == "bytes" and is_of_bytes(f.type, pa) for f in kind))
+    }
+    has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    if sample is None:
+        alone = [name for name in fields if name not in _USUAL_LABELS]
+        usual = [name for name in _USUAL_SAMPLES if name in fields] or (alone if len(alone) == 1 else [])
+        sample = usual[0] if usual else None
+    if sample not in fields:
+        raise ConfigError(
+            f"{path}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.{opener}, "
+            "the name of one of bytes or text"
+        )
+    if label == AUTO_LABEL:
+        label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
+    if label is not None:
+        kind = kinds.get(label)
+        is_text = kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        if kind is None or not (is_text or pa.types.is_integer(kind)):
+            raise ConfigError(
+                f"{path}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
+            )
+        if not is_text:
+            return Columns(fields[sample], label, _class_names(schema, label))
+    return Columns(fields[sample], label or "", None)
+
+
+def _values_of(kind: Any, pa: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def is_of_bytes(kind: Any, pa: Any) -> bool:
+    """Return whether values are bytes or text of any length."""
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
+    )
+
+
+def _class_names(schema: Any, label: str) -> tuple[str, ...]:
+    """Return the names of the classes of a column, as Hugging Face's datasets keeps them beside a schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        feature = features[label]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else ()
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ()
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
+def column_of(path: str, batch: Any, name: str, first_row: int) -> Any:
+    """Return a column of a record batch, or a field of one behind a dot, all of whose values are there.
+
+    first_row: of the batch in its file. Raises: DataError naming the row without a value.
+    """
+    column, _, field = name.partition(".")
+    number = batch.schema.get_field_index(column)
+    array = outer = batch.column(number) if number >= 0 else None
+    if outer is not None and field:
+        array = outer.field(field) if outer.type.get_field_index(field) >= 0 else None
+    if array is None or outer is None:
+        raise DataError(f"{path} has no column {name!r}, unlike the first file: give files of one kind")
+    if outer.null_count:  # its fields may have bytes there, which no reader shows
+        array, field = outer, ""
+    if array.null_count:
+        row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        what = "has no bytes in it, but the path of a file" if field else "has no value"
+        raise DataError(f"{path}: row {row:,} of {name!r} {what}: fill it, or leave the row out")
+    return array
+
+
+def texts_of(array: Any) -> list[str]:
+    """Return labels as text."""
+    return list(map(str, array.to_pylist()))
+
+
+def places_of(path: str, array: Any, pa: Any) -> tuple[Any, Any]:
+    """Return where the values of an array of bytes lie: int64[n + 1] of the buffer that comes with it.
+
+    The buffer is None where nothing is in it. Raises: DataError for another kind of array, or a damaged one.
+    """
+    if not is_of_bytes(array.type, pa):
+        raise DataError(f"{path} has {array.type} where the first file has bytes: give files of one kind")
+    _, places, values = array.buffers()
+    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    narrow = np.frombuffer(places, np.int64 if wide else np.int32)
+    offsets = narrow[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    if (np.diff(offsets) < 0).any() or offsets[0] < 0:
+        raise DataError(f"{path} is damaged: a value of {array.type} ends before it begins: write it again")
+    return offsets, values

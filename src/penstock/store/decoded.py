@@ -1,0 +1,271 @@
+"""Samples in units that are decoded as a whole: row groups of Parquet files, compressed chunks of HDF5 files.
+
+A unit is decoded once for all samples that are wanted of it together, and kept for later ones while memory allows.
+
+Decided in docs/decisions/0023-samples-that-share-files.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.group import Bytes, Failed, Ids, check_group, observer
+from penstock.store.packed import PackedFiles
+from penstock.units import format_bytes, parse_bytes
+
+#: What units may take that are decoded, unless the user says another.
+DECODED_MEMORY = "1 GiB"
+
+
+@dataclass
+class _Unit:
+    """A unit that is decoded. content: None until it is there. users: how many read from it."""
+
+    nbytes: int
+    users: int = 1
+    content: Bytes | None = None
+
+
+class DecodedUnits:
+    """Units that are decoded when they are asked for, those used least recently forgotten where memory is short.
+
+    Any thread may borrow any of them, one at a time: it waits while another decodes the same unit, and while those that
+    are in use fill the memory.
+
+    sizes_bytes: int64[units], of each once it is decoded. capacity_bytes: of all that are held, those in use included.
+    """
+
+    def __init__(self, sizes_bytes: Ids, capacity_bytes: int) -> None:
+        self.sizes_bytes, self.capacity_bytes = sizes_bytes, capacity_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        #: Protects all below; notified when a unit arrives, fails or is given back.
+        self._changed = threading.Condition()
+        #: By number, the one used last at the end.
+        self._units: OrderedDict[int, _Unit] = OrderedDict()
+        self._used_bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodedUnits, (self.sizes_bytes, self.capacity_bytes)
+
+    def __contains__(self, unit: int) -> bool:
+        return unit in self._units
+
+    @contextlib.contextmanager
+    def lent(self, unit: int, decode: Callable[[int], Bytes]) -> Iterator[Bytes]:
+        """Lend a unit while the context is open; `decode` is called where it is not here. Raises: what that raises."""
+        if self._process != os.getpid():  # after a fork, another thread may have held the lock
+            self._begin()
+        entry, is_new = self._take(unit)
+        try:
+            content = self._arrived(entry, decode(unit)) if is_new else entry.content
+            assert content is not None, "it is decoded, or being decoded by this thread"
+            yield content
+        finally:
+            with self._changed:
+                entry.users -= 1
+                if entry.content is None and self._units.get(unit) is entry:  # it could not be decoded
+                    self._forget(unit)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Forget those that nobody reads."""
+        with self._changed:
+            self._make_space(self.capacity_bytes)
+
+    def _take(self, unit: int) -> tuple[_Unit, bool]:
+        """Borrow a unit; return it, and whether it is still to be decoded."""
+        nbytes = int(self.sizes_bytes[unit])
+        with self._changed:
+            while True:
+                entry = self._units.get(unit)
+                if entry is not None and entry.content is not None:
+                    entry.users += 1
+                    self._units.move_to_end(unit)
+                    return entry, False
+                if entry is None and self._make_space(nbytes):
+                    entry = self._units[unit] = _Unit(nbytes)
+                    self._used_bytes += nbytes
+                    return entry, True
+                self._changed.wait()
+
+    def _arrived(self, entry: _Unit, content: Bytes) -> Bytes:
+        with self._changed:
+            entry.content = content
+            self._changed.notify_all()
+        return content
+
+    # Under the lock
+
+    def _make_space(self, nbytes: int) -> bool:
+        """Forget idle units until so many bytes are free, or nothing is held; return whether they are."""
+        idle = (unit for unit, entry in list(self._units.items()) if not entry.users)
+        while self._used_bytes + nbytes > self.capacity_bytes and (unit := next(idle, None)) is not None:
+            self._forget(unit)
+        return self._used_bytes + nbytes <= self.capacity_bytes or not self._units
+
+    def _forget(self, unit: int) -> None:
+        self._used_bytes -= self._units.pop(unit).nbytes
+
+
+class DecodedFiles(PackedFiles):
+    """Samples in units that are decoded as a whole; made to be used together with what lists them.
+
+    `extents` names units, and where in them samples lie once they are decoded. Where `_units` is None, samples lie in
+    files as they are, and are read so.
+    """
+
+    _units: DecodedUnits | None = None
+    #: What units are called, for people.
+    units_are = "units"
+
+    @abstractmethod
+    def _file_of(self, unit: int) -> int:
+        """Return which file a unit is in."""
+
+    @abstractmethod
+    def _decode(self, unit: int, descriptor: int) -> Bytes:
+        """Decode a unit of an open file that has not changed: uint8[...], of its size. Raises: DataError."""
+
+    @abstractmethod
+    def _unit_named(self, unit: int) -> str:
+        """Return what a unit is called, behind its file."""
+
+    def _decode_in(self, memory: str | int, sizes_bytes: Ids) -> None:
+        """Begin to decode units of these sizes. memory: as the user gave it. Raises: ConfigError if it is too small."""
+        self._units = units = DecodedUnits(sizes_bytes, parse_bytes(memory))
+        largest = int(sizes_bytes.argmax())
+        if sizes_bytes[largest] > units.capacity_bytes:
+            path, size = self.files[self._file_of(largest)], format_bytes(int(sizes_bytes[largest]))
+            raise ConfigError(
+                f"memory is {format_bytes(units.capacity_bytes)}, and {self._unit_named(largest)} of {path} has {size} "
+                f"once it is decoded: give {type(self).__name__} more memory=, or write the file with smaller ones"
+            )
+
+    @property
+    def units(self) -> DecodedUnits | None:
+        """What is decoded; None where samples lie in files as they are."""
+        return self._units
+
+    def decoded_bytes_of(self, samples: Sequence[Ids]) -> int:
+        """Return how many bytes are decoded if groups of samples are read one after the other, in this order."""
+        if self._units is None:
+            return 0
+        kept, kept_bytes, decoded_bytes = OrderedDict[int, int](), 0, 0
+        for group in samples:
+            for unit in np.unique(self.extents(group)[0]).tolist():
+                if unit not in kept:
+                    kept[unit] = nbytes = int(self._units.sizes_bytes[unit])
+                    decoded_bytes += nbytes
+                    kept_bytes += nbytes
+                    while kept_bytes > self._units.capacity_bytes:
+                        kept_bytes -= kept.popitem(last=False)[1]
+                kept.move_to_end(unit)
+        return decoded_bytes
+
+    def prepare_group(self) -> None:
+        if self._units is None:
+            super().prepare_group()
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        if self._units is None:
+            return super().read_into(sample, buffer)
+        size = self._size_of(sample)
+        target = np.frombuffer(buffer.cast("B"), np.uint8)
+        if target.size < size:
+            raise ConfigError(
+                f"a buffer of {target.size:,} bytes cannot hold {self.describe(sample)} ({size:,} bytes): "
+                "make it larger"
+            )
+        for _, error in self.read_group(np.array([sample]), target, np.array([0, size])):
+            raise error
+        return size
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        """Decode each unit of a group once; see `penstock.store.read_group`."""
+        if self._units is None:
+            return super().read_group(ids, into, begins)
+        check_group(self, ids, into, begins)
+        units, offsets, sizes = self.extents(ids)
+        failed: Failed = [
+            (index, DataError(f"{self.describe(int(ids[index]))} is empty (0 bytes): take it out"))
+            for index in np.flatnonzero(sizes == 0).tolist()
+        ]
+        order = np.argsort(units, kind="stable")
+        order = order[sizes[order] > 0]
+        bounds = np.flatnonzero(np.diff(units[order], prepend=-1, append=-1)).tolist() if order.size else [0]
+        runs = [order[first:last] for first, last in pairwise(bounds)]
+        # What is there is read before others take its place.
+        for run in sorted(runs, key=lambda run: int(units[run[0]]) not in self._decoded):
+            try:
+                with self._lent(int(units[run[0]]), int(ids[run[0]])) as content:
+                    _copy(content, offsets[run], sizes[run], into, begins[run])
+            except Exception as error:
+                failed += [(index, error) for index in run.tolist()]
+        return sorted(failed, key=lambda each: each[0])
+
+    def unit_bytes(self, units: Ids) -> Ids:
+        if self._units is None:
+            return super().unit_bytes(units)
+        known = self._units.sizes_bytes
+        is_there = (units >= 0) & (units < known.size)
+        return np.where(is_there, known[np.where(is_there, units, 0)], -1)
+
+    def read_ranges(self, unit: int, ranges: Ids, into: Sequence[memoryview]) -> None:
+        if self._units is None:
+            super().read_ranges(unit, ranges, into)
+            return
+        with self._lent(unit, None) as content:
+            for (begin, end), buffer in zip(ranges.tolist(), into, strict=True):
+                np.frombuffer(buffer.cast("B"), np.uint8)[:] = content[begin:end]
+
+    def close(self) -> None:
+        super().close()
+        if self._units is not None:
+            self._units.close()
+
+    @property
+    def _decoded(self) -> DecodedUnits:
+        assert self._units is not None, "samples lie in files as they are"
+        return self._units
+
+    @contextlib.contextmanager
+    def _lent(self, unit: int, sample: int | None) -> Iterator[Bytes]:
+        """Lend a decoded unit whose file is as it was. sample: one of it, which whoever waits is told."""
+        file = self._file_of(unit)
+        if sample is not None and (at := observer()) is not None:
+            at(sample)
+
+        def decode(unit: int) -> Bytes:
+            with self._open.lent(file) as descriptor:
+                content = self._decode(unit, descriptor)
+            if content.size != self._decoded.sizes_bytes[unit]:
+                raise DataError(
+                    f"{self.files[file]}: {self._unit_named(unit)} has {content.size:,} bytes and had "
+                    f"{self._decoded.sizes_bytes[unit]:,} when it was listed: open the data set again"
+                )
+            return content
+
+        if unit in self._decoded:
+            with self._open.lent(file):  # raises if the file has changed
+                pass
+        with self._decoded.lent(unit, decode) as content:
+            yield content
+
+
+def _copy(content: Bytes, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids) -> None:
+    for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+        into[begin : begin + size] = content[offset : offset + size]

@@ -1,0 +1,241 @@
+"""Data sets in Parquet files, such as those on Hugging Face's hub: rows, one of whose columns has the samples as bytes.
+
+A value of Parquet has no place of its own in the file: the column of a row group is decoded as a whole, and kept while
+memory allows. How large the values are is found out once, by reading the column, and kept in the catalog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.columns import (
+    AUTO_LABEL,
+    Columns,
+    choose_columns,
+    column_of,
+    import_pyarrow,
+    places_of,
+    texts_of,
+)
+from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
+from penstock.store.group import Bytes, Ids
+from penstock.store.listing import Asking, Refresh
+from penstock.store.packed_listing import (
+    CataloguedFiles,
+    Indexed,
+    Opened,
+    files_alone_in,
+    index_files,
+    opened,
+)
+from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+
+#: How the names of Parquet files usually end.
+PARQUET_ENDINGS = (".parquet", ".pq", ".parq")
+
+#: In a catalog, a sample's offset has the row group that it is in above these bits, and its place in that below them.
+_PLACE_BITS = 40
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
+#: Files whose ends are remembered.
+_MOST_METADATA = 64
+#: Rows that are decoded at a time to see how large their values are.
+_ROWS_AT_ONCE = 256
+_READ_AT_ONCE_BYTES = 1 << 20
+
+
+class ParquetFiles(DecodedFiles, CataloguedFiles):
+    """The rows of Parquet files, of which one column has the samples as bytes. It takes pyarrow to read them.
+
+    Samples are numbered as their rows are, file by file. When it is opened for the first time, the columns are read
+    once for the sizes of the samples, which are kept as a catalog.
+
+    paths: a path, a pattern such as "train-*.parquet", a folder of Parquet files, or a list of these.
+    sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
+        bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
+    label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
+        cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
+        and get the names that datasets keeps beside the schema.
+    memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone.
+    refresh, calls, catalog: as in `open_source`.
+
+    Raises: DataError naming the file if it is missing, no Parquet file, cut off, damaged, encrypted, of other columns
+        than the first, or has a row without a sample or label; ConfigError if the columns do not tell which is the
+        sample, or a row group is larger than memory.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        sample: str | None = None,
+        label: str | None = AUTO_LABEL,
+        memory: str | int = DECODED_MEMORY,
+        refresh: Refresh = "auto",
+        calls: Calls | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        place = place_of_paths(paths)
+        calls, self.units_are = calls or Calls(), "row groups"
+        list_anew = partial(list_parquet, place, sample, label)
+        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        self._column = calls.one(self.files[0], partial(_columns, self.files[0], sample, None)).sample
+        #: By file what its end says, of a few.
+        self._metadata: dict[int, Any] = {}
+        groups = self._offsets >> _PLACE_BITS
+        files = np.searchsorted(self._ends, np.arange(len(self)), side="right")
+        firsts = np.flatnonzero((np.diff(files, prepend=-1) != 0) | (np.diff(groups, prepend=-1) != 0))
+        #: int64[units] each: of a row group that has samples its file, its number there, and its first sample.
+        self._files_of, self._groups, self._firsts = files[firsts], groups[firsts], firsts
+        self._decode_in(memory, np.add.reduceat(self.sizes_bytes, firsts))
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
+        units = np.searchsorted(self._firsts, ids, side="right") - 1
+        return units, self._offsets[ids] & _PLACE_MASK, self.sizes_bytes[ids]
+
+    def _file_of(self, unit: int) -> int:
+        return int(self._files_of[unit])
+
+    def _unit_named(self, unit: int) -> str:
+        return f"row group {self._groups[unit]:,}"
+
+    def _decode(self, unit: int, descriptor: int) -> Bytes:
+        number = self._file_of(unit)
+        path, parts, sizes, row = self.files[number], list[Bytes](), list[Ints](), 0
+        pa = import_pyarrow(path, "a Parquet file")
+        with _parquet(path, descriptor, pa, self._metadata.get(number)) as file:
+            if len(self._metadata) >= _MOST_METADATA:
+                self._metadata.clear()
+            self._metadata[number] = file.metadata
+            table = file.read_row_group(int(self._groups[unit]), columns=[self._column], use_threads=False)
+            for batch in table.to_batches():
+                part, size = _values(path, column_of(path, batch, self._column, row), pa)
+                parts.append(part)
+                sizes.append(size)
+                row += batch.num_rows
+        first = int(self._firsts[unit])
+        if not np.array_equal(np.concatenate(sizes), self.sizes_bytes[first : first + row]):
+            raise DataError(
+                f"{path}: {self._unit_named(unit)} has other samples than when it was listed: open it again"
+            )
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def are_parquet(place: str) -> bool:
+    """Return whether a place, of `place_of_paths`, is of Parquet files by its name, or is a folder with nothing else.
+
+    It asks the file system.
+    """
+    if is_of_several(place):
+        return files_of(place)[0].lower().endswith(PARQUET_ENDINGS)
+    is_file = place.lower().endswith(PARQUET_ENDINGS) and not os.path.isdir(place)
+    return is_file or bool(files_alone_in(place, PARQUET_ENDINGS))
+
+
+def list_parquet(
+    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """Index Parquet files; see `ParquetFiles`. Of those that did not change, what an old catalog says is taken."""
+    files = asking.calls.one(place, lambda: _files_of(place))
+    columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
+    index = partial(_index, columns, asking)
+    return index_files(
+        key, old, asking, files, index, kind="ParquetFiles", label=columns.label, classes=columns.classes
+    )
+
+
+def _files_of(place: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for path in files_of(place):
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        files = files_alone_in(path, PARQUET_ENDINGS)
+        if not files:
+            raise DataError(
+                f"{path} is a folder without Parquet files: give one with nothing but them, or their paths"
+            )
+        names = map(os.path.basename, files)
+        splits = {name.partition("-")[0] for name in names if "-of-" in name}
+        if len(splits) > 1:
+            raise ConfigError(
+                f"{path} has the splits {', '.join(sorted(splits))}: give one, such as "
+                f"{os.path.join(path, max(splits))}-*.parquet"
+            )
+        found += files
+    return tuple(found)
+
+
+def _columns(path: str, sample: str | None, label: str | None) -> Columns:
+    """Return which columns are meant, by the schema of a file."""
+    pa = import_pyarrow(path, "a Parquet file")
+    with opened(path) as file, _parquet(path, file.descriptor, pa) as parquet:
+        return choose_columns(path, parquet.schema_arrow, sample, label, pa=pa, opener="ParquetFiles")
+
+
+@contextlib.contextmanager
+def _parquet(path: str, descriptor: int, pa: Any, metadata: Any = None) -> Iterator[Any]:
+    """Open a Parquet file that is open already. Raises: DataError, also for what pyarrow raises while it is read.
+
+    metadata: what its end says, where that is known.
+    """
+    try:
+        # A descriptor has one position; opened again, each reader has its own.
+        with pa.OSFile(f"/proc/self/fd/{descriptor}") as file:
+            yield pa.parquet.ParquetFile(
+                file, metadata=metadata, pre_buffer=False, buffer_size=_READ_AT_ONCE_BYTES
+            )
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        if "encrypt" in str(error).lower():
+            raise DataError(f"{path} is encrypted ({error}): write it without") from error
+        raise DataError(
+            f"{path} is no complete Parquet file ({error}): write it again, or take it out"
+        ) from error
+
+
+def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
+    """Return how large the samples of a file are, by decoding them, and their labels."""
+    pa = import_pyarrow(file.path, "a Parquet file")
+    wanted = [columns.sample, columns.label] if columns.label else [columns.sample]
+    places, sizes, labels, rows = list[Ints](), list[Ints](), list[str](), 0
+    with _parquet(file.path, file.descriptor, pa) as parquet:
+        for group in range(parquet.num_row_groups):
+            place = 0
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, [group], wanted, use_threads=False):
+                _, size = _values(file.path, column_of(file.path, batch, columns.sample, rows), pa)
+                places.append((group << _PLACE_BITS) + place + np.cumsum(size) - size)
+                sizes.append(size)
+                place += int(size.sum())
+                if columns.label:
+                    labels += texts_of(column_of(file.path, batch, columns.label, rows))
+                rows += batch.num_rows
+                asking.found(file.path, batch.num_rows)
+    if not rows:
+        raise DataError(f"{file.path} has no rows: take it out")
+    return Indexed(
+        file,
+        [b"row %d" % number for number in range(rows)],
+        np.concatenate(places),
+        np.concatenate(sizes),
+        labels if columns.label else None,
+    )
+
+
+def _values(path: str, array: Any, pa: Any) -> tuple[Bytes, Ints]:
+    """Return the bytes of all values of an array, and the size of each."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    offsets, values = places_of(path, array, pa)
+    if values is None:
+        return np.empty(0, np.uint8), np.diff(offsets)
+    return np.frombuffer(values, np.uint8)[offsets[0] : offsets[-1]], np.diff(offsets)

@@ -1,0 +1,375 @@
+"""Which samples Parquet files have, how often row groups are decoded, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet as pq
+
+from penstock import BundleShuffle, Loader, open_source
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms import DecodeRaw
+from penstock.store import ParquetFiles, read_group
+
+
+def write(file: Path, table: Any, rows: int = 3, **how: Any) -> Path:
+    pq.write_table(table, file, row_group_size=rows, **how)
+    return file
+
+
+def pictures(contents: Sequence[bytes | None], labels: Sequence[Any], kind: Any = None) -> Any:
+    return pa.table({"image": pa.array(contents, kind or pa.binary()), "label": labels})
+
+
+def contents(source: ParquetFiles) -> list[bytes]:
+    return [source.read(sample) for sample in range(len(source))]
+
+
+def labels_of(source: ParquetFiles) -> list[int]:
+    assert isinstance(source.labels, np.ndarray)
+    return [int(label) for label in source.labels]
+
+
+def numbers(count: int, size: int = 100) -> list[bytes]:
+    """Return samples of a size, each with its number in every byte."""
+    return [bytes([number]) * size for number in range(count)]
+
+
+def decodings(source: ParquetFiles, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list of units that are decoded from here on."""
+    found: list[int] = []
+    decode = source._decode
+
+    def decode_and_count(unit: int, descriptor: int) -> Any:
+        found.append(unit)
+        return decode(unit, descriptor)
+
+    monkeypatch.setattr(source, "_decode", decode_and_count)
+    return found
+
+
+def read_all(source: ParquetFiles, ids: Sequence[int]) -> list[bytes]:
+    which = np.array(ids, np.int64)
+    begins = np.concatenate(([0], np.cumsum(source.sizes_bytes[which])))
+    into = np.empty(begins[-1], np.uint8)
+    assert read_group(source, which, into, begins) == []
+    return [into[begin:end].tobytes() for begin, end in pairwise(begins)]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(st.binary(min_size=1, max_size=200), st.integers(0, 20)), min_size=1, max_size=12
+    ),
+    at_once=st.integers(1, 12),
+    how=st.sampled_from([{}, {"compression": "zstd"}, {"compression": "none", "use_dictionary": False}]),
+    version=st.sampled_from(["1.0", "2.0"]),
+    data=st.data(),
+)
+def test_samples_and_labels_are_those_that_pyarrow_reads(
+    tmp_path: Path,
+    kind: Any,
+    rows: list[tuple[bytes, int]],
+    at_once: int,
+    how: dict[str, Any],
+    version: str,
+    data: Any,
+) -> None:
+    images, labels = (list(column) for column in zip(*rows, strict=True))
+    file = write(
+        tmp_path / "a.parquet", pictures(images, labels, kind), at_once, data_page_version=version, **how
+    )
+
+    source = ParquetFiles(file)
+
+    ids = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=30))
+    assert read_all(source, ids) == [images[sample] for sample in ids]
+    assert contents(source) == images
+    assert labels_of(source) == labels
+    assert source.describe(len(rows) - 1) == f"{file}: row {len(rows) - 1}"
+
+
+def test_pictures_and_class_names_as_datasets_writes_them_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a progress bar leaves a thread behind
+    features = datasets.Features(
+        {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["wolf", "cat"])}
+    )
+    for number in range(2):
+        rows = {
+            "image": [{"bytes": b"%d %d" % (number, row), "path": None} for row in range(5)],
+            "label": [1, 0, 1, 1, 0],
+        }
+        written = datasets.Dataset.from_dict(rows, features=features)
+        written.to_parquet(tmp_path / f"train-{number:05}-of-00002.parquet", batch_size=2)
+
+    source = open_source(tmp_path)
+
+    assert isinstance(source, ParquetFiles)
+    assert contents(source) == [b"%d %d" % (number, row) for number in range(2) for row in range(5)]
+    assert (labels_of(source), source.classes) == ([1, 0, 1, 1, 0] * 2, ("wolf", "cat"))
+
+
+def test_a_catalog_is_kept_and_a_changed_file_is_listed_again(tmp_path: Path) -> None:
+    names = {
+        b"huggingface": b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["b", "a"]}}}}'
+    }
+    for number in range(2):
+        table = pictures(numbers(200)[100 * number :] * 6, [number] * 6 * (200 - 100 * number))
+        file = write(tmp_path / f"{number}.parquet", table.replace_schema_metadata(names), 50)
+        os.utime(file, ns=(10**18, 10**18))
+    before = ParquetFiles(tmp_path)
+
+    write(tmp_path / "1.parquet", pictures(numbers(7), [0] * 7))
+    after = ParquetFiles(tmp_path)
+
+    assert (len(before), len(after)) == (1800, 1207)
+    assert contents(after)[-8:] == [numbers(200)[-1], *numbers(7)]
+    assert labels_of(after) == [0] * 1207
+    assert before.classes == after.classes == ("b", "a")
+
+
+def test_splits_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}-00000-of-00001.parquet", pictures([b"1"], [0]))
+
+    with pytest.raises(
+        ConfigError, match=r"has the splits test, train: give one, such as \S+/train-\*\.parquet"
+    ):
+        open_source(tmp_path)
+    assert len(open_source(tmp_path / "train-*.parquet")) == 1
+
+
+class TestDecoding:
+    """Row groups of 3 rows of 100 bytes."""
+
+    def opened(self, tmp_path: Path, memory: int) -> ParquetFiles:
+        return ParquetFiles(
+            write(tmp_path / "a.parquet", pictures(numbers(30), [0] * 30)), memory=f"{memory} B"
+        )
+
+    def test_a_group_decodes_each_row_group_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = self.opened(tmp_path, memory=300)
+        found = decodings(source, monkeypatch)
+
+        assert read_all(source, [28, 1, 27, 0, 29, 1]) == [
+            numbers(30)[sample] for sample in (28, 1, 27, 0, 29, 1)
+        ]
+
+        assert sorted(found) == [0, 9]
+
+    def test_row_groups_are_kept_as_long_as_memory_lasts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = self.opened(tmp_path, memory=650)
+        found = decodings(source, monkeypatch)
+
+        for sample in (0, 3, 1, 4, 2):
+            source.read(sample)
+        assert found == [0, 1]
+        source.read(6)
+        source.read(0)
+        assert found == [0, 1, 2]
+        source.read(5)
+        assert found == [0, 1, 2, 1]
+        # What is there is read first, though it is numbered behind.
+        read_all(source, [0, 27, 5, 9])
+        assert found == [0, 1, 2, 1, 3, 9]
+        source.close()
+        source.read(27)
+        assert found[-1] == 9
+
+    def test_what_is_expected_to_be_decoded_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = self.opened(tmp_path, memory=950)
+        found = decodings(source, monkeypatch)
+        order = np.random.default_rng(0).permutation(30).reshape(30, 1)
+
+        expected_bytes = source.decoded_bytes_of(list(order))
+        for group in order.tolist():
+            read_all(source, group)
+
+        assert expected_bytes == 300 * len(found)
+        assert 10 < len(found) < 30
+
+    def test_a_row_group_that_does_not_fit_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"memory is 299 B, and row group 0 of \S+/a\.parquet has 300 B"
+        ):
+            self.opened(tmp_path, memory=299)
+
+    def test_a_pickled_source_decodes_for_itself(self, tmp_path: Path) -> None:
+        source = self.opened(tmp_path, memory=600)
+        source.read(3)
+
+        copy = pickle.loads(pickle.dumps(source))
+
+        assert contents(copy) == numbers(30)
+
+
+def test_a_loader_reads_every_sample_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", pictures(numbers(40, 4), range(40)), 7)
+
+    with Loader(
+        file, batch_size=8, epochs=2, transforms=[DecodeRaw("uint8", (4,))], dtype="uint8", report=None
+    ) as loader:
+        batches = [(rows.copy(), labels.copy()) for _ in range(2) for rows, labels in loader]
+
+    rows, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+    assert (rows[:, 0] == labels).all()
+    assert sorted(labels[:40].tolist()) == sorted(labels[40:].tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("shuffle", [True, BundleShuffle(1000, bundle_ratio=0.05)])
+def test_a_loader_reports_an_order_that_decodes_again_and_again(tmp_path: Path, shuffle: Any) -> None:
+    table = pictures([bytes(100)] * 1000, [0] * 1000)
+    source = ParquetFiles(write(tmp_path / "a.parquet", table, 10), memory="10 kB")
+
+    with Loader(
+        source,
+        batch_size=10,
+        epochs=1,
+        shuffle=shuffle,
+        seed=3,
+        transforms=[DecodeRaw("uint8", (100,))],
+        report=None,
+    ) as loader:
+        lines = [line for line in loader.start_lines if "row groups" in line]
+
+    if shuffle is not True:
+        assert lines == []
+        return
+    (line,) = lines
+    assert re.search(
+        r"row groups are decoded (8|9)\.\d times over in this order, as \S+ \S+ hold 10 % of", line
+    )
+    assert "shuffle=penstock.BundleShuffle(1000, seed=3, bundle_ratio=0.05) needs each about once" in line
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pictures([b"1", None], [1, 2]), "row 1 of 'image' has no value"),
+        (pictures([b"1", b"2"], [None, 2]), "row 0 of 'label' has no value"),
+        (
+            pa.table({"image": [{"bytes": b"1", "path": ""}, {"bytes": None, "path": "x.jpg"}]}),
+            "row 1 of 'image.bytes' has no bytes in it, but the path of a file",
+        ),
+        (
+            pictures([], [], pa.binary()).cast(pa.schema([("image", pa.binary()), ("label", pa.int64())])),
+            "has no rows",
+        ),
+    ],
+)
+def test_a_row_without_a_value_is_named(tmp_path: Path, table: Any, message: str) -> None:
+    file = write(tmp_path / "a.parquet", table)
+
+    with pytest.raises(DataError, match=message) as caught:
+        ParquetFiles(file)
+
+    assert str(caught.value).startswith(str(file))
+
+
+def test_a_file_that_is_cut_off_or_none_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", pictures(numbers(9, 500), [0] * 9))
+    data = file.read_bytes()
+    for content in (
+        b"",
+        b"no Parquet file",
+        data[: len(data) // 2],
+        data[:100],
+        b"PAR1" + b"\xff" * 50 + b"PAR1",
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="is no complete Parquet file") as caught:
+            ParquetFiles(file)
+        assert str(caught.value).startswith(str(file))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10_000), byte=st.integers(0, 255), compression=st.sampled_from(["none", "zstd"]))
+def test_a_damaged_file_is_an_error_or_read_as_far_as_it_says(
+    tmp_path: Path, place: int, byte: int, compression: str
+) -> None:
+    file = write(tmp_path / "a.parquet", pictures(numbers(9), range(9)), compression=compression)
+    data = bytearray(file.read_bytes())
+    data[place % len(data)] = byte
+    file.write_bytes(data)
+
+    problem = str(file)
+    try:
+        source = ParquetFiles(file)
+        for sample in range(len(source)):
+            assert len(source.read(sample)) == source.sizes_bytes[sample]
+    except (DataError, ConfigError) as error:
+        problem = str(error)
+
+    assert problem.startswith(str(file))
+
+
+def test_what_is_damaged_or_replaced_later_is_an_error_of_its_samples(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", pictures(numbers(9), range(9)))
+    source = ParquetFiles(file)
+    assert source.read(0) == numbers(1)[0]
+    before = file.stat()
+
+    with file.open("r+b") as out:
+        out.write(b"PAR1" + b"\xff" * 400)
+    with pytest.raises(DataError, match=r"a\.parquet was written again since its samples were listed"):
+        source.read(0)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        source.read(4)
+
+
+def test_an_encrypted_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    # What an encrypted footer begins and ends with.
+    file.write_bytes(b"PARE" + bytes(100) + (50).to_bytes(4, "little") + b"PARE")
+
+    with pytest.raises(DataError, match=r"a\.parquet is encrypted"):
+        ParquetFiles(file)
+
+
+def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", pa.table({"one": [b"1"], "two": [b"2"], "n": [1.5]}))
+
+    with pytest.raises(ConfigError, match=r"sample is None; its columns are one \(binary\), two \(binary\)"):
+        ParquetFiles(file)
+    with pytest.raises(ConfigError, match="give sample= to penstock"):
+        ParquetFiles(file, sample="n")
+    with pytest.raises(ConfigError, match="label is 'n'; its columns are"):
+        ParquetFiles(file, sample="one", label="n")
+    other = write(tmp_path / "b.parquet", pa.table({"two": [b"2"]}))
+    with pytest.raises(DataError, match=r"b\.parquet has no column 'one', unlike the first file"):
+        ParquetFiles([file, other], sample="one", label=None)
+    third = write(tmp_path / "c.parquet", pa.table({"one": [3]}))
+    with pytest.raises(DataError, match=r"c\.parquet has int64 where the first file has bytes"):
+        ParquetFiles([file, third], sample="one", label=None)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.parquet")
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(DataError, match=r"a\.parquet is not a regular file"):
+        ParquetFiles(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no\.parquet cannot be opened"):
+        ParquetFiles(tmp_path / "no.parquet")
+    with pytest.raises(DataError, match="is a folder without Parquet files"):
+        ParquetFiles(tmp_path / "empty")
