@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import h5py  # type: ignore[import-untyped]
 import numpy as np
@@ -89,6 +90,10 @@ def file_list(folder: Path) -> Opened:
     return Opened(FileList(listing), contents, [i % 3 for i in range(len(SIZES))], files)
 
 
+def compressed_hdf5(folder: Path) -> Opened:
+    return hdf5(folder, compression="gzip", shuffle=True)
+
+
 def manifest(folder: Path) -> Opened:
     contents, files = write_files(folder, [f"files/{i}.bin" for i in range(len(SIZES))])
     table = folder / "train.jsonl"
@@ -140,13 +145,14 @@ def arrays(folder: Path) -> Opened:
     return Opened(source, [row.tobytes() for row in rows], labels, files, ": row 0")
 
 
-def hdf5(folder: Path) -> Opened:
+def hdf5(folder: Path, **how: Any) -> Opened:
     rows = np.random.default_rng(5).integers(0, 256, (len(SIZES), 1, 4095), np.uint8)
     labels = [i % 3 for i in range(len(SIZES))]
     files = [folder / f"{i}.h5" for i in range(len(SIZES))]
     for path, row, label in zip(files, rows, labels, strict=True):
         with h5py.File(path, "w") as file:
-            file["data"], file["labels"] = row, [label]
+            file.create_dataset("data", data=row, **how)
+            file["labels"] = [label]
     return Opened(Hdf5(folder / "*.h5"), [row.tobytes() for row in rows], labels, files, ": row 0")
 
 
@@ -211,6 +217,7 @@ SOURCES = [
     parquet,
     arrays,
     hdf5,
+    compressed_hdf5,
     slow_source,
     selected,
     selected_of_shards,

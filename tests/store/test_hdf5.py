@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,86 @@ def test_labels_may_be_of_ones_own_or_none(tmp_path: Path) -> None:
     assert none.labels == {}
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (
-            {"compression": "gzip"},
-            r"/data is compressed \(gzip\), so that no row can be read .*`h5repack -f NONE",
-        ),
-        ({"chunks": (5, 2, 3)}, r"in chunks of \[5, 2, 3\], which cut rows of \[4, 3\]"),
-    ],
-)
-def test_what_is_no_plain_rows_is_answered_with_how_to_write_it(
-    tmp_path: Path, how: dict[str, Any], message: str
+#: How rows are written so that they have to be decoded.
+DECODED: list[dict[str, Any]] = [
+    {"compression": "gzip"},
+    {"compression": "gzip", "chunks": (5, 4, 3), "shuffle": True, "fletcher32": True},
+    {"compression": "lzf", "chunks": (1, 4, 3)},
+    {"compression": "lzf", "chunks": (4, 2, 2), "shuffle": True},
+    {"chunks": (5, 2, 3)},
+    {"chunks": (6, 4, 3), "fletcher32": True},
+]
+
+
+@pytest.mark.parametrize("how", DECODED)
+def test_rows_that_are_compressed_or_cut_are_those_that_h5py_reads(
+    tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Hdf5(write(tmp_path / "a.h5", **how), data="data")
+    source = Hdf5(write(tmp_path / "a.h5", **how), data="data")
+    ids = np.array([22, 0, 5, 22, 4, 9, 21])
+    into = np.empty(ids.size * 24, np.uint8)
+
+    assert read_group(source, ids, into, 24 * np.arange(ids.size + 1)) == []
+
+    assert (into.view("<u2").reshape(-1, 4, 3) == ROWS[ids]).all()
+    assert (rows_of(source) == ROWS).all()
+    assert (rows_of(pickle.loads(pickle.dumps(source))) == ROWS).all()
+    source.close()
+
+
+def test_files_that_are_compressed_in_part_follow_each_other(tmp_path: Path) -> None:
+    write(tmp_path / "0.h5", ROWS[:10], chunks=(3, 4, 3), compression="gzip")
+    write(tmp_path / "1.h5", ROWS[10:])
+    source = Hdf5(tmp_path / "*.h5", data="data")
+
+    assert (rows_of(source) == ROWS).all()
+    assert source.describe(12) == f"{tmp_path}/1.h5: row 2"
+    source.close()
+
+
+def test_chunks_are_decoded_once_for_what_is_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Hdf5(write(tmp_path / "a.h5", chunks=(5, 4, 3), compression="gzip"), data="data", memory="240 B")
+    decoded: list[int] = []
+    decode = source._decode
+
+    def decode_and_count(unit: int, descriptor: int) -> NDArray[np.uint8]:
+        decoded.append(unit)
+        return decode(unit, descriptor)
+
+    monkeypatch.setattr(source, "_decode", decode_and_count)
+    into = np.empty(6 * 24, np.uint8)
+
+    read_group(source, np.array([0, 20, 4, 21, 3, 22]), into, 24 * np.arange(7))
+    source.read(1)
+
+    assert sorted(decoded) == [0, 4]
+    source.close()
+
+
+def test_a_chunk_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5", chunks=(5, 4, 3), compression="gzip")
+
+    with pytest.raises(
+        ConfigError, match=r"memory is 119 B, and the chunk from row 0 on of \S+/a\.h5 has 120 B"
+    ):
+        Hdf5(file, data="data", memory="119 B")
+
+
+def test_a_damaged_chunk_is_an_error_of_its_rows(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5", chunks=(5, 4, 3), compression="gzip")
+    with h5py.File(file, "r") as read:
+        place = read["data"].id.get_chunk_info(1).byte_offset
+    with file.open("r+b") as out:
+        out.seek(place)
+        out.write(b"\xff" * 20)
+    source = Hdf5(file, data="data")
+
+    assert source.read(0) == ROWS[0].tobytes()
+    with pytest.raises(DataError, match=r"a\.h5: the chunk from row 5 on cannot be decoded"):
+        source.read(7)
+    source.close()
 
 
 def test_chunks_that_were_never_written_are_an_error(tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
-"""Data sets in HDF5 files: rows of one of their arrays, read by their places in the file, without h5py's lock."""
+"""Data sets in HDF5 files: rows of one of their arrays, read by their places in the file, without h5py's lock.
+
+Where rows are compressed, or cut by chunks, h5py decodes the chunks, which its lock allows one thread at a time.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +16,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.group import Ids
+from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
+from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels
 from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, files_of, place_of_paths
@@ -25,9 +31,13 @@ HDF5_ENDINGS = (".h5", ".hdf5", ".he5")
 _USUAL_DATA = ("data", "images", "image", "features", "x", "X")
 _USUAL_LABELS = ("labels", "label", "targets", "target", "y", "Y")
 _AUTO = "auto"
+#: Files that h5py keeps open to decode chunks of them.
+_MOST_OPEN = 16
+#: Above every place.
+_NO_PLACE = np.iinfo(np.int64).max
 
 
-class Hdf5(RowFiles):
+class Hdf5(DecodedFiles, RowFiles):
     """The rows of an array in HDF5 files; several files follow each other. It takes h5py to open them.
 
     paths: a path, a pattern such as "part-*.h5", or a list of these; with arrays of one dtype and shape of a row.
@@ -36,11 +46,15 @@ class Hdf5(RowFiles):
     labels: the array that has a label for each row; "auto" is the first that there is of labels, label, targets,
         target, y and Y, or none; an array of yours, or a dict of such. Without any, a batch is the rows alone.
 
-    Rows lie in the file as numbers: in one piece, or in chunks that hold whole rows.
+    memory: for chunks that are decoded, beside the loader's: those of an array that is compressed, by any filter that
+        h5py has, or cut across its rows. All chunks of the same rows are decoded together, once for the samples that
+        are read together. Rows that lie in the file as numbers are read from there.
 
     Raises: DataError naming the file if it is missing, no HDF5 file, has no such array, or chunks of it were never
-        written; ConfigError for arrays that are compressed or cut across rows, with how to write them anew.
+        written; ConfigError for arrays in other files, and for chunks that are larger than memory.
     """
+
+    units_are = "chunks"
 
     def __init__(
         self,
@@ -48,6 +62,7 @@ class Hdf5(RowFiles):
         *,
         data: str | None = None,
         labels: str | NDArray[Any] | dict[str, NDArray[Any]] | None = _AUTO,
+        memory: str | int = DECODED_MEMORY,
     ) -> None:
         place = place_of_paths(paths)
         files = files_of(place)
@@ -55,11 +70,11 @@ class Hdf5(RowFiles):
         found = [_look(path, data, labels if isinstance(labels, str) else None) for path in files]
         first = found[0]
         check_alike(files, found)
-        self._places = [each.places for each in found]
         self._rows_of_a_place = np.array([each.rows_of_a_place for each in found], np.int64)
         #: Of each file, its first place among those of all.
         self._first_places = np.cumsum([0, *(each.places.size for each in found[:-1])])
-        self._all_places = np.concatenate(self._places)
+        self._all_places = np.concatenate([each.places for each in found])
+        self._arrays = _OpenArrays([each.name for each in found])
         super().__init__(
             place,
             files,
@@ -68,17 +83,98 @@ class Hdf5(RowFiles):
             _labels_of(files, found, labels),
             facts=f"{first.name} {xxhash.xxh3_128_hexdigest(self._all_places.tobytes())}",
         )
+        if not all(each.is_plain for each in found):
+            rows = [
+                np.minimum(
+                    each.rows_of_a_place, each.number - each.rows_of_a_place * np.arange(each.places.size)
+                )
+                for each in found
+            ]
+            self._decode_in(memory, np.concatenate(rows) * self.sample_bytes)
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
+        files, offsets, sizes = super().extents(ids)
+        if self.units is None:
+            return files, offsets, sizes
+        places, within = np.divmod(offsets, self._rows_of_a_place[files] * self.sample_bytes)
+        return self._first_places[files] + places, within, sizes
+
+    def _file_of(self, unit: int) -> int:
+        return int(np.searchsorted(self._first_places, unit, side="right")) - 1
+
+    def _unit_named(self, unit: int) -> str:
+        file = self._file_of(unit)
+        first = int((unit - self._first_places[file]) * self._rows_of_a_place[file])
+        return f"the chunk from row {first:,} on"
+
+    def _decode(self, unit: int, descriptor: int) -> Bytes:
+        file = self._file_of(unit)
+        rows = int(self._rows_of_a_place[file])
+        first = (unit - int(self._first_places[file])) * rows
+        try:
+            found = self._arrays.read(file, descriptor, first, first + rows)
+        except OSError as error:
+            raise DataError(
+                f"{self.files[file]}: {self._unit_named(unit)} cannot be decoded ({error}): write it again"
+            ) from error
+        return np.ascontiguousarray(found, self.numbers.dtype).reshape(-1).view(np.uint8)
+
+    def close(self) -> None:
+        super().close()
+        self._arrays.close()
 
     def _offsets(self, units: Ids, rows: Ids) -> Ids:
+        if self.units is not None:
+            return rows * self.sample_bytes
         places, within = np.divmod(rows, self._rows_of_a_place[units])
         found: Ids = self._all_places[self._first_places[units] + places] + within * self.sample_bytes
         return found
+
+
+class _OpenArrays:
+    """Arrays that stay open in h5py, of a few files. names: of the array in each file. Any thread may read."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        #: Protects `_open`: by file h5py's object and its array. h5py lets one thread read at a time anyway.
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[Any, Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _OpenArrays, (self._names,)
+
+    def read(self, file: int, descriptor: int, first: int, end: int) -> Any:
+        """Return rows of the array in a file that is open already. Raises: OSError."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            if file not in self._open:
+                if len(self._open) >= _MOST_OPEN:
+                    self._close_all()
+                h5py: Any = importlib.import_module("h5py")
+                opened = h5py.File(f"/proc/self/fd/{descriptor}", "r")
+                self._open[file] = opened, opened[self._names[file]]
+            return self._open[file][1][first:end]
+
+    def close(self) -> None:
+        """Close all. They are opened again by the next read."""
+        with self._lock:
+            self._close_all()
+
+    def _close_all(self) -> None:
+        while self._open:
+            self._open.popitem()[1][0].close()
 
 
 class _Found(NamedTuple):
     """An array in a file.
 
     name: of it. number: of rows. places: int64[...], where each piece of `rows_of_a_place` rows begins, in bytes.
+    is_plain: whether rows lie there as numbers; else places are the least of their chunks, and only tell arrays apart.
     labels: of its rows; None where there are none.
     """
 
@@ -88,6 +184,7 @@ class _Found(NamedTuple):
     shape: tuple[int, ...]
     places: Ids
     rows_of_a_place: int
+    is_plain: bool
     labels: NDArray[Any] | None
 
 
@@ -106,10 +203,13 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
     try:
         with h5py.File(path, "r") as file:
             array = _array(path, file, h5py, data)
-            places, rows = _places_of(path, array)
-            _compare(path, array, places, rows)
+            places, rows, is_plain = _places_of(path, array)
+            if is_plain:
+                _compare(path, array, places, rows)
+            else:
+                _try_to_decode(path, array)
             found = _labels_in(path, file, h5py, labels, len(array))
-            return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, found)
+            return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, is_plain, found)
     except DataError:  # an OSError itself, which says what is wrong
         raise
     except OSError as error:
@@ -138,39 +238,32 @@ def _array(path: str, file: Any, h5py: Any, data: str | None) -> Any:
     return array
 
 
-def _places_of(path: str, array: Any) -> tuple[Ids, int]:
-    """Return where the pieces of an array lie, and how many rows each has."""
-    file_of = f"h5repack -f NONE {path} OUT"
+def _places_of(path: str, array: Any) -> tuple[Ids, int, bool]:
+    """Return where the pieces of an array lie, how many rows each has, and whether they are plain rows."""
     if array.is_virtual or array.external:
         raise ConfigError(f"{path}: {array.name} lies in other files: give those, or a copy with all in it")
     if array.chunks is None:
         offset = array.id.get_offset()
         if offset is None:  # compact, or never written
             raise ConfigError(
-                f"{path}: {array.name} lies in no place of its own: {file_of} -l CONTI writes it so"
+                f"{path}: {array.name} lies in no place of its own: h5repack -f NONE -l CONTI {path} OUT writes it so"
             )
-        return np.array([offset], np.int64), len(array)
-    if array.id.get_create_plist().get_nfilters():
-        raise ConfigError(
-            f"{path}: {array.name} is compressed ({array.compression or 'a filter'}), so that no row can be read "
-            f"without those round it: `{file_of}` writes it as it is; pictures are compressed themselves"
-        )
-    rows = array.chunks[0]
-    if array.chunks[1:] != array.shape[1:]:
-        raise ConfigError(
-            f"{path}: {array.name} is in chunks of {list(array.chunks)}, which cut rows of {list(array.shape[1:])}: "
-            f"`{file_of} -l CONTI` writes them in one piece"
-        )
-    places = np.full(-(-len(array) // rows), -1, np.int64)
+        return np.array([offset], np.int64), len(array), True
+    rows, across = array.chunks[0], 1
+    for size, chunk_size in zip(array.shape[1:], array.chunks[1:], strict=True):
+        across *= -(-size // chunk_size)
+    places, counts = np.full((2, -(-len(array) // rows)), [[_NO_PLACE], [0]], np.int64)
     for index in range(array.id.get_num_chunks()):
         chunk = array.id.get_chunk_info(index)
-        places[chunk.chunk_offset[0] // rows] = chunk.byte_offset
-    if (places < 0).any():
-        row = int((places < 0).argmax()) * rows
+        place = chunk.chunk_offset[0] // rows
+        places[place] = min(places[place], chunk.byte_offset)
+        counts[place] += 1
+    if (counts < across).any():
+        row = int((counts < across).argmax()) * rows
         raise DataError(
             f"{path}: {array.name} was never written from row {row:,} on: write it, or give a part of it"
         )
-    return places, int(rows)
+    return places, int(rows), across == 1 and not array.id.get_create_plist().get_nfilters()
 
 
 def _compare(path: str, array: Any, places: Ids, rows: int) -> None:
@@ -184,6 +277,16 @@ def _compare(path: str, array: Any, places: Ids, rows: int) -> None:
                     f"{path}: row {row:,} of {array.name} does not lie where h5py says: `h5repack {path} OUT` writes a "
                     "file that is read"
                 )
+
+
+def _try_to_decode(path: str, array: Any) -> None:
+    try:
+        array[0]
+    except OSError as error:
+        raise DataError(
+            f"{path}: {array.name} cannot be decoded ({error}): `import hdf5plugin` brings more filters, and `h5repack "
+            f"-f NONE {path} OUT` writes it without, where they are installed"
+        ) from error
 
 
 def _labels_in(path: str, file: Any, h5py: Any, labels: str | None, number: int) -> NDArray[Any] | None:
