@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
+from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import write_records
 
@@ -30,6 +31,7 @@ from penstock.store import (
     FlatFolder,
     Hdf5,
     ImageFolder,
+    LitDataChunks,
     Manifest,
     MosaicShards,
     PackedFiles,
@@ -164,6 +166,13 @@ def mosaic(folder: Path) -> Opened:
     return Opened(MosaicShards(folder / "mds"), contents, labels, files, ": sample 0")
 
 
+def litdata(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
+    files = write_litdata(folder / "lit", [[pair] for pair in zip(contents, labels, strict=True)])
+    return Opened(LitDataChunks(folder / "lit"), contents, labels, files, ": sample 0")
+
+
 def arrow(folder: Path) -> Opened:
     random = np.random.default_rng(5)
     contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
@@ -213,6 +222,7 @@ SOURCES = [
     tar_shards,
     tf_records,
     mosaic,
+    litdata,
     arrow,
     parquet,
     arrays,

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 from pyarrow import parquet as pq
+from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import Feature, write_records
 
@@ -91,6 +92,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         ]
         write_records(Path(f"records/train-{number:05}-of-00002"), records)
     write_mds(Path("mds"), [[(b"1", 0), (b"2", 1)], [(b"3", 2)]])
+    write_litdata(Path("litdata"), [[(b"1", 0), (b"2", 1)]])
     for number in range(2):
         table = pa.table({"image": [{"bytes": b"1", "path": ""}] * 2, "label": [0, 1]})
         with (
@@ -124,6 +126,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"TFRecords('{tmp_path}/records/train-*-of-00002'): 6 samples, 2 shards, 3 classes "
         f"{tmp_path}/records/train-00000-of-00002: record 0",
         f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
+        f"LitDataChunks('{tmp_path}/litdata'): 2 samples, 1 shard, 2 classes ('0', '1')",
         f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
         f"ParquetFiles('{tmp_path}/parquet/train-*.parquet'): 2 samples, 1 shard, 2 classes ('0', '1')",
         "(32, 16) float32",

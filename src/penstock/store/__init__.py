@@ -9,6 +9,7 @@ from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.hdf5 import Hdf5
 from penstock.store.labels import Labels, labels_of
+from penstock.store.litdata import LitDataChunks
 from penstock.store.manifest import Manifest
 from penstock.store.memory import MemoryTier
 from penstock.store.mosaic import MosaicShards
@@ -34,6 +35,7 @@ __all__ = [
     "Hdf5",
     "ImageFolder",
     "Labels",
+    "LitDataChunks",
     "Manifest",
     "MemoryTier",
     "MosaicShards",

@@ -79,7 +79,7 @@ def list_arrow(
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
 
     def index(file: Opened) -> Indexed:
-        found = _index(file, columns)
+        found = index_arrow(file, columns)
         asking.progress.found.append(len(found.names))
         return found
 
@@ -96,11 +96,15 @@ class _Mapped(NamedTuple):
     batches: Iterator[Any]
 
 
-def _mapped(path: str, pa: Any) -> _Mapped:
-    """Map a file. Raises: DataError."""
+def _mapped(path: str, pa: Any, span: tuple[int, int] | None = None) -> _Mapped:
+    """Map a file, which is Arrow's from a byte to another, or as a whole. Raises: DataError."""
     try:
         mapped = pa.memory_map(path)
         address = mapped.read_buffer(1).address
+        if span is not None:
+            begin, end = span
+            mapped.seek(begin)
+            mapped = pa.BufferReader(mapped.read_buffer(end - begin))
         try:
             reader = pa.ipc.open_file(mapped)
             batches: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
@@ -125,10 +129,10 @@ def _columns(path: str, sample: str | None, label: str | None) -> Columns:
     return choose_columns(path, schema, sample, label, pa=pa, opener="ArrowFiles")
 
 
-def _index(file: Opened, columns: Columns) -> Indexed:
-    """Return where the samples of a file lie, and their labels."""
+def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = None) -> Indexed:
+    """Return where the samples of a file lie, and their labels. span: see `_mapped`. Raises: DataError."""
     pa = import_pyarrow(file.path, "an Arrow file")
-    mapped = _mapped(file.path, pa)
+    mapped = _mapped(file.path, pa, span)
     begins, sizes, labels, rows = list[Ints](), list[Ints](), list[str](), 0
     try:
         for batch in mapped.batches:

@@ -25,6 +25,7 @@ from penstock.store.listing import (
     list_folder,
     read_list,
 )
+from penstock.store.litdata import LitDataChunks, is_litdata, list_litdata
 from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.packed import PackedFiles
@@ -136,6 +137,7 @@ Kind = type[
     | MosaicShards
     | ArrowFiles
     | ParquetFiles
+    | LitDataChunks
 ]
 
 
@@ -150,10 +152,10 @@ def open_source(
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
     file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, TFRecord files `TFRecords`, a
-    folder of MDS shards `MosaicShards`, .arrow files `ArrowFiles`, .npy files `Arrays`, .h5 files `Hdf5`, JSON lines
-    and CSV files whose heading names a column of files a `Manifest`, any other file a `FileList`. A `~` at its
-    beginning is the home folder. The file system is asked on threads, so that Ctrl-C ends the wait for one that does
-    not answer.
+    folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .npy files
+    `Arrays`, .h5 files `Hdf5`, JSON lines and CSV files whose heading names a column of files a `Manifest`, any other
+    file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C
+    ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
@@ -182,6 +184,7 @@ def open_source(
         MosaicShards,
         ArrowFiles,
         ParquetFiles,
+        LitDataChunks,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
     return kind(place, calls=calls, catalog=found)
@@ -202,6 +205,8 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
         return list_parquet(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: is_mosaic(place)):
         return list_mosaic(place, None, "auto", key, old, asking)
+    if asking.calls.one(place, lambda: is_litdata(place)):
+        return list_litdata(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place)):
         return list_records(place, None, "auto", key, old, asking)
     if is_of_several(place):

@@ -8,34 +8,23 @@ Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
-
-INDEX_NAME = "index.json"
+from penstock.store.row_shards import INDEX_NAME, LABEL_ENCODINGS, RowColumns, index_rows, read_json
 
 _AUTO = "auto"
 #: Encodings whose bytes are a picture, or whatever the user makes of them.
 _OF_SAMPLES = ("jpeg", "png", "bytes")
 #: Columns that are taken for the label, the first that there is.
 _USUAL_LABELS = ("label", "class", "cls", "target")
-#: Encodings of labels: integers as NumPy names them, and text.
-_INTEGERS = {"int": "<i8"} | {
-    f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
-_TEXTS = ("str", "str_int")
-_MOST_INDEX_BYTES = 1 << 30
 
 
 class MosaicShards(CataloguedFiles):
@@ -93,19 +82,11 @@ def list_mosaic(
         shard = by_path[file.path]
         if _facts(shard) != _facts(shards[0]):
             raise DataError(f"{file.path} has other columns than the first shard: write the data set again")
-        found = _index(file, shard, columns)
+        found = index_rows(file, shard["column_sizes"], columns, shard.get("samples"), "MDS shard")
         asking.progress.found.append(len(found.names))
         return found
 
     return index_files(key, old, asking, tuple(by_path), index, kind="MosaicShards", label=label)
-
-
-class _Columns(NamedTuple):
-    """What is taken of a sample: the number of a column each, -1 for no label. encoding: of the label."""
-
-    sample: int
-    label: int
-    encoding: str
 
 
 def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
@@ -115,11 +96,9 @@ def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
 def _read_index(place: str) -> list[dict[str, Any]]:
     """Return what index.json has of each shard. Raises: DataError."""
     path = os.path.join(place, INDEX_NAME)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise DataError(f"{path} is not a regular file: write it again")
+    index = read_json(path, "MDS shard")
     try:
-        with open(path, "rb") as file:
-            shards = json.loads(file.read(_MOST_INDEX_BYTES))["shards"]
+        shards = index["shards"]
         for shard in shards:
             names, encodings, sizes = _facts(shard)
             basename = (shard["raw_data"] or {"basename": ""})["basename"]
@@ -136,18 +115,14 @@ def _read_index(place: str) -> list[dict[str, Any]]:
                 )
     except DataError:
         raise
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}; give the folder with it and the shards"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no index of MDS shards ({error!r:.200}): write it again") from error
     if not shards:
         raise DataError(f"{path} names no shard: write the data set again")
     return list(shards)
 
 
-def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str | None) -> _Columns:
+def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str | None) -> RowColumns:
     names, encodings, _ = _facts(shard)
     kinds = dict(zip(names, encodings, strict=True))
     has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
@@ -158,76 +133,10 @@ def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str |
             f"{place}: sample is {sample!r}; its columns are {has}: give one of bytes, and of no pickled objects"
         )
     if label == _AUTO:
-        usual = (
-            name for name in _USUAL_LABELS if kinds.get(name) in (*_INTEGERS, *_TEXTS) and name != sample
-        )
+        usual = (name for name in _USUAL_LABELS if kinds.get(name) in LABEL_ENCODINGS and name != sample)
         label = next(usual, None)
-    if label is not None and kinds.get(label) not in (*_INTEGERS, *_TEXTS):
+    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
         raise ConfigError(
             f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
         )
-    return _Columns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
-
-
-def _index(file: Opened, shard: dict[str, Any], columns: _Columns) -> Indexed:
-    """Return where the samples of a shard lie, and their labels."""
-    fixed = shard["column_sizes"]
-    variable = [number for number, size in enumerate(fixed) if size is None]
-    begins = _begins(file)
-    count = begins.size - 1
-    if (said := shard.get("samples", count)) != count:
-        raise _damaged(file, f"it has {count:,} samples, and {INDEX_NAME} says {said}")
-    heads = b"".join(_read(file, begin, 4 * len(variable)) for begin in begins[:-1].tolist() if variable)
-    sizes = np.empty((count, len(fixed)), np.int64)
-    sizes[:] = [0 if size is None else size for size in fixed]
-    sizes[:, variable] = np.frombuffer(heads, "<u4").reshape(count, len(variable))
-    ends = begins[:-1, None] + 4 * len(variable) + np.cumsum(sizes, axis=1)
-    if (wrong := ends[:, -1] != begins[1:]).any():
-        raise _damaged(file, f"sample {int(wrong.argmax())} is not as long as its columns")
-    labels = None
-    if columns.label >= 0:
-        places = np.column_stack((ends[:, columns.label] - sizes[:, columns.label], sizes[:, columns.label]))
-        texts = [_read(file, begin, size) for begin, size in places.tolist()]
-        labels = _labels(file, texts, columns.encoding)
-    return Indexed(
-        file,
-        [b"sample %d" % number for number in range(count)],
-        ends[:, columns.sample] - sizes[:, columns.sample],
-        sizes[:, columns.sample].copy(),
-        labels,
-    )
-
-
-def _begins(file: Opened) -> Ints:
-    """Return where each sample of a shard begins, and where the last one ends."""
-    (count,) = np.frombuffer(_read(file, 0, 4), "<u4").tolist()
-    if not count or 4 * (count + 2) > file.file_bytes:
-        raise _damaged(file, f"it has {count:,} samples in {file.file_bytes:,} bytes")
-    begins = np.frombuffer(_read(file, 4, 4 * (count + 1)), "<u4").astype(np.int64)
-    if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] != file.file_bytes:
-        raise _damaged(file, f"its samples end at byte {begins[-1]:,}, and it has {file.file_bytes:,}")
-    return begins
-
-
-def _labels(file: Opened, values: list[bytes], encoding: str) -> list[str]:
-    if encoding in _INTEGERS:
-        numbers: NDArray[Any] = np.frombuffer(b"".join(values), _INTEGERS[encoding])
-        return list(map(str, numbers.tolist()))
-    try:
-        return [value.decode("utf-8") for value in values]
-    except UnicodeDecodeError as error:
-        raise _damaged(file, f"a label is no text in UTF-8 ({error})") from error
-
-
-def _read(file: Opened, begin: int, size: int) -> bytes:
-    try:
-        content = os.pread(file.descriptor, size, begin)
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
-    if len(content) != size:
-        raise _damaged(file, f"it ends at byte {file.file_bytes:,}, before {begin + size:,}")
-    return content
-
-
-def _damaged(file: Opened, why: str) -> DataError:
-    return DataError(f"{file.path} is cut off, damaged or no MDS shard: {why}; copy or write it again")
+    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")

@@ -1,0 +1,202 @@
+"""Data sets that LitData's `optimize` wrote, read at random where they lie.
+
+A chunk is a shard of rows (`row_shards`) in which each column has its size before it; or, where samples are flat dicts
+of plain values and a later LitData wrote them, a file of Arrow's behind an empty table, with its length and a mark
+behind it.
+Source: litdata 0.2.76, `streaming/writer.py` and `streaming/item_loader.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.arrow import index_arrow
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.columns import Columns
+from penstock.store.listing import Asking, Refresh
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
+from penstock.store.patterns import place_of_paths
+from penstock.store.row_shards import (
+    INDEX_NAME,
+    LABEL_ENCODINGS,
+    RowColumns,
+    index_rows,
+    read_at,
+    read_json,
+)
+
+_AUTO = "auto"
+_KIND = "LitData chunk"
+#: Encodings whose bytes are a picture, text, or whatever the user makes of them; those that are taken first.
+_PICTURES = ("jpeg", "image", "bytes", "file")
+_OF_SAMPLES = (*_PICTURES, "str", "text", "no_header_tensor", "no_header_numpy")
+_USUAL_LABELS = ("label", "labels", "class", "cls", "target")
+#: How a chunk ends that is an Arrow file: its length (uint32), and this.
+_ARROW_MARK = b"LDARW01\0"
+_ARROW_END_BYTES = 12
+
+
+class LitDataChunks(CataloguedFiles):
+    """The samples of a folder of chunks, as LitData's `optimize` wrote it.
+
+    Samples are numbered by chunk, then as they lie in it. Nothing is copied or converted.
+
+    folder: with index.json and the chunks beside it, on a file system of this host.
+    sample: the column that is the sample, by its key, or by its number where samples are tuples ("0", "1" ...): its
+        bytes as stored. Unless given, the first that is stored as jpeg, image, bytes or file.
+    label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
+        cls and target, or no label; None takes none. Names are numbered in sorted order.
+    refresh, calls, catalog: as in `open_source`.
+
+    Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed or encrypted;
+        ConfigError if there is no such column.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        sample: str | None = None,
+        label: str | None = _AUTO,
+        refresh: Refresh = "auto",
+        calls: Calls | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        place = place_of_paths(folder)
+        list_anew = partial(list_litdata, place, sample, label)
+        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+
+
+def is_litdata(place: str) -> bool:
+    """Return whether a place is a folder of LitData's chunks by its index. It asks the file system."""
+    path = os.path.join(place, INDEX_NAME)
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return False
+    try:
+        found = read_json(path, _KIND)
+    except DataError:
+        return False
+    return isinstance(found, dict) and {"chunks", "config"} <= found.keys()
+
+
+def list_litdata(
+    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """Index LitData's chunks; see `LitDataChunks`. Of those that did not change, what an old catalog says is taken."""
+    found = asking.calls.one(place, partial(_read_index, place))
+    columns = _columns(place, found.kinds, sample, label)
+    by_path = {os.path.join(place, name): count for name, count in found.chunks.items()}
+    keys = list(found.kinds)
+
+    def index(file: Opened) -> Indexed:
+        begin = _begin_of_arrow(file)
+        if begin is None:
+            indexed = index_rows(file, [None] * len(keys), columns, by_path[file.path], _KIND)
+        else:
+            named = Columns(keys[columns.sample], keys[columns.label] if columns.label >= 0 else "", None)
+            indexed = index_arrow(file, named, (begin, file.file_bytes - _ARROW_END_BYTES))
+            if (count := len(indexed.names)) != by_path[file.path]:
+                raise DataError(
+                    f"{file.path} has {count:,} samples, and {INDEX_NAME} says {by_path[file.path]}: write it again"
+                )
+        asking.progress.found.append(len(indexed.names))
+        return indexed
+
+    return index_files(key, old, asking, tuple(by_path), index, kind="LitDataChunks", label=label)
+
+
+class _Index(NamedTuple):
+    """What index.json has. chunks: by name how many samples. kinds: by key how a column is stored."""
+
+    chunks: dict[str, int]
+    kinds: dict[str, str]
+
+
+def _read_index(place: str) -> _Index:
+    """Raises: DataError."""
+    path = os.path.join(place, INDEX_NAME)
+    found = read_json(path, _KIND)
+    try:
+        config, chunks = found["config"], {each["filename"]: each["chunk_size"] for each in found["chunks"]}
+        if how := config["compression"] or config.get("ipc_compression"):
+            raise DataError(
+                f"{place} is compressed ({how}), so that no sample can be read without those round it: write it with "
+                "optimize(..., compression=None); pictures are compressed themselves"
+            )
+        if config["encryption"]:
+            raise DataError(f"{place} is encrypted: write it with optimize(..., encryption=None)")
+        if (loader := config.get("item_loader") or "PyTreeLoader") != "PyTreeLoader":
+            raise DataError(
+                f"{place} was written for {loader}, which keeps other things than samples of columns: write its "
+                "content as a .npy file, which Arrays and Tokens read"
+            )
+        kinds = dict(zip(_keys_of(config["data_spec"]), config["data_format"], strict=True))
+        for name in chunks:
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise ValueError(f"a chunk called {name!r}, which is not beside it")
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is no index of {_KIND}s ({error!r:.200}): write it again") from error
+    if not chunks:
+        raise DataError(f"{path} names no chunk: write the data set again")
+    return _Index(chunks, kinds)
+
+
+def _keys_of(spec: Any) -> list[str]:
+    """Return what the leaves of a sample are called, by the description of a tree that torch writes."""
+
+    def walk(node: Any, at: str) -> Iterator[str]:
+        if node["type"] is None:
+            yield at
+            return
+        children = node["children_spec"]
+        names = json.loads(node["context"]) if node["context"] else None
+        if not isinstance(names, list) or len(names) != len(children):
+            names = range(len(children))
+        for name, child in zip(names, children, strict=True):
+            yield from walk(child, f"{at}.{name}" if at else str(name))
+
+    _, tree = json.loads(spec)
+    return list(walk(tree, ""))
+
+
+def _columns(place: str, kinds: dict[str, str], sample: str | None, label: str | None) -> RowColumns:
+    has = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
+    names = list(kinds)
+    if sample is None:
+        sample = next((name for name, kind in kinds.items() if kind.partition(":")[0] in _PICTURES), None)
+    if sample not in kinds or kinds[sample].partition(":")[0] not in _OF_SAMPLES:
+        raise ConfigError(
+            f"{place}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.LitDataChunks, one "
+            f"stored as {', '.join(_OF_SAMPLES)}"
+        )
+    if label == _AUTO:
+        usual = (name for name in _USUAL_LABELS if kinds.get(name) in LABEL_ENCODINGS and name != sample)
+        label = next(usual, None)
+    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
+        raise ConfigError(
+            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
+        )
+    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+
+
+def _begin_of_arrow(file: Opened) -> int | None:
+    """Return where the Arrow file in a chunk begins; None where there is none."""
+    if file.file_bytes < _ARROW_END_BYTES:
+        return None
+    end = read_at(file, _KIND, file.file_bytes - _ARROW_END_BYTES, _ARROW_END_BYTES)
+    if not end.endswith(_ARROW_MARK):
+        return None
+    begin = file.file_bytes - _ARROW_END_BYTES - int.from_bytes(end[:4], "little")
+    if begin < 0:
+        raise DataError(
+            f"{file.path} is cut off or damaged: its Arrow file is longer than it; copy or write it again"
+        )
+    return begin

@@ -1,0 +1,126 @@
+"""Shards of rows: a table of where each sample begins, and samples whose columns lie one behind the other.
+
+    count (uint32) | begins[count + 1] (uint32 each), the last one the end | anything | samples
+    a sample: the size of each column without a fixed one (uint32 each) | the columns
+
+MosaicML's Streaming and LitData write their data so, beside an index in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DataError
+from penstock.store.catalog import Ints
+from penstock.store.packed_listing import Indexed, Opened
+
+INDEX_NAME = "index.json"
+
+#: Encodings of labels: integers as NumPy names them, and text.
+_INTEGERS = {"int": "<i8"} | {
+    f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+_TEXTS = ("str", "str_int")
+#: Encodings that a label may have.
+LABEL_ENCODINGS = (*_INTEGERS, *_TEXTS)
+_MOST_INDEX_BYTES = 1 << 30
+
+
+class RowColumns(NamedTuple):
+    """What is taken of a sample: the number of a column each, -1 for no label. encoding: of the label."""
+
+    sample: int
+    label: int
+    encoding: str
+
+
+def read_json(path: str, kind: str) -> Any:
+    """Return what an index of shards has. kind: of shards, for errors. Raises: DataError."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise DataError(f"{path} is not a regular file: write it again")
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read(_MOST_INDEX_BYTES))
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; give the folder with it and the shards"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no index of {kind}s ({error!r:.200}): write it again") from error
+
+
+def index_rows(
+    file: Opened, fixed: Sequence[int | None], columns: RowColumns, said: Any, kind: str
+) -> Indexed:
+    """Return where the samples of a shard lie, and their labels.
+
+    fixed: size of each column; None where it stands before each sample. said: how many samples the index says, or None.
+    kind: of shard, for errors. Raises: DataError if the shard is cut off, damaged or of another kind.
+    """
+    variable = [number for number, size in enumerate(fixed) if size is None]
+    begins = _begins(file, kind)
+    count = begins.size - 1
+    if said is not None and said != count:
+        raise _damaged(file, kind, f"it has {count:,} samples, and {INDEX_NAME} says {said}")
+    heads = b"".join(
+        read_at(file, kind, begin, 4 * len(variable)) for begin in begins[:-1].tolist() if variable
+    )
+    sizes = np.empty((count, len(fixed)), np.int64)
+    sizes[:] = [0 if size is None else size for size in fixed]
+    sizes[:, variable] = np.frombuffer(heads, "<u4").reshape(count, len(variable))
+    ends = begins[:-1, None] + 4 * len(variable) + np.cumsum(sizes, axis=1)
+    if (wrong := ends[:, -1] != begins[1:]).any():
+        raise _damaged(file, kind, f"sample {int(wrong.argmax())} is not as long as its columns")
+    labels = None
+    if columns.label >= 0:
+        places = np.column_stack((ends[:, columns.label] - sizes[:, columns.label], sizes[:, columns.label]))
+        texts = [read_at(file, kind, begin, size) for begin, size in places.tolist()]
+        labels = _labels(file, kind, texts, columns.encoding)
+    return Indexed(
+        file,
+        [b"sample %d" % number for number in range(count)],
+        ends[:, columns.sample] - sizes[:, columns.sample],
+        sizes[:, columns.sample].copy(),
+        labels,
+    )
+
+
+def _begins(file: Opened, kind: str) -> Ints:
+    """Return where each sample of a shard begins, and where the last one ends."""
+    (count,) = np.frombuffer(read_at(file, kind, 0, 4), "<u4").tolist()
+    if not count or 4 * (count + 2) > file.file_bytes:
+        raise _damaged(file, kind, f"it has {count:,} samples in {file.file_bytes:,} bytes")
+    begins = np.frombuffer(read_at(file, kind, 4, 4 * (count + 1)), "<u4").astype(np.int64)
+    if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] != file.file_bytes:
+        raise _damaged(file, kind, f"its samples end at byte {begins[-1]:,}, and it has {file.file_bytes:,}")
+    return begins
+
+
+def _labels(file: Opened, kind: str, values: list[bytes], encoding: str) -> list[str]:
+    if encoding in _INTEGERS:
+        numbers: NDArray[Any] = np.frombuffer(b"".join(values), _INTEGERS[encoding])
+        return list(map(str, numbers.tolist()))
+    try:
+        return [value.decode("utf-8") for value in values]
+    except UnicodeDecodeError as error:
+        raise _damaged(file, kind, f"a label is no text in UTF-8 ({error})") from error
+
+
+def read_at(file: Opened, kind: str, begin: int, size: int) -> bytes:
+    try:
+        content = os.pread(file.descriptor, size, begin)
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+    if len(content) != size:
+        raise _damaged(file, kind, f"it ends at byte {file.file_bytes:,}, before {begin + size:,}")
+    return content
+
+
+def _damaged(file: Opened, kind: str, why: str) -> DataError:
+    return DataError(f"{file.path} is cut off, damaged or no {kind}: {why}; copy or write it again")
