@@ -87,6 +87,15 @@ def fsspec_threads() -> None:
 
 
 @pytest.fixture(scope="session")
+def obstore_threads() -> None:
+    """Start the threads that obstore keeps for as long as the process lives."""
+    import obstore
+    from obstore.store import MemoryStore
+
+    obstore.put(MemoryStore(), "a", b"")
+
+
+@pytest.fixture(scope="session")
 def s3_options(fsspec_threads: None) -> Iterator[dict[str, str]]:
     """Serve S3 with one bucket, "bucket", in a thread, and return the options of s3fs that lead to it."""
     import s3fs

@@ -84,6 +84,12 @@ class NumberWork:
     def describe(self, sample: int) -> str:
         return f"/data/{sample}.jpg"
 
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return ()
+
+    def end_waits(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -277,9 +277,9 @@ def test_a_source_that_one_rank_cannot_open_is_an_error_of_all(folder: Path, tmp
 
 
 def test_a_source_that_is_no_path_on_one_rank_is_an_error_of_all(folder: Path) -> None:
-    outcomes = run(RANKS, lambda own: make("s3://photos" if own.rank == 0 else folder, own))
+    outcomes = run(RANKS, lambda own: make("https://me:hush@photos" if own.rank == 0 else folder, own))
 
-    assert "s3://photos" in str(named(outcomes, 0))
+    assert "https://me:***@photos has a password in it" in str(named(outcomes, 0))
 
 
 def test_a_rank_that_makes_no_loader_is_named_on_the_others(folder: Path) -> None:

@@ -54,6 +54,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "on_error": ("skip", "ignore", "on_error is 'ignore'"),
     "skip": ("bad.jsonl", [3], r"skip is \[3\]"),
     "refresh": ("never", "sometimes", "refresh is 'sometimes'"),
+    "storage_options": ({}, "anon", "storage_options is of type str"),
     "patience_seconds": (1.0, None, "patience_seconds is None"),
     "timeout_seconds": (1.0, 0, "timeout_seconds is 0"),
 }

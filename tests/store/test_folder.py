@@ -418,11 +418,6 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
             opened(path)
 
 
-def test_an_address_is_named_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"'s3://bucket/photos' is an address, .*: mount it"):
-        open_source("s3://bucket/photos")
-
-
 def test_a_folder_that_could_be_either_is_asked_about(tmp_path: Path) -> None:
     write(tmp_path, "cat/a.jpg", "z.jpg", "b.jpg")
 

@@ -67,7 +67,8 @@ def test_what_exists_is_no_pattern(tmp_path: Path) -> None:
         ([], "the list of paths is empty"),
         (["a", 3], "3 is not the path of"),
         (["a", "b\nc"], "has a line end in its name"),
-        ("s3://bucket/a.tar", "is an address"),
+        (["a.tar", "s3://bucket/a.tar"], "the list has paths and addresses"),
+        ("https://me:secret@host/a.tar", r"https://me:\*\*\*@host/a.tar has a password in it"),
         ("a{0..9999999}.tar", "means more than 1,000,000 files"),
     ],
 )

@@ -197,6 +197,17 @@ class Fetcher(Protocol):
         """Name a sample for messages, by its path where it has one."""
         ...
 
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        """Return when attempts to read began that failed, and when they were made again, since the last call.
+
+        By the clock that a recorder has unless it is given another.
+        """
+        ...
+
+    def end_waits(self) -> None:
+        """Have reads that wait to be tried again fail: their results are not wanted any more."""
+        ...
+
     def close(self) -> None:
         """Give back what it holds. No thread runs any more."""
         ...
@@ -447,6 +458,7 @@ class Engine:
         self.end()
         if self.is_forked:
             return
+        self._fetcher.end_waits()
         atexit.unregister(self._at_exit)
         is_over = self._join(_JOIN_SILENT_SECONDS)
         if not is_over:
@@ -958,6 +970,8 @@ class Engine:
         step: int,
     ) -> tuple[int, bool]:
         """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
+        for began, ended in self._fetcher.take_lost():
+            ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
         kinds = set(map(type, data))
         has_failed = Failed in kinds
         if has_failed:

@@ -20,7 +20,9 @@ from penstock.simulate.policies import policy_of
 from penstock.store import Numeric, Source
 from penstock.store.folder import are_numbers
 from penstock.store.listing import Refresh, check_refresh
+from penstock.store.object_store import without_secrets
 from penstock.store.patterns import Paths, place_of_paths
+from penstock.store.remote import check_options
 from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
@@ -58,6 +60,7 @@ class LoaderArguments(TypedDict, total=False):
     on_error: OnError
     skip: str | os.PathLike[str] | None
     refresh: Refresh
+    storage_options: Mapping[str, Any] | None
     patience_seconds: float
     timeout_seconds: float | None
 
@@ -66,8 +69,8 @@ class LoaderArguments(TypedDict, total=False):
 class LoaderConfig:
     """What is loaded, and how: everything that a loader is given but where it writes (`report=`, `trace=`).
 
-    source: a folder, list file, tar shards or a list of paths (see `penstock.open_source`), a `Source`, or a map-style
-        data set. A list of paths is kept as a tuple.
+    source: a folder, list file, tar shards or a list of paths (see `penstock.open_source`), or the address of one, such
+        as "s3://bucket/train"; a `Source`, or a map-style data set. A list of paths is kept as a tuple.
     batch_size: samples of a global batch, over all ranks.
     epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
         as validation does.
@@ -100,6 +103,7 @@ class LoaderConfig:
         complete.
     refresh: of a folder or list that was read before, "auto" lists what changed since, "full" everything, "never"
         nothing; see `penstock.open_source`.
+    storage_options: of an address, what its driver needs beyond what it finds by itself; see `penstock.open_source`.
     patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises. Neither is
         looked at with decoders=0, where the thread that waits is the one that loads.
 
@@ -136,6 +140,7 @@ class LoaderConfig:
     on_error: OnError = "raise"
     skip: str | os.PathLike[str] | None = None
     refresh: Refresh = "auto"
+    storage_options: Mapping[str, Any] | None = None
     patience_seconds: float = 60.0
     timeout_seconds: float | None = None
 
@@ -210,6 +215,11 @@ class LoaderConfig:
                 "by their numbers, give source.select(...)"
             )
         check_refresh(self.refresh)
+        check_options(self.storage_options)
+        if self.storage_options is not None and self.paths is None:
+            raise ConfigError(
+                "storage_options are given, and the source is open already: give them to what opens it"
+            )
         if self.refresh != "auto" and self.paths is None:
             raise ConfigError(
                 f"refresh is {self.refresh!r}, and the source is open already: give it to what opens the source, "
@@ -274,11 +284,26 @@ class LoaderConfig:
         """Return the call that makes an equal one, without what has its default."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         given = [
-            f"{each.name}={_BRIEF.repr(values[each.name])}"
+            f"{each.name}={_shown(each.name, values[each.name])}"
             for each in fields(self)[1:]
             if each.default is MISSING or not _is_same(values[each.name], each.default)
         ]
-        return f"LoaderConfig({', '.join([_BRIEF.repr(self.source), *given])})"
+        return f"LoaderConfig({', '.join([_BRIEF.repr(_shown_source(self.source)), *given])})"
+
+
+def _shown_source(source: Any) -> Any:
+    if isinstance(source, str):
+        return without_secrets(source)
+    if isinstance(source, tuple):
+        return tuple(without_secrets(each) if isinstance(each, str) else each for each in source)
+    return source
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value as it may be shown: options may be secret."""
+    if name == "storage_options" and isinstance(value, Mapping):
+        return f"{{{', '.join(f'{each!r}: ...' for each in value)}}}"
+    return _BRIEF.repr(value)
 
 
 #: A source may be a list of a million samples, an order a table.

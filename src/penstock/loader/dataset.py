@@ -95,6 +95,13 @@ class DatasetFetcher:
             )
         return values
 
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        """What is tried again is the data set's own matter."""
+        return ()
+
+    def end_waits(self) -> None:
+        """So is what it waits for."""
+
     def close(self) -> None:
         """Nothing is held."""
 

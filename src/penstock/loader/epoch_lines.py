@@ -11,7 +11,8 @@ from penstock.flow.lock_use import LockUse
 from penstock.loader.images import ImageDecoder
 from penstock.loader.setup import Setup
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, limiting, stall_share
-from penstock.units import format_count
+from penstock.trace.schema import Kind
+from penstock.units import format_count, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class EpochLines:
         # Whether a data set's code reads or computes is not seen here.
         is_of_data_set = self._setup.pipeline is None
         line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
-        return f"{line}{self._threads()}{self._lock(metrics)}{self._alone()}{skip_clause(skipped)}"
+        said = f"{self._threads()}{self._lock(metrics)}{self._alone()}"
+        return f"{line}{said}{retry_clause(metrics)}{skip_clause(skipped)}"
 
     def _threads(self) -> str:
         """Report the number of threads where it is not what the line before, or that of the start, said."""
@@ -81,6 +83,18 @@ class EpochLines:
             f"; decoded {format_count(alone, 'picture')} one at a time, as nothing says beforehand how large they are: "
             "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
         )
+
+
+def retry_clause(metrics: EpochMetrics) -> str:
+    """Return how many requests failed and were made again, and what that took; empty where none did."""
+    failed = [durations for stage, durations in metrics.stages.items() if stage.kind == Kind.RETRY]
+    if not failed:
+        return ""
+    calls, seconds = sum(each.calls for each in failed), sum(each.seconds for each in failed)
+    return (
+        f"; {format_count(calls, 'request')} to the store failed and were made again, which took them "
+        f"{format_seconds(seconds)} in all"
+    )
 
 
 def skip_clause(skipped: Sequence[SkippedSample]) -> str:

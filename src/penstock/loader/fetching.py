@@ -6,7 +6,7 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
+from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -70,7 +71,7 @@ class SourceFetcher:
     """
 
     def __init__(self, source: Source, tiers: dict[int, MemoryTier], near: Near | None = None) -> None:
-        self._source = source
+        self._source, self._objects = source, objects_in(source)
         self._tiers = tiers
         self._near = near
         self._sizes_bytes = source.sizes_bytes
@@ -78,7 +79,11 @@ class SourceFetcher:
 
     @property
     def place(self) -> str:
-        return repr(self._source)
+        waits = "" if self._objects is None else self._objects.waits()
+        return f"{self._source!r}, which {waits}" if waits else repr(self._source)
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return () if self._objects is None else self._objects.take_lost()
 
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
@@ -155,6 +160,12 @@ class SourceFetcher:
         source = unselected(self._source)
         if isinstance(source, PackedFiles):
             source.close()
+        elif self._objects is not None:
+            self._objects.close()
+
+    def end_waits(self) -> None:
+        if self._objects is not None:
+            self._objects.end_waits()
 
     def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
         memory = tier.array

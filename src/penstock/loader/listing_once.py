@@ -12,7 +12,9 @@ from penstock.store import Catalog, FileSource, PackedFiles, open_source
 from penstock.store.calls import Calls
 from penstock.store.catalog import DIGEST_BYTES
 from penstock.store.listing import is_listed_here, read_same
+from penstock.store.object_store import is_address
 from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects
 
 #: What the exchanges of a loader's start are called in messages.
 START = "the start of a loader"
@@ -42,7 +44,9 @@ def list_once(
         nonlocal source, written
         if path is None:
             return b""
-        source = open_source(path, refresh=config.refresh, calls=calls)
+        source = open_source(
+            path, refresh=config.refresh, calls=calls, storage_options=config.storage_options
+        )
         if source.catalog is None:  # nothing had to be listed
             return b""
         written = source.catalog.to_bytes()
@@ -55,7 +59,8 @@ def list_once(
         def has_it() -> bool:
             nonlocal kept
             if source is None and path is not None:
-                kept = read_same(path, answer, calls)
+                objects = Objects(config.storage_options) if is_address(path) else None
+                kept = read_same(path, answer, calls, objects)
             return source is not None or kept is not None or path is None
 
         sent = raise_own_error(
@@ -69,7 +74,7 @@ def list_once(
         if source is None and path is not None and (kept is not None or sent):
             catalog = kept or Catalog.from_bytes(sent)
             if is_listed_here(path, catalog, config.refresh, calls):
-                return open_source(path, catalog=catalog)
+                return open_source(path, catalog=catalog, calls=calls, storage_options=config.storage_options)
         return source
 
     return open_it

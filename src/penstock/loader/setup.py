@@ -35,6 +35,8 @@ from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
+from penstock.store.object_store import without_secrets
+from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.units import format_bytes, format_count, parse_bytes
 
@@ -46,6 +48,9 @@ _ASKED_AT_ONCE = 1 << 20
 
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
+
+# Reads of a remote store that may be wanted at once. A thread that waits costs little.
+_REMOTE_READERS = 256
 
 # What is assumed of a machine that nobody measured; observed reads correct it.
 _UNKNOWN_BYTES_PER_SECOND = 100e6
@@ -115,7 +120,9 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
     """
     source: Source | MapDataset | None = listed
     if source is None and config.paths is not None:
-        source = open_source(config.paths, refresh=config.refresh, calls=calls)
+        source = open_source(
+            config.paths, refresh=config.refresh, calls=calls, storage_options=config.storage_options
+        )
     if source is None:
         assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
         source = config.source
@@ -228,7 +235,7 @@ def set_up(
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
     policy, rank = policy_of(config.policy), config.rank or 0
     cpus, cpu_reason = cpu_limit()
-    threads = _threads(config, machine, cpus, cpu_reason)
+    threads = _threads(config, machine, cpus, cpu_reason, is_remote=objects_in(source) is not None)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
         _of_source(source, config, plan, probes, calls, runs=runs)
@@ -369,7 +376,8 @@ def data_of(source: Source | MapDataset) -> Data:
     name, place = kind, kind
     if isinstance(source, Source) and path:
         part = "a part of " if isinstance(source, Selection) else ""
-        name, place = os.path.basename(path), f"{part}{kind} {path!r}"
+        shown = without_secrets(path)
+        name, place = os.path.basename(shown), f"{part}{kind} {shown!r}"
     return Data(name, place, tuple(getattr(source, "classes", ())))
 
 
@@ -429,7 +437,9 @@ class _Threads(NamedTuple):
     readers_because: str
 
 
-def _threads(config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reason: str) -> _Threads:
+def _threads(
+    config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reason: str, *, is_remote: bool
+) -> _Threads:
     decoders, readers = config.decoders, config.readers
     if decoders == 0:
         return _Threads(0, 1, 0, "as decoders= says", "")
@@ -441,6 +451,9 @@ def _threads(config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reaso
         return _Threads(0, decoders or cpus, 0 if decoders else default_readers(cpus), because, "")
     if readers is not None:
         readers_because = "as readers= says"
+    elif is_remote:
+        # They wait for the source, whose own limit says how many requests are under way.
+        readers, readers_because = _REMOTE_READERS, "as many requests as the store rewards, at most"
     elif machine is not None:
         readers, readers_because = machine.source.threads, "as the machine has it"
     else:

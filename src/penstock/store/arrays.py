@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
+from penstock.store.object_store import Facts, is_address
 from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, brief, files_of, place_of_paths
+from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 from penstock.units import is_integer
@@ -23,6 +26,8 @@ from penstock.units import is_integer
 ARRAY_ENDING = ".npy"
 #: Bytes of records that are read at a time for a label in each.
 _LABELS_AT_ONCE_BYTES = 16 << 20
+#: No header of a .npy file is longer.
+_MOST_HEADER_BYTES = 1 << 16
 
 #: Labels of rows: the name of a field, a .npy file, an array, or several arrays by name.
 RowLabels = str | os.PathLike[str] | NDArray[Any] | dict[str, NDArray[Any]] | None
@@ -53,10 +58,17 @@ class _EvenFiles(RowFiles):
         step_bytes: int,
         numbers: Numbers,
         labels: Labels,
+        objects: Objects | None = None,
     ) -> None:
         self._begins, self._step_bytes = np.array(begins, np.int64), step_bytes
         super().__init__(
-            place, files, counts, numbers, labels, facts=repr((numbers, step_bytes, self._begins, counts))
+            place,
+            files,
+            counts,
+            numbers,
+            labels,
+            facts=repr((numbers, step_bytes, self._begins, counts)),
+            objects=objects,
         )
 
     def _offsets(self, units: Ids, rows: Ids) -> Ids:
@@ -90,6 +102,7 @@ class Records(_EvenFiles):
         header_bytes: int = 0,
         field: str | None = None,
         labels: RowLabels = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not is_integer(header_bytes) or header_bytes < 0:
             raise ConfigError(f"header_bytes is {header_bytes!r}; it is a number of bytes, 0 or more")
@@ -99,8 +112,9 @@ class Records(_EvenFiles):
         kind = _dtype_of(dtype)
         record_bytes = kind.itemsize * math.prod(sizes)
         place = place_of_paths(paths)
-        files, rows = files_of(place), []
-        for path, nbytes in zip(files, stats_of(files)[0].tolist(), strict=True):
+        objects = objects_of(place, storage_options)
+        files, rows = files_of(place, objects), []
+        for path, nbytes in zip(files, stats_of(files, objects)[0].tolist(), strict=True):
             content = nbytes - header_bytes
             if content < 0 or content % record_bytes:
                 raise DataError(
@@ -108,7 +122,7 @@ class Records(_EvenFiles):
                     f"header of {header_bytes:,}: correct dtype, shape or header_bytes, or write the file again"
                 )
             rows.append(_Rows(int(header_bytes), content // record_bytes, kind, sizes))
-        super().__init__(place, files, *_parts(files, rows, field, labels))
+        super().__init__(place, files, *_parts(files, rows, field, labels, objects), objects)
 
 
 class Arrays(_EvenFiles):
@@ -121,10 +135,19 @@ class Arrays(_EvenFiles):
         first; ConfigError as `Records`, and for an array in Fortran's order, whose rows do not lie together.
     """
 
-    def __init__(self, paths: Paths, *, field: str | None = None, labels: RowLabels = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        field: str | None = None,
+        labels: RowLabels = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         place = place_of_paths(paths)
-        files = files_of(place)
-        super().__init__(place, files, *_parts(files, [_rows_of(path) for path in files], field, labels))
+        objects = objects_of(place, storage_options)
+        files = files_of(place, objects)
+        rows = [_rows_of(path, objects) for path in files]
+        super().__init__(place, files, *_parts(files, rows, field, labels, objects), objects)
 
 
 class Tokens(_EvenFiles):
@@ -154,6 +177,7 @@ class Tokens(_EvenFiles):
         dtype: DTypeLike | None = None,
         stride: int | None = None,
         ahead: int = 1,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         stride = length if stride is None else stride
         for name, number, least in (("length", length, 1), ("stride", stride, 1), ("ahead", ahead, 0)):
@@ -161,8 +185,9 @@ class Tokens(_EvenFiles):
                 raise ConfigError(f"{name} is {number!r}; it is a number of tokens, {least} or more")
         place, kind = place_of_paths(paths), None if dtype is None else _dtype_of(dtype)
         self._stride, self._window = int(stride), int(length + ahead)
-        files = files_of(place)
-        rows = [_tokens_of(path, kind) for path in files]
+        objects = objects_of(place, storage_options)
+        files = files_of(place, objects)
+        rows = [_tokens_of(path, kind, objects) for path in files]
         check_alike(files, rows)
         kind = rows[0].dtype
         if kind.kind not in "iu":
@@ -177,7 +202,7 @@ class Tokens(_EvenFiles):
             )
         numbers = Numbers(kind.str, (self._window,), "int64")
         begins = [each.begin for each in rows]
-        super().__init__(place, files, begins, counts, self._stride * kind.itemsize, numbers, {})
+        super().__init__(place, files, begins, counts, self._stride * kind.itemsize, numbers, {}, objects)
 
     def _named(self, index: int) -> str:
         return f"tokens from {index * self._stride:,} on"
@@ -200,25 +225,53 @@ def _dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _rows_of(path: str) -> _Rows:
+def _rows_of(path: str, objects: Objects | None = None) -> _Rows:
     """Return what the header of a .npy file says. Raises: DataError; ConfigError for Fortran's order."""
+    if objects is not None:
+        return _rows_of_object(objects.facts([path])[0], objects)
     stats_of([path])
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{path} is no complete .npy file of numbers: {error}; write it again") from error
-    if not array.ndim:
+    is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    return _checked_rows(path, int(array.offset), array.shape, array.dtype, is_fortran=is_fortran)
+
+
+def _rows_of_object(facts: Facts, objects: Objects) -> _Rows:
+    front = io.BytesIO(RemoteFile(objects, facts).pread(_MOST_HEADER_BYTES, 0))
+    try:
+        version = np.lib.format.read_magic(front)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
+            version
+        ]
+        shape, is_fortran, dtype = read(front)
+        wanted = front.tell() + dtype.itemsize * math.prod(shape)
+        if dtype.hasobject or wanted > facts.nbytes:
+            raise ValueError(f"it has {facts.nbytes:,} bytes, and by its header {wanted:,}")
+    except (ValueError, EOFError, KeyError) as error:
+        raise DataError(
+            f"{facts.address} is no complete .npy file of numbers: {error}; write it again"
+        ) from error
+    is_fortran = is_fortran and sum(size > 1 for size in shape) > 1
+    return _checked_rows(facts.address, front.tell(), shape, dtype, is_fortran=is_fortran)
+
+
+def _checked_rows(
+    path: str, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool
+) -> _Rows:
+    if not shape:
         raise ConfigError(f"{path} is a single number: give an array, whose rows are samples")
-    if array.flags.f_contiguous and not array.flags.c_contiguous:
+    if is_fortran:
         raise ConfigError(
             f"{path} is in Fortran's order, so that no row lies together: write numpy.ascontiguousarray(array)"
         )
-    return _Rows(int(array.offset), len(array), array.dtype, array.shape[1:])
+    return _Rows(begin, shape[0], dtype, shape[1:])
 
 
-def _tokens_of(path: str, kind: np.dtype[Any] | None) -> _Rows:
+def _tokens_of(path: str, kind: np.dtype[Any] | None, objects: Objects | None) -> _Rows:
     if path.endswith(ARRAY_ENDING):
-        found = _rows_of(path)
+        found = _rows_of(path, objects)
         if found.shape:
             raise ConfigError(
                 f"{path} has more than one axis; tokens are one behind the other: open it with Arrays"
@@ -230,7 +283,7 @@ def _tokens_of(path: str, kind: np.dtype[Any] | None) -> _Rows:
         raise ConfigError(
             f"dtype is missing: {path} does not say of which type its tokens are, such as dtype='uint16'"
         )
-    nbytes = int(stats_of([path])[0][0])
+    nbytes = int(stats_of([path], objects)[0][0])
     if nbytes % kind.itemsize:
         raise DataError(
             f"{path} has {nbytes:,} bytes, no whole number of {kind.name}: correct dtype or the file"
@@ -239,7 +292,11 @@ def _tokens_of(path: str, kind: np.dtype[Any] | None) -> _Rows:
 
 
 def _parts(
-    files: tuple[str, ...], rows: Sequence[_Rows], field: str | None, labels: RowLabels
+    files: tuple[str, ...],
+    rows: Sequence[_Rows],
+    field: str | None,
+    labels: RowLabels,
+    objects: Objects | None,
 ) -> tuple[list[int], list[int], int, Numbers, Labels]:
     """Return what `_EvenFiles` takes behind its files."""
     check_alike(files, rows)
@@ -265,7 +322,7 @@ def _parts(
     if not sum(counts):
         raise DataError(f"{files[0]} has no rows: give a file that has some")
     numbers = Numbers(dtype.str, shape, dtype.name)
-    return begins, counts, row_bytes, numbers, _labels_of(files, rows, labels)
+    return begins, counts, row_bytes, numbers, _labels_of(files, rows, labels, objects)
 
 
 def _field_of(dtype: np.dtype[Any], field: str) -> tuple[np.dtype[Any], int]:
@@ -275,7 +332,9 @@ def _field_of(dtype: np.dtype[Any], field: str) -> tuple[np.dtype[Any], int]:
     return kind, begin
 
 
-def _labels_of(files: tuple[str, ...], rows: Sequence[_Rows], labels: RowLabels) -> Labels:
+def _labels_of(
+    files: tuple[str, ...], rows: Sequence[_Rows], labels: RowLabels, objects: Objects | None
+) -> Labels:
     if labels is None:
         return {}
     if not isinstance(labels, (str, os.PathLike)):
@@ -283,16 +342,30 @@ def _labels_of(files: tuple[str, ...], rows: Sequence[_Rows], labels: RowLabels)
     dtype = rows[0].dtype
     if dtype.names is None or labels not in dtype.names:
         path = place_of_paths(labels)
+        if is_address(path):
+            there = objects or Objects()
+            _rows_of(path, there)
+            return _loaded(there.content(there.facts([path])[0]))
         _rows_of(path)  # says what is wrong
-        found: NDArray[Any] = np.load(path)
-        return found
+        return _loaded(path)
     parts = []
+    facts = {} if objects is None else {each.address: each for each in objects.facts(files)}
     at_once = max(1, _LABELS_AT_ONCE_BYTES // dtype.itemsize)
     for path, each in zip(files, rows, strict=True):
         for first in range(0, each.number, at_once):
             count = min(at_once, each.number - first)
-            read = np.fromfile(path, dtype, count, offset=each.begin + first * dtype.itemsize)
+            offset = each.begin + first * dtype.itemsize
+            if objects is None:
+                read = np.fromfile(path, dtype, count, offset=offset)
+            else:
+                content = RemoteFile(objects, facts[path]).pread(count * dtype.itemsize, offset)
+                read = np.frombuffer(content, dtype)
             if len(read) != count:
                 raise DataError(f"{path} has shrunk while its labels were read: open it again")
             parts.append(read[str(labels)].copy())
     return np.concatenate(parts)
+
+
+def _loaded(file: str | bytes) -> NDArray[Any]:
+    found: NDArray[Any] = np.load(io.BytesIO(file) if isinstance(file, bytes) else file)
+    return found

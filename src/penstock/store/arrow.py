@@ -27,7 +27,7 @@ from penstock.store.columns import (
 )
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
-from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.patterns import Paths, files_of, place_on_disk
 
 #: How the names of Arrow files usually end.
 ARROW_ENDINGS = (".arrow", ".feather")
@@ -61,7 +61,7 @@ class ArrowFiles(CataloguedFiles):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        place = place_of_paths(paths)
+        place = place_on_disk(paths, "Arrow files")
         list_anew = partial(list_arrow, place, sample, label)
         super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
 

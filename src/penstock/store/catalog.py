@@ -7,7 +7,8 @@ message to another rank:
     xxh3_128 of what follows
     header (JSON, padded to 8 bytes) | sizes | labels | stamps | counts (int64 each) | names, each closed by a NUL
 
-Version 2 is that of packed samples: offsets, file_bytes and file_times (int64 each) stand behind the counts. Version 4
+Version 2 is that of packed samples: offsets, file_bytes and file_times (int64 each) stand behind the counts. Version 3
+is that of objects of a remote store, one for each sample: their stamps (int64 each) stand there. Version 4
 is that of labels that are not one int64 for each sample: one array behind the other, padded to 8 bytes each. Its header
 says of which type and shape they are.
 Little-endian. The first 24 bytes are checked by themselves, so that a damaged version is no newer one.
@@ -63,7 +64,8 @@ class Packed(NamedTuple):
     """Where samples lie that share files, which are then the catalog's `folders`.
 
     offsets: int64[samples], where each begins in its file.
-    file_bytes, file_times: int64[files], size of each file and the time of its last change, in ns since 1970.
+    file_bytes, file_times: int64[files], size of each file and the time of its last change, in ns since 1970; of an
+        object of a remote store its stamp.
     """
 
     offsets: Ints
@@ -84,6 +86,7 @@ class Catalog:
     counts: int64[folders], how many samples each has directly in it; of a list zeros.
     packed: where samples lie that share files, as in shards: `folders` are these files, `names` those of their members.
     label_classes: where labels have names, by name what the numbers stand for.
+    object_stamps: int64[samples], where each is an object of a remote store, what changes with it.
     """
 
     key: CatalogKey
@@ -98,9 +101,10 @@ class Catalog:
     counts: Ints
     packed: Packed | None = None
     label_classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    object_stamps: Ints | None = None
 
     def __post_init__(self) -> None:
-        arrays = (self.names, self.sizes_bytes, self.stamps, self.counts, *(self.packed or ()))
+        arrays: list[NDArray[Any]] = [self.names, self.sizes_bytes, *self._behind_labels()]
         for array in (*arrays, *_by_name(self.labels).values()):
             array.flags.writeable = False
 
@@ -127,7 +131,13 @@ class Catalog:
 
     @property
     def _version_with_plain_labels(self) -> int:
+        if self.object_stamps is not None:
+            return 3
         return 1 if self.packed is None else 2
+
+    def _behind_labels(self) -> list[Ints]:
+        of_objects = [] if self.object_stamps is None else [self.object_stamps]
+        return [self.stamps, self.counts, *(self.packed or ()), *of_objects]
 
     def _parts(self) -> list[bytes]:
         """Return the header and the arrays as bytes."""
@@ -146,12 +156,11 @@ class Catalog:
         header = json.dumps(facts).encode()
         header += b" " * (-len(header) % 8)
         labels = [_padded(array) for array in _by_name(self.labels).values()]
-        arrays = (self.stamps, self.counts, *(self.packed or ()))
         return [
             header,
             self.sizes_bytes.astype(_INTS, copy=False).tobytes(),
             *labels,
-            *(array.astype(_INTS, copy=False).tobytes() for array in arrays),
+            *(array.astype(_INTS, copy=False).tobytes() for array in self._behind_labels()),
             self.names.tobytes(),
         ]
 
@@ -236,9 +245,9 @@ def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
     label_words = samples if labels is None else label_bytes // 8
     lengths = [0, samples, label_words, len(folders), len(folders)]
     if version > 1:
-        lengths += [samples, len(folders), len(folders)]
+        lengths += [samples] if version == 3 else [samples, len(folders), len(folders)]
     bounds = header_bytes + 8 * np.cumsum(lengths)
-    sizes, plain, stamps, counts, *packed = (
+    sizes, plain, stamps, counts, *more = (
         np.frombuffer(content[begin:end], _INTS).astype(np.int64, copy=False)
         for begin, end in pairwise(bounds.tolist())
     )
@@ -253,8 +262,9 @@ def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
         folders,
         stamps,
         counts,
-        Packed(*packed) if packed else None,
+        Packed(*more) if version == 2 else None,
         {name: tuple(classes) for name, classes in header.get("label_classes", {}).items()},
+        more[0] if version == 3 else None,
     )
 
 

@@ -20,6 +20,7 @@ from penstock.errors import FormatError, PenstockError
 from penstock.files import write_whole
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, NewerCatalog, check_front
+from penstock.store.object_store import is_address, without_secrets
 
 #: A smaller data set is listed faster than it is worth a file: in some 10 ms, and at 1 ms a call in 0.1 s.
 LEAST_SAMPLES = 1000
@@ -108,7 +109,9 @@ def kept_catalogs() -> Iterator[KeptCatalog]:
 
 
 def place_of(path: str | os.PathLike[str]) -> str:
-    """Return the real path by which the catalogs of a folder or list file are known."""
+    """Return the real path by which the catalogs of a folder or list file are known; an address as it is."""
+    if is_address(os.fspath(path)):
+        return without_secrets(os.fspath(path))
     folder, name = os.path.split(path := os.path.abspath(os.path.expanduser(path)))
     # A list that is a link: its paths are relative to the folder of the link.
     return os.path.realpath(path) if os.path.isdir(path) else os.path.join(os.path.realpath(folder), name)

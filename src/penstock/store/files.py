@@ -14,6 +14,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
 from penstock.store.group import check_group, read_one_by_one
+from penstock.store.object_store import Piece, is_address, joined, without_secrets
+from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
 from penstock.units import format_count
 
@@ -35,21 +37,24 @@ class FileSource(Selectable):
 
     It takes 24 bytes per sample and the length of its name.
 
-    root: absolute path of the folder that the catalog's names are relative to.
-    catalog: what there is.
+    root: absolute path or address of the folder that the catalog's names are relative to.
+    catalog: what there is. objects: what reads it, where its samples are objects of a remote store.
 
     Attributes: root, catalog, and the catalog's sizes_bytes, labels, classes and names.
     """
 
-    def __init__(self, root: str, catalog: Catalog) -> None:
+    def __init__(self, root: str, catalog: Catalog, objects: Objects | None = None) -> None:
         self.root = root
+        self._stamps = catalog.object_stamps
+        #: None where files are read.
+        self.objects = (objects or Objects()) if self._stamps is not None else None
         self.catalog = catalog
         self.sizes_bytes, self.labels, self.classes = catalog.sizes_bytes, catalog.labels, catalog.classes
         #: int64[samples] of `_starts`: where each name begins.
         self.names = catalog.names
         self._starts = catalog.starts()[:-1]
         #: Put before a name that is not absolute.
-        self._prefix = os.path.join(root, "")
+        self._prefix = joined(root, "")
         self._prefix_bytes = np.frombuffer(os.fsencode(self._prefix), np.uint8)
 
     def __len__(self) -> int:
@@ -57,7 +62,7 @@ class FileSource(Selectable):
 
     def __repr__(self) -> str:
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
-        return f"{type(self).__name__}({self.root!r}): {format_count(len(self), 'sample')}, {classes}"
+        return f"{type(self).__name__}({without_secrets(self.root)!r}): {format_count(len(self), 'sample')}, {classes}"
 
     def path_of(self, sample: int) -> str:
         if not 0 <= sample < len(self):
@@ -65,26 +70,49 @@ class FileSource(Selectable):
         begin = int(self._starts[sample])
         end = int(self._starts[sample + 1]) if sample + 1 < len(self) else self.names.size
         name = os.fsdecode(self.names[begin : end - 1].tobytes())
-        return name if name.startswith("/") else self._prefix + name
+        is_absolute = name.startswith("/") if self._stamps is None else is_address(name)
+        return name if is_absolute else self._prefix + name
 
     def describe(self, sample: int) -> str:
-        return self.path_of(sample)
+        return without_secrets(self.path_of(sample)) if self._stamps is not None else self.path_of(sample)
+
+    def close(self) -> None:
+        """End what waits for a remote store."""
+        if self.objects is not None:
+            self.objects.close()
 
     def read(self, sample: int) -> bytes:
+        if self.objects is not None:
+            path, content = self.path_of(sample), bytearray(int(self.sizes_bytes[sample]))
+            self._read_object(path, sample, memoryview(content))
+            return bytes(content)
         return read_file(self.path_of(sample), int(self.sizes_bytes[sample]))
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
         path, size = self.path_of(sample), int(self.sizes_bytes[sample])
-        read_file_into(path, size, buffer)
+        if self.objects is None:
+            read_file_into(path, size, buffer)
+            return size
+        target = buffer.cast("B")
+        if len(target) < size:
+            raise _too_small(len(target), path, size)
+        self._read_object(path, sample, target[:size])
         return size
 
     def prepare_group(self) -> None:
-        READ_FILES.ask()
+        if self.objects is None:
+            READ_FILES.ask()
 
     def read_group(
         self, ids: NDArray[np.int64], into: NDArray[np.uint8], begins: NDArray[np.int64]
     ) -> list[tuple[int, Exception]]:
         """Read samples without the interpreter's lock; see `penstock.store.read_group`."""
+        if self.objects is not None:
+            check_group(self, ids, into, begins)
+            firsts, sizes, buffer = begins[:-1].tolist(), self.sizes_bytes[ids].tolist(), into.data
+            return self._read_objects(
+                ids, [buffer[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
+            )
         loop = READ_FILES.ask()
         if loop is None:
             return read_one_by_one(self, ids, into, begins)
@@ -99,6 +127,27 @@ class FileSource(Selectable):
         # Read again by Python: errors are described in one place, and what the loop does not wait for is waited for: a
         # file on tape, or one that another process has a lease on.
         return read_one_by_one(self, ids, into, begins, failed[:count].tolist())
+
+    def _read_object(self, path: str, sample: int, target: memoryview) -> None:
+        for _, error in self._read_objects(np.array([sample]), [target]):
+            raise error
+
+    def _read_objects(self, ids: NDArray[np.int64], into: list[memoryview]) -> list[tuple[int, Exception]]:
+        """Read objects, all at once; return those that failed: index and error, ascending."""
+        assert self.objects is not None, "asked of a remote store alone"
+        assert self._stamps is not None, "it lists objects"
+        paths = [self.path_of(sample) for sample in ids.tolist()]
+        failed: list[tuple[int, Exception]] = [
+            (index, _changed(path, 0)) for index, path in enumerate(paths) if not len(into[index])
+        ]
+        stamps = self._stamps[ids].tolist()
+        found = self.objects.read(
+            [
+                Piece(path, 0, buffer, len(buffer), stamp)
+                for path, buffer, stamp in zip(paths, into, stamps, strict=True)
+            ]
+        )
+        return sorted(failed + found, key=lambda each: each[0])
 
 
 def read_file(path: str, size: int) -> bytes:
@@ -136,9 +185,7 @@ def read_file_into(
     """
     target = buffer.cast("B")
     if len(target) < size:
-        raise ConfigError(
-            f"a buffer of {len(target):,} bytes cannot hold {path} ({size:,} bytes): make it larger"
-        )
+        raise _too_small(len(target), path, size)
     descriptor = _open(path, size)
     # One byte more than the size is asked for: in the same call it shows that the file has grown.
     beyond = bytearray(1)
@@ -170,10 +217,14 @@ def _open(path: str, size: int) -> int:
         raise unreadable(path, error) from error
 
 
+def _too_small(nbytes: int, path: str, size: int) -> ConfigError:
+    return ConfigError(f"a buffer of {nbytes:,} bytes cannot hold {path} ({size:,} bytes): make it larger")
+
+
 def _changed(path: str, size: int) -> DataError:
     """Return what to raise for a file that is empty, or has not the size that it was listed with."""
     try:
-        found = os.stat(path).st_size
+        found = 0 if is_address(path) else os.stat(path).st_size
     except OSError as error:
         return unreadable(path, error)
     if size == found == 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,11 @@ from penstock.store.listing import (
 from penstock.store.litdata import LitDataChunks, is_litdata, list_litdata
 from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
+from penstock.store.object_store import is_address
 from penstock.store.packed import PackedFiles
-from penstock.store.parquet import ParquetFiles, are_parquet, list_parquet
-from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
+from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, are_parquet, list_parquet
+from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths, place_on_disk
+from penstock.store.remote import Objects, objects_of
 from penstock.store.shards import TarShards, are_shards, list_shards
 from penstock.store.tfrecords import TFRecords, are_records, list_records
 
@@ -44,7 +47,7 @@ class ImageFolder(FileSource):
 
     root: the folder that holds the label folders.
     extensions: endings of the files that are samples, in any case; None takes every file.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed, has no label folders, or one
         of them has no samples; naming the file if it is a link to nothing or no regular file.
     """
@@ -59,13 +62,15 @@ class ImageFolder(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(root)
+        objects = objects_of(place, storage_options)
         list_anew = partial(list_folder, "ImageFolder", place)
         catalog = catalog or catalog_of(
-            "ImageFolder", place, extensions, list_anew, refresh, calls or Calls()
+            "ImageFolder", place, extensions, list_anew, refresh, calls or Calls(), objects
         )
-        super().__init__(place, catalog)
+        super().__init__(place, catalog, objects)
 
 
 class FlatFolder(FileSource):
@@ -75,7 +80,7 @@ class FlatFolder(FileSource):
 
     root: the folder that holds the files.
     extensions: endings of the files that are samples, in any case; None takes every file.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed or has no samples; naming the
         file if it is a link to nothing or no regular file.
     """
@@ -90,11 +95,15 @@ class FlatFolder(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(root)
+        objects = objects_of(place, storage_options)
         list_anew = partial(list_folder, "FlatFolder", place)
-        catalog = catalog or catalog_of("FlatFolder", place, extensions, list_anew, refresh, calls or Calls())
-        super().__init__(place, catalog)
+        catalog = catalog or catalog_of(
+            "FlatFolder", place, extensions, list_anew, refresh, calls or Calls(), objects
+        )
+        super().__init__(place, catalog, objects)
 
 
 class FileList(FileSource):
@@ -105,7 +114,7 @@ class FileList(FileSource):
     line `path` or `path,label` is a heading. Labels are integers, taken as they are (`classes` are then
     their digits), or names, numbered in sorted order. Either every line has a label or none.
 
-    list_file: UTF-8 text. refresh, calls, catalog: as in `open_source`.
+    list_file: UTF-8 text. refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the list and the line if the list cannot be read, is empty, a file is missing or
         no regular file, or a label is missing or negative.
     """
@@ -119,11 +128,16 @@ class FileList(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.list_file = place = place_of_paths(list_file)
-        list_anew = partial(list_files, "FileList", read_list, place)
-        catalog = catalog or catalog_of("FileList", place, None, list_anew, refresh, calls or Calls())
-        super().__init__(os.path.dirname(place), catalog)
+        # A list on this host may be of addresses.
+        objects = Objects(storage_options)
+        list_anew = partial(list_files, "FileList", partial(read_list, objects=objects), place)
+        catalog = catalog or catalog_of(
+            "FileList", place, None, list_anew, refresh, calls or Calls(), objects
+        )
+        super().__init__(os.path.dirname(place), catalog, objects)
 
 
 #: What a catalog lists.
@@ -141,12 +155,17 @@ Kind = type[
 ]
 
 
+#: How the names of lists end that are on a remote store.
+_LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list")
+
+
 def open_source(
     path: Paths,
     *,
     refresh: Refresh = "auto",
     calls: Calls | None = None,
     catalog: Catalog | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> FileSource | PackedFiles:
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
@@ -163,17 +182,24 @@ def open_source(
         catalog as it is, if there is one.
     calls: whose threads ask the file system; a loader gives its own, which report long waits.
     catalog: of the same data set, such as another rank's: nothing is listed then.
+    storage_options: of an address, such as s3://bucket/train: as fsspec's driver for it takes them, and retry_seconds,
+        for how long a request that fails is made again, 900 unless given (docs/howto/remote-stores.md).
     Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, and
         for what is no path.
     """
     place = place_of_paths(path)
     calls = calls or Calls()
+    objects = objects_of(place, storage_options) if is_address(place) else None
+    if storage_options and objects is None:
+        # What a list on this host names may be addresses.
+        objects_of(place, None if place.lower().endswith(_LIST_ENDINGS) else storage_options)
+        objects = Objects(storage_options)
     if are_arrays(place):
-        return calls.one(place, lambda: Arrays(path))
+        return calls.one(place, lambda: Arrays(path, storage_options=storage_options))
     if are_hdf5(place):
         return calls.one(place, lambda: Hdf5(path))
     list_anew = partial(_list_any, place)
-    found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls)
+    found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls, objects)
     kinds: tuple[Kind, ...] = (
         ImageFolder,
         FlatFolder,
@@ -187,7 +213,9 @@ def open_source(
         LitDataChunks,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
-    return kind(place, calls=calls, catalog=found)
+    if issubclass(kind, ArrowFiles | ParquetFiles | Manifest):
+        return kind(place, calls=calls, catalog=found)
+    return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
 
 def are_numbers(place: str) -> bool:
@@ -197,26 +225,38 @@ def are_numbers(place: str) -> bool:
 
 def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
     """List what is found at a place."""
-    if asking.calls.one(place, lambda: are_shards(place)):
+    objects = asking.objects if is_address(place) else None
+    if asking.calls.one(place, lambda: are_shards(place, objects)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
     if are_arrow(place):
+        place_on_disk(place, "Arrow files")
         return list_arrow(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: are_parquet(place)):
+    if place.lower().endswith(PARQUET_ENDINGS):
+        place_on_disk(place, "Parquet files")
+    if objects is None and asking.calls.one(place, lambda: are_parquet(place)):
         return list_parquet(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: is_mosaic(place)):
+    if asking.calls.one(place, lambda: is_mosaic(place, objects)):
         return list_mosaic(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: is_litdata(place)):
+    if asking.calls.one(place, lambda: is_litdata(place, objects)):
         return list_litdata(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: are_records(place)):
+    if asking.calls.one(place, lambda: are_records(place, objects)):
         return list_records(place, None, "auto", key, old, asking)
     if is_of_several(place):
-        first = files_of(place)[0]
+        first = files_of(place, objects)[0]
         raise ConfigError(
             f"{brief(place)} is several files, and {first} is no tar or TFRecord: give a folder, or a list file with "
             "one path a line, for pictures, or a source of penstock.store for numbers"
         )
-    if asking.calls.one(place, lambda: os.path.isfile(place)):
-        if asking.calls.one(place, lambda: is_manifest(place)):
+    if asking.calls.one(place, lambda: _is_file(place, objects)):
+        if objects is None and asking.calls.one(place, lambda: is_manifest(place)):
             return list_files("Manifest", read_manifest, place, key, old, asking)
-        return list_files("FileList", read_list, place, key, old, asking)
+        read = partial(read_list, objects=objects)
+        return list_files("FileList", read, place, key, old, asking)
     return list_folder(None, place, key, old, asking)
+
+
+def _is_file(place: str, objects: Objects | None) -> bool:
+    if objects is None:
+        return os.path.isfile(place)
+    # A web server answers for a folder, too.
+    return place.lower().endswith(_LIST_ENDINGS) and objects.find(place) is not None

@@ -20,7 +20,7 @@ from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
 from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels
 from penstock.store.packed import stats_of
-from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.patterns import Paths, files_of, place_on_disk
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 
@@ -64,7 +64,7 @@ class Hdf5(DecodedFiles, RowFiles):
         labels: str | NDArray[Any] | dict[str, NDArray[Any]] | None = _AUTO,
         memory: str | int = DECODED_MEMORY,
     ) -> None:
-        place = place_of_paths(paths)
+        place = place_on_disk(paths, "HDF5 files")
         files = files_of(place)
         stats_of(files)  # says what is missing
         found = [_look(path, data, labels if isinstance(labels, str) else None) for path in files]

@@ -16,7 +16,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
@@ -33,7 +34,9 @@ from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.catalogs import keep_catalog, place_of, read_catalog
 from penstock.store.labels import Labels
 from penstock.store.listing_progress import PATIENCE_SECONDS, ListingProgress
+from penstock.store.object_store import Facts, is_address, joined, without_secrets
 from penstock.store.patterns import brief
+from penstock.store.remote import Objects
 from penstock.store.text_rows import Rows, read_rows
 from penstock.units import format_count
 
@@ -49,6 +52,8 @@ Refresh = Literal["auto", "full", "never"]
 
 T = TypeVar("T")
 
+#: Between an address and the endpoint that is asked for it, where that is not the usual one.
+_AT = " at "
 #: A change so shortly before a folder is read may have another after it at the same time of the file system's clock.
 _RACY_NS = 2 * 10**9
 _NEVER_EQUAL = 0
@@ -69,10 +74,14 @@ _MOST_PROCESSORS = 8
 
 @dataclass(frozen=True)
 class Asking:
-    """How a data set's files are asked for: the calls that do, and what shows how far they are."""
+    """How a data set's files are asked for: the calls that do, and what shows how far they are.
+
+    objects: what reads addresses, where it has one.
+    """
 
     calls: Calls
     progress: ListingProgress
+    objects: Objects | None = None
 
     def found(self, place: str, count: int) -> None:
         """Count what was found in a place that takes long by itself. Whoever waits sees that it answers."""
@@ -91,19 +100,20 @@ def catalog_of(
     lister: Lister,
     refresh: Refresh,
     calls: Calls,
+    objects: Objects | None = None,
 ) -> Catalog:
     """Return the catalog of a data set: the one that is kept, as far as it is still right, else a new one.
 
-    opener, extensions: see `CatalogKey`. refresh, calls: as in `penstock.open_source`.
+    opener, extensions: see `CatalogKey`. refresh, calls: as in `penstock.open_source`. objects: what reads addresses.
     Raises: ConfigError for another word as refresh; what `lister` raises.
     """
     check_refresh(refresh)
-    key = calls.one(place, lambda: _key(opener, place, extensions))
+    key = calls.one(place, lambda: _key(opener, place, extensions, objects))
     old = None if refresh == "full" else read_catalog(key, calls)
     if old is not None and refresh == "never":
         return old
     progress = ListingProgress(brief(place), calls.report)
-    asking = Asking(calls, progress)
+    asking = Asking(calls, progress, objects)
     try:
         catalog = lister(key, old, asking)
     finally:
@@ -127,9 +137,12 @@ def check_refresh(refresh: object) -> None:
         )
 
 
-def _key(opener: str, place: str, extensions: Collection[str] | None) -> CatalogKey:
+def _key(
+    opener: str, place: str, extensions: Collection[str] | None, objects: Objects | None = None
+) -> CatalogKey:
     endings = None if extensions is None else tuple(sorted({extension.lower() for extension in extensions}))
-    return CatalogKey(opener, place_of(place), endings)
+    endpoint = "" if objects is None else objects.endpoint(place)
+    return CatalogKey(opener, place_of(place) + (f"{_AT}{endpoint}" if endpoint else ""), endings)
 
 
 def stamp_of(found: os.stat_result, now_ns: int) -> int:
@@ -146,7 +159,7 @@ def stamp_of(found: os.stat_result, now_ns: int) -> int:
 
 def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
     """Return whether every folder of a catalog is as it was. Of shards, what lists them sees it."""
-    if old.packed is not None:
+    if old.packed is not None or old.object_stamps is not None:
         return False
     root = os.path.dirname(place) if old.kind in LISTS else place
 
@@ -160,9 +173,11 @@ def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
     return bool(old.stamps.all()) and all(asking.calls.each(look, starts, look=asking.progress.look))
 
 
-def read_same(path: str | os.PathLike[str], digest: bytes, calls: Calls) -> Catalog | None:
+def read_same(
+    path: str | os.PathLike[str], digest: bytes, calls: Calls, objects: Objects | None = None
+) -> Catalog | None:
     """Return the catalog that `open_source` kept of what is at a path, if it is another rank's to the bit."""
-    key = calls.one(os.fspath(path), lambda: _key("open_source", os.fspath(path), IMAGE_EXTENSIONS))
+    key = calls.one(os.fspath(path), lambda: _key("open_source", os.fspath(path), IMAGE_EXTENSIONS, objects))
     found = read_catalog(key, calls)
     return found if found is not None and found.digest() == digest else None
 
@@ -173,6 +188,8 @@ def is_listed_here(path: str | os.PathLike[str], catalog: Catalog, refresh: Refr
     refresh: "never" has it be so wherever the path is the same.
     """
     place = calls.one(os.fspath(path), lambda: place_of(path))
+    if is_address(place):  # it is the same one everywhere
+        return place == catalog.key.place.partition(_AT)[0]
     if place != catalog.key.place:
         return False
     root = os.path.dirname(place) if catalog.kind in LISTS else place
@@ -265,6 +282,8 @@ def list_folder(
     kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """List an `ImageFolder` or a `FlatFolder`, by its name; or whichever of them it is."""
+    if asking.objects is not None and is_address(place):
+        return _list_objects(kind, place, key, old, asking, asking.objects)
     if old is not None and _is_unchanged(place, old, asking):
         return old
     # What was something else has other samples.
@@ -274,16 +293,101 @@ def list_folder(
     if kind is None and tree.old is not None and top.files is None:
         kind = tree.old.kind
     elif kind is None and top.folders and top.files:
-        raise ConfigError(
-            f"{place} has both subfolders and images ({os.path.basename(top.files[0])}): open it with ImageFolder, "
-            f"which leaves out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
-        )
+        raise _could_be_either(place, top.files[0])
     if kind == "ImageFolder" or (kind is None and top.folders):
         return _list_labels(place, key, tree, top)
     if not tree.count(top):
         raise _nothing_in(place, asking.calls.one(place, lambda: visible(place))[0], key.extensions)
     labels = np.full(tree.count(top), NO_LABEL, np.int64)
     return _catalog(place, key, "FlatFolder", tree, [top], labels, ())
+
+
+def _could_be_either(place: str, file: str) -> ConfigError:
+    return ConfigError(
+        f"{place} has both subfolders and images ({os.path.basename(file)}): open it with ImageFolder, "
+        f"which leaves out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
+    )
+
+
+def _list_objects(
+    kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking, objects: Objects
+) -> Catalog:
+    """List the objects below an address as `list_folder` does files: in the same order, with the same labels."""
+    if kind == "FlatFolder":
+        found = asking.calls.one(place, lambda: objects.level_with_facts(place))
+    else:
+        found = asking.calls.one(place, lambda: objects.walk(place, partial(asking.found, place)))
+    shown, root = without_secrets(place), joined(place, "")
+    visible_ones: dict[str, Facts] = {}
+    for each in found:
+        name = each.address.removeprefix(root)
+        if name and not any(part.startswith(".") for part in name.split("/")):
+            visible_ones[name] = each
+    if not visible_ones:
+        raise DataError(
+            f"{shown} has no objects, or is none, asked as {objects.identity(place)}: check the address, and that this "
+            "identity may list it"
+        )
+    endings = key.extensions
+    names = [name for name in visible_ones if endings is None or name.lower().endswith(endings)]
+    beside = [name for name in names if "/" not in name]
+    inside = [name for name in names if "/" in name]
+    if kind is None and beside and inside:
+        raise _could_be_either(shown, beside[0])
+    if kind == "FlatFolder" or (kind is None and not inside):
+        names, classes = sorted(beside), tuple[str, ...]()
+        labels = np.full(len(names), NO_LABEL, np.int64)
+    else:
+        # By label, then folder, then name.
+        names = sorted(inside, key=lambda name: (name.partition("/")[0], *name.rpartition("/")[::2]))
+        classes = tuple(sorted({name.partition("/")[0] for name in visible_ones if "/" in name}))
+        if not classes:
+            raise DataError(
+                f"{shown} has no label folders: put the files of each label into a folder of its name, "
+                f"or open it with FlatFolder or FileList"
+            )
+        numbers = {label: number for number, label in enumerate(classes)}
+        labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
+        for number in np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist():
+            label = f"{classes[number]}/"
+            those = [name for name in visible_ones if name.startswith(label)]
+            raise _nothing_in(joined(shown, classes[number]), those, endings)
+    if not names:
+        raise _nothing_in(shown, list(visible_ones), endings)
+    kind = "ImageFolder" if classes else "FlatFolder"
+    return _catalog_of_objects(kind, key, names, [visible_ones[name] for name in names], labels, classes, old)
+
+
+def _catalog_of_objects(
+    kind: str,
+    key: CatalogKey,
+    names: Sequence[str],
+    facts: Sequence[Facts],
+    labels: Labels,
+    classes: tuple[str, ...],
+    old: Catalog | None,
+    label_classes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Catalog:
+    """Return the catalog of objects; the old one if nothing has changed."""
+    new = Catalog(
+        key,
+        kind,
+        time.time(),
+        np.frombuffer(_joined(names), np.uint8),
+        np.array([each.nbytes for each in facts], np.int64),
+        labels,
+        classes,
+        ("",),
+        np.zeros(1, np.int64),
+        np.array([len(names)], np.int64),
+        label_classes=dict(label_classes),
+        object_stamps=np.array([each.stamp for each in facts], np.int64),
+    )
+    # All but when it was listed.
+    is_same = (
+        old is not None and replace(old, listed_seconds=0).digest() == replace(new, listed_seconds=0).digest()
+    )
+    return old if old is not None and is_same else new
 
 
 def _list_labels(place: str, key: CatalogKey, tree: _Tree, top: _Folder) -> Catalog:
@@ -519,6 +623,8 @@ def list_files(
     for position, name in enumerate(listed.names):
         if "\0" in name:
             raise DataError(f"{listed.where(position)}{name!r} has a zero byte, which no path has")
+    if is_address(place) or (listed.names and is_address(listed.names[0])):
+        return _catalog_of_list(kind, place, listed, key, old, asking)
     folders = sorted(set(map(os.path.dirname, listed.names)))
     stamps = calls.each(lambda folder: stamp_at(os.path.join(root, folder), calls), folders)
     all_names = np.frombuffer(_joined(listed.names), np.uint8)
@@ -539,9 +645,23 @@ def list_files(
     )
 
 
-def read_list(place: str) -> ListedFiles:
-    """Return what a list of files has; see `FileList`. Raises: DataError."""
-    rows = read_rows(place)
+def _catalog_of_list(
+    kind: str, place: str, listed: ListedFiles, key: CatalogKey, old: Catalog | None, asking: Asking
+) -> Catalog:
+    """Return the catalog of a list of objects, or of one that is an object itself."""
+    root, objects = os.path.dirname(place), asking.objects or Objects()
+    addresses = [name if is_address(name) else joined(root, name.lstrip("/")) for name in listed.names]
+    if paths := [name for name in addresses if not is_address(name)]:
+        raise DataError(f"{place}: {paths[0]} is a path, and others are addresses: list one kind")
+    facts = asking.calls.one(place, lambda: objects.facts(addresses, asking.calls.at))
+    return _catalog_of_objects(
+        kind, key, addresses, facts, listed.labels, listed.classes, old, listed.label_classes
+    )
+
+
+def read_list(place: str, objects: Objects | None = None) -> ListedFiles:
+    """Return what a list of files has; see `FileList`. objects: what reads an address. Raises: DataError."""
+    rows = read_rows(place, objects if is_address(place) else None)
     if rows and [field.lower() for field in rows[0][1]] in (["path"], ["path", "label"]):
         del rows[0]
     if not rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,8 +20,10 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import Columns
 from penstock.store.listing import Asking, Refresh
+from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
-from penstock.store.patterns import place_of_paths
+from penstock.store.patterns import is_of_several, place_of_paths
+from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import (
     INDEX_NAME,
     LABEL_ENCODINGS,
@@ -47,12 +49,12 @@ class LitDataChunks(CataloguedFiles):
 
     Samples are numbered by chunk, then as they lie in it. Nothing is copied or converted.
 
-    folder: with index.json and the chunks beside it, on a file system of this host.
+    folder: path or address of what has index.json and the chunks beside it.
     sample: the column that is the sample, by its key, or by its number where samples are tuples ("0", "1" ...): its
         bytes as stored. Unless given, the first that is stored as jpeg, image, bytes or file.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed or encrypted;
         ConfigError if there is no such column.
@@ -67,19 +69,29 @@ class LitDataChunks(CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(folder)
+        objects = objects_of(place, storage_options)
         list_anew = partial(list_litdata, place, sample, label)
-        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+        )
 
 
-def is_litdata(place: str) -> bool:
-    """Return whether a place is a folder of LitData's chunks by its index. It asks the file system."""
-    path = os.path.join(place, INDEX_NAME)
-    if not os.path.isfile(path):  # a pipe would be waited for
+def is_litdata(place: str, objects: Objects | None = None) -> bool:
+    """Return whether a place is a folder of LitData's chunks by its index. It asks the file system, or the store.
+
+    objects: what reads addresses.
+    """
+    path = joined(place, INDEX_NAME)
+    if objects is not None:
+        if is_of_several(place) or objects.find(path) is None:
+            return False
+    elif not os.path.isfile(path):  # a pipe would be waited for
         return False
     try:
-        found = read_json(path, _KIND)
+        found = read_json(path, _KIND, objects)
     except DataError:
         return False
     return isinstance(found, dict) and {"chunks", "config"} <= found.keys()
@@ -89,13 +101,17 @@ def list_litdata(
     place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index LitData's chunks; see `LitDataChunks`. Of those that did not change, what an old catalog says is taken."""
-    found = asking.calls.one(place, partial(_read_index, place))
+    found = asking.calls.one(place, partial(_read_index, place, asking.objects))
     columns = _columns(place, found.kinds, sample, label)
-    by_path = {os.path.join(place, name): count for name, count in found.chunks.items()}
+    by_path = {joined(place, name): count for name, count in found.chunks.items()}
     keys = list(found.kinds)
 
     def index(file: Opened) -> Indexed:
         begin = _begin_of_arrow(file)
+        if begin is not None and file.remote is not None:
+            raise DataError(
+                f"{file.path} is an Arrow file, which is read from file systems alone: copy the chunks to one"
+            )
         if begin is None:
             indexed = index_rows(file, [None] * len(keys), columns, by_path[file.path], _KIND)
         else:
@@ -118,10 +134,10 @@ class _Index(NamedTuple):
     kinds: dict[str, str]
 
 
-def _read_index(place: str) -> _Index:
+def _read_index(place: str, objects: Objects | None) -> _Index:
     """Raises: DataError."""
-    path = os.path.join(place, INDEX_NAME)
-    found = read_json(path, _KIND)
+    path = joined(place, INDEX_NAME)
+    found = read_json(path, _KIND, objects)
     try:
         config, chunks = found["config"], {each["filename"]: each["chunk_size"] for each in found["chunks"]}
         if how := config["compression"] or config.get("ipc_compression"):

@@ -16,7 +16,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.labels import Labels
 from penstock.store.listing import NO_LABEL, ListedFiles, Refresh, catalog_of, list_files, number_labels
-from penstock.store.patterns import place_of_paths
+from penstock.store.patterns import place_of_paths, place_on_disk
 from penstock.store.text_rows import JSON_LINES, Records, read_records, read_rows
 from penstock.units import is_integer
 
@@ -83,7 +83,7 @@ class Manifest(FileSource):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        self.list_file = place = place_of_paths(manifest)
+        self.list_file = place = place_on_disk(manifest, "tables of files")
         where = folder_of_list(place, folder)
         read = partial(_read, file, labels, classes, where, ending)
         opener = f"Manifest({file!r}, {labels!r}, {classes!r}, {where!r}, {ending!r})"

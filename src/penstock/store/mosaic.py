@@ -9,6 +9,7 @@ Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,10 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.listing import Asking, Refresh
+from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
-from penstock.store.patterns import place_of_paths
+from penstock.store.patterns import is_of_several, place_of_paths
+from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.store.row_shards import INDEX_NAME, LABEL_ENCODINGS, RowColumns, index_rows, read_json
 
 _AUTO = "auto"
@@ -32,12 +35,12 @@ class MosaicShards(CataloguedFiles):
 
     Samples are numbered by shard, then as they lie in it. Nothing is copied or converted.
 
-    folder: with index.json and the shards beside it, on a file system of this host.
+    folder: path or address of what has index.json and the shards beside it.
     sample: the column that is the sample: its bytes as stored. Unless given, the first whose encoding is jpeg, png or
         bytes.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, class, cls and
         target, or no label; None takes none. Names are numbered in sorted order.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed, or of other columns
         than the first; ConfigError if there is no such column.
@@ -52,15 +55,27 @@ class MosaicShards(CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(folder)
+        objects = objects_of(place, storage_options)
         list_anew = partial(list_mosaic, place, sample, label)
-        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+        )
 
 
-def is_mosaic(place: str) -> bool:
-    """Return whether a place is a folder of MDS shards by its index. It asks the file system."""
-    path = os.path.join(place, INDEX_NAME)
+def is_mosaic(place: str, objects: Objects | None = None) -> bool:
+    """Return whether a place is a folder of MDS shards by its index. It asks the file system, or the store.
+
+    objects: what reads addresses.
+    """
+    path = joined(place, INDEX_NAME)
+    if objects is not None:
+        if is_of_several(place):
+            return False
+        facts = objects.find(path)
+        return facts is not None and b'"mds"' in RemoteFile(objects, facts).pread(1 << 16, 0)
     if not os.path.isfile(path):  # a pipe would be waited for
         return False
     try:
@@ -74,9 +89,9 @@ def list_mosaic(
     place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index MDS shards; see `MosaicShards`. Of those that did not change, what an old catalog says is taken."""
-    shards = asking.calls.one(place, partial(_read_index, place))
+    shards = asking.calls.one(place, partial(_read_index, place, asking.objects))
     columns = _columns(place, shards[0], sample, label)
-    by_path = {os.path.join(place, shard["raw_data"]["basename"]): shard for shard in shards}
+    by_path = {joined(place, shard["raw_data"]["basename"]): shard for shard in shards}
 
     def index(file: Opened) -> Indexed:
         shard = by_path[file.path]
@@ -93,10 +108,10 @@ def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
     return shard["column_names"], shard["column_encodings"], shard["column_sizes"]
 
 
-def _read_index(place: str) -> list[dict[str, Any]]:
+def _read_index(place: str, objects: Objects | None) -> list[dict[str, Any]]:
     """Return what index.json has of each shard. Raises: DataError."""
-    path = os.path.join(place, INDEX_NAME)
-    index = read_json(path, "MDS shard")
+    path = joined(place, INDEX_NAME)
+    index = read_json(path, "MDS shard", objects)
     try:
         shards = index["shards"]
         for shard in shards:
@@ -108,9 +123,9 @@ def _read_index(place: str) -> list[dict[str, Any]]:
                 raise ValueError(f"columns of {sizes} bytes")
             if os.path.basename(basename) != basename or basename in ("", ".", ".."):
                 raise ValueError(f"a shard called {basename!r}, which is not beside it")
-            if shard["zip_data"] and not os.path.exists(os.path.join(place, basename)):
+            if shard["zip_data"] and not _is_there(joined(place, basename), objects):
                 raise DataError(
-                    f"{os.path.join(place, shard['zip_data']['basename'])} is compressed ({shard['compression']}), so "
+                    f"{joined(place, shard['zip_data']['basename'])} is compressed ({shard['compression']}), so "
                     f"that no sample can be read without all before it: unpack all shards once, as {basename}"
                 )
     except DataError:
@@ -120,6 +135,10 @@ def _read_index(place: str) -> list[dict[str, Any]]:
     if not shards:
         raise DataError(f"{path} names no shard: write the data set again")
     return list(shards)
+
+
+def _is_there(path: str, objects: Objects | None) -> bool:
+    return os.path.exists(path) if objects is None else objects.find(path) is not None
 
 
 def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str | None) -> RowColumns:

@@ -29,6 +29,8 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Failed, Ids, check_group, read_one_by_one
 from penstock.store.labels import Labels
+from penstock.store.object_store import Piece
+from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
 
 SIGNATURE = Signature(
@@ -50,9 +52,11 @@ _LEAST_OPEN, _MOST_OPEN = 16, 1024
 class PackedFiles(Selectable, ABC):
     """Samples that are pieces of files; made to be used by what knows where they lie, such as `TarShards`.
 
-    files: absolute paths. file_bytes, file_times: int64[files], size and time of the last change (ns since 1970) of
-        each when its samples were found. A file that is another since then is not read.
+    files: absolute paths, or addresses. file_bytes, file_times: int64[files], size and time of the last change (ns
+        since 1970; of an object its stamp) of each when its samples were found. A file that is another since then is
+        not read.
     place: what was opened, for people. sizes_bytes, labels, classes: as in `Source`.
+    objects: what reads addresses.
 
     It keeps at most 1,024 descriptors open, and a quarter of what `ulimit -n` allows, until it is closed or nothing
     refers to it.
@@ -71,10 +75,12 @@ class PackedFiles(Selectable, ABC):
         sizes_bytes: Ids,
         labels: Labels,
         classes: tuple[str, ...] = (),
+        objects: Objects | None = None,
     ) -> None:
         self.files, self.place = tuple(files), place
         self.sizes_bytes, self.labels, self.classes = sizes_bytes, labels, classes
-        self._file_bytes = file_bytes
+        self._file_bytes, self._file_times = file_bytes, file_times
+        self.objects = objects
         self._open = OpenFiles(self.files, file_bytes, file_times)
 
     @abstractmethod
@@ -90,6 +96,10 @@ class PackedFiles(Selectable, ABC):
 
     def file_names(self) -> list[str]:
         """Return the names of the files below the folder that all of them are in."""
+        if self.objects is not None:
+            paths = ["/" + path.partition("://")[2] for path in self.files]
+            folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+            return [path[len(folder) :].lstrip("/") for path in paths]
         folder = os.path.commonpath([os.path.dirname(path) for path in self.files])
         return [os.path.relpath(path, folder) for path in self.files]
 
@@ -109,6 +119,10 @@ class PackedFiles(Selectable, ABC):
         if size == 0:
             raise DataError(f"{self.describe(sample)} is empty (0 bytes): take it out, or write it again")
         units, offsets, _ = self.extents(np.array([sample]))
+        if self.objects is not None:
+            for _, error in self.read_pieces(units, offsets, [target[:size]]):
+                raise error
+            return size
         with self._open.lent(int(units[0])) as descriptor:
             self._fill(int(units[0]), descriptor, int(offsets[0]), target[:size])
         return size
@@ -116,12 +130,17 @@ class PackedFiles(Selectable, ABC):
     def close(self) -> None:
         """Close the files that nobody reads. They are opened again by the next read."""
         self._open.close()
+        if self.objects is not None:
+            self.objects.close()
 
     def prepare_group(self) -> None:
-        READ_PIECES.ask()
+        if self.objects is None:
+            READ_PIECES.ask()
 
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
         """Read samples without the interpreter's lock; see `penstock.store.read_group`."""
+        if self.objects is not None:
+            return self._read_objects(ids, into, begins)
         loop = READ_PIECES.ask()
         if loop is None:
             return read_one_by_one(self, ids, into, begins)
@@ -155,9 +174,50 @@ class PackedFiles(Selectable, ABC):
         return np.where(is_there, self._file_bytes[np.where(is_there, units, 0)], -1)
 
     def read_ranges(self, unit: int, ranges: Ids, into: Sequence[memoryview]) -> None:
+        if self.objects is not None:
+            for _, error in self.read_pieces(np.full(len(ranges), unit), ranges[:, 0], into):
+                raise error
+            return
         with self._open.lent(unit) as descriptor:
             for begin, buffer in zip(ranges[:, 0].tolist(), into, strict=True):
                 self._fill(unit, descriptor, begin, buffer.cast("B"))
+
+    def read_pieces(self, units: Ids, offsets: Ids, into: Sequence[memoryview]) -> Failed:
+        """Read ranges of objects, all at once; return those that failed: index and error, ascending.
+
+        units, offsets: int64[n]. into: n writable buffers of the ranges' sizes.
+        """
+        assert self.objects is not None, "asked of addresses alone"
+        return self.objects.read(
+            [
+                Piece(
+                    self.files[unit],
+                    offset,
+                    buffer.cast("B"),
+                    int(self._file_bytes[unit]),
+                    int(self._file_times[unit]),
+                )
+                for unit, offset, buffer in zip(units.tolist(), offsets.tolist(), into, strict=True)
+            ]
+        )
+
+    def _read_objects(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        check_group(self, ids, into, begins)
+        units, offsets, sizes = self.extents(ids)
+        buffer, failed = into.data, Failed()
+        is_empty = sizes == 0
+        for index in np.flatnonzero(is_empty).tolist():
+            error = f"{self.describe(int(ids[index]))} is empty (0 bytes): take it out, or write it again"
+            failed.append((index, DataError(error)))
+        which = np.flatnonzero(~is_empty)
+        places = [
+            buffer[begin : begin + size]
+            for begin, size in zip(begins[which].tolist(), sizes[which].tolist(), strict=True)
+        ]
+        found = self.read_pieces(units[which], offsets[which], places)
+        return sorted(
+            failed + [(int(which[index]), error) for index, error in found], key=lambda each: each[0]
+        )
 
     def _size_of(self, sample: int) -> int:
         if not 0 <= sample < len(self):
@@ -289,11 +349,15 @@ def changed(path: str, size: int, found: int) -> DataError:
     )
 
 
-def stats_of(files: Sequence[str]) -> tuple[Ids, Ids]:
-    """Return size and time of the last change (ns) of each file: int64[files] each.
+def stats_of(files: Sequence[str], objects: Objects | None = None) -> tuple[Ids, Ids]:
+    """Return size and time of the last change (ns; of an object its stamp) of each file: int64[files] each.
 
+    objects: what reads addresses.
     Raises: DataError naming the first that is missing or no regular file.
     """
+    if objects is not None:
+        facts = objects.facts(files)
+        return np.array([each.nbytes for each in facts]), np.array([each.stamp for each in facts])
     stats = []
     for path in files:
         try:

@@ -26,17 +26,22 @@ from penstock.store.listing import (
     stamp_at,
     stamp_of,
 )
+from penstock.store.object_store import Facts
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import brief
+from penstock.store.remote import Objects, RemoteFile
 from penstock.units import format_count
 
 _NO_LABEL_TEXT = str(NO_LABEL)
+#: Objects that are indexed at a time.
+_OBJECTS_AT_ONCE = 16
 
 
 class CataloguedFiles(PackedFiles):
     """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
 
     place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog: as in `open_source`.
+    objects: what reads addresses.
     endings: of the members that are samples. options: as the user gave them; other options list other samples.
     """
 
@@ -49,11 +54,12 @@ class CataloguedFiles(PackedFiles):
         catalog: Catalog | None,
         *,
         endings: Collection[str] = (),
+        objects: Objects | None = None,
         **options: object,
     ) -> None:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         opener = f"{type(self).__name__}({given})"
-        catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls())
+        catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls(), objects)
         assert catalog.packed is not None, "it is listed where samples lie"
         self.catalog, self.names = catalog, catalog.names
         self._starts = catalog.starts()
@@ -67,6 +73,7 @@ class CataloguedFiles(PackedFiles):
             sizes_bytes=catalog.sizes_bytes,
             labels=catalog.labels,
             classes=catalog.classes,
+            objects=objects,
         )
 
     def __repr__(self) -> str:
@@ -86,13 +93,23 @@ class CataloguedFiles(PackedFiles):
 
 
 class Opened(NamedTuple):
-    """A file that is indexed: its descriptor, size and time of the last change (ns), and what `stamp_of` says of it."""
+    """A file that is indexed: its descriptor, size and time of the last change (ns), and what `stamp_of` says of it.
+
+    remote: what reads it where it is an object, whose descriptor is -1 and whose time is its stamp.
+    """
 
     path: str
     descriptor: int
     file_bytes: int
     file_time: int
     stamp: int
+    remote: RemoteFile | None = None
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return what `os.pread` does. Raises: OSError; DataError for an object."""
+        if self.remote is not None:
+            return self.remote.pread(size, offset)
+        return os.pread(self.descriptor, size, offset)
 
 
 class Indexed(NamedTuple):
@@ -109,8 +126,14 @@ class Indexed(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Opened]:
-    """Open a file to index it: only here and there. Raises: DataError naming it if it is missing or no regular file."""
+def opened(path: str, objects: Objects | None = None) -> Iterator[Opened]:
+    """Open a file to index it: only here and there. Raises: DataError naming it if it is missing or no regular file.
+
+    objects: what reads addresses.
+    """
+    if objects is not None:
+        yield opened_object(objects, objects.facts([path])[0])
+        return
     now_ns = time.time_ns()
     try:
         # A pipe without a writer is not waited for.
@@ -144,6 +167,10 @@ def files_alone_in(folder: str, endings: tuple[str, ...]) -> list[str]:
     return []
 
 
+def opened_object(objects: Objects, facts: Facts) -> Opened:
+    return Opened(facts.address, -1, facts.nbytes, facts.stamp, facts.stamp, RemoteFile(objects, facts))
+
+
 def index_files(
     key: CatalogKey,
     old: Catalog | None,
@@ -163,13 +190,20 @@ def index_files(
         are names, or whatever is found.
     Raises: DataError where some files have labels and others none; what `index` and `number_labels` raise.
     """
-    calls, progress = asking.calls, asking.progress
+    calls, progress, objects = asking.calls, asking.progress, asking.objects
     known: dict[str, int] = {}
     # Of what had other names, it is not known whether these were names of numbers.
     if classes is not None and old is not None and old.classes not in (classes, _digits_of(old.classes)):
         old = None
+    now: dict[str, Facts] = {}
+    if objects is not None:
+        all_facts = calls.one(files[0], lambda: objects.facts(files, calls.at))
+        now = {each.address: each for each in all_facts}
     if old is not None and old.packed is not None:
-        stamps = calls.each(lambda path: stamp_at(path, calls), old.folders, look=progress.look)
+        if objects is None:
+            stamps = calls.each(lambda path: stamp_at(path, calls), old.folders, look=progress.look)
+        else:
+            stamps = [now[path].stamp if path in now else 0 for path in old.folders]
         known = {
             path: number
             for number, (path, stamp) in enumerate(zip(old.folders, stamps, strict=True))
@@ -186,13 +220,18 @@ def index_files(
             assert old is not None, "what is known is from an old catalog"
             found = _known(old, known[path], starts, ends, has_numbers=classes is not None)
             progress.found.append(len(found.names))
+        elif objects is not None:
+            found = index(opened_object(objects, now[path]))
         else:
             with opened(path) as file:
                 found = index(file)
         progress.sized.append(1)
         return found
 
-    return _joined(key, kind, calls.each(one, files, look=progress.look), label, classes)
+    # An object's headers are requests, which the limit of all of them holds together.
+    at_once = 1 if objects is None else _OBJECTS_AT_ONCE
+    found = calls.each(one, files, look=progress.look, threads_at_once=at_once)
+    return _joined(key, kind, found, label, classes)
 
 
 def _digits_of(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,9 +247,11 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
     assert isinstance(old.labels, np.ndarray), "shards have one label"
     numbers = old.labels[first:last].tolist()
-    facts = (old.packed.file_bytes[index], old.packed.file_times[index], old.stamps[index])
+    file_bytes, file_time, stamp = (
+        int(each[index]) for each in (old.packed.file_bytes, old.packed.file_times, old.stamps)
+    )
     return Indexed(
-        Opened(old.folders[index], -1, *map(int, facts)),
+        Opened(old.folders[index], -1, file_bytes, file_time, stamp),
         old.names[starts[first] : starts[last]].tobytes().split(b"\0")[:-1],
         old.packed.offsets[first:last],
         old.sizes_bytes[first:last],

@@ -37,7 +37,7 @@ from penstock.store.packed_listing import (
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.patterns import Paths, files_of, is_of_several, place_on_disk
 
 #: How the names of Parquet files usually end.
 PARQUET_ENDINGS = (".parquet", ".pq", ".parq")
@@ -83,7 +83,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        place = place_of_paths(paths)
+        place = place_on_disk(paths, "Parquet files")
         calls, self.units_are = calls or Calls(), "row groups"
         list_anew = partial(list_parquet, place, sample, label)
         super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)

@@ -8,6 +8,7 @@ A path that exists is that file or folder, whatever characters it has.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError, DataError
+from penstock.store.object_store import check_address, is_address, without_secrets
+from penstock.store.remote import Objects
 
 #: One path or pattern, or several.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -28,8 +31,8 @@ _MOST_FILES = 1_000_000
 def place_of_paths(paths: Paths) -> str:
     """Return paths or patterns as one text, absolute, which `files_of` takes: several with a line end between them.
 
-    A `~` at the beginning is the home folder.
-    Raises: ConfigError for what is no path, and for an address.
+    A `~` at the beginning is the home folder. Addresses, such as s3://bucket/train, stay as they are.
+    Raises: ConfigError for what is no path, and for addresses among paths.
     """
     if isinstance(paths, (list, tuple)):
         if not paths:
@@ -37,20 +40,36 @@ def place_of_paths(paths: Paths) -> str:
         places = [_absolute(path) for path in paths]
         if wrong := [place for place in places if _BETWEEN in place]:
             raise ConfigError(f"{wrong[0]!r} has a line end in its name: rename it, or give its folder")
+        if len(set(map(is_address, places))) > 1:
+            raise ConfigError("the list has paths and addresses: give one kind, or two data sets")
         return _BETWEEN.join(places)
     return _absolute(paths)
 
 
+def place_on_disk(paths: Paths, what: str) -> str:
+    """Return `place_of_paths` of what is read from file systems alone. Raises: ConfigError, for addresses."""
+    place = place_of_paths(paths)
+    if is_address(place):
+        raise ConfigError(
+            f"{brief(place)} is an address, and {what} are read from file systems alone: mount or copy them; tar "
+            "shards, arrays, tokens, TFRecords and MDS shards are read from addresses"
+        )
+    return place
+
+
 def is_of_several(place: str) -> bool:
     """Return whether it is a list or a pattern, and not what exists under that name."""
+    if is_address(place):
+        return _BETWEEN in place or bool(_BRACES.search(place)) or _has_stars(place)
     return (
         _BETWEEN in place or bool(_BRACES.search(place)) or glob.has_magic(place)
     ) and not os.path.lexists(place)
 
 
-def files_of(place: str) -> tuple[str, ...]:
+def files_of(place: str, objects: Objects | None = None) -> tuple[str, ...]:
     """Return the files that are meant, in the order of the list, of the numbers, or of their names.
 
+    objects: what reads addresses.
     Raises: DataError for a pattern that no file fits; ConfigError for one that means more than a million.
     """
     found: list[str] = []
@@ -59,7 +78,9 @@ def files_of(place: str) -> tuple[str, ...]:
             found.append(pattern)
             continue
         for path in _without_braces(pattern):
-            if glob.has_magic(path) and not os.path.lexists(path):
+            if objects is not None and is_address(path):
+                found += _fitting(path, objects) if _has_stars(path) else [path]
+            elif glob.has_magic(path) and not os.path.lexists(path):
                 fitting = sorted(glob.iglob(path, recursive=True))
                 if not fitting:
                     raise DataError(
@@ -77,8 +98,39 @@ def files_of(place: str) -> tuple[str, ...]:
 
 def brief(place: str) -> str:
     """Return a place for people: of a list the first path, and how many there are."""
-    first, *others = place.split(_BETWEEN)
+    first, *others = without_secrets(place).split(_BETWEEN)
     return f"{first} and {len(others):,} more" if others and is_of_several(place) else place
+
+
+def _has_stars(address: str) -> bool:
+    """Return whether an address has a pattern; a web server's may have a `?` of its own."""
+    return glob.has_magic(address.partition("?")[0] if address.startswith("http") else address)
+
+
+def _fitting(pattern: str, objects: Objects) -> list[str]:
+    """Return the objects that fit a pattern, sorted. `*` and `?` stand for no `/`, `**` for any number of folders."""
+    folder = pattern[: min(pattern.find(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
+    if pattern[len(folder) :].count("/") > 1:
+        names = [each.address for each in objects.walk(folder)]
+    else:
+        names = [each.address for each in objects.level(folder)[0]]
+    fits = re.compile(_expression(pattern))
+    found = sorted(name for name in names if fits.fullmatch(name))
+    if not found:
+        raise DataError(
+            f"no object fits {without_secrets(pattern)}, asked as {objects.identity(pattern)}: check the pattern, and "
+            "that this identity may list it"
+        )
+    return found
+
+
+def _expression(pattern: str) -> str:
+    parts = []
+    for part in re.split(r"(\*\*/|\*|\?|\[[^]]*\])", pattern):
+        fixed = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}.get(part)
+        is_set = part.startswith("[") and part.endswith("]")
+        parts.append(fixed or (fnmatch.translate(part)[4:-3] if is_set else re.escape(part)))
+    return "".join(parts)
 
 
 def _without_braces(pattern: str) -> Iterator[str]:
@@ -100,14 +152,16 @@ def _without_braces(pattern: str) -> Iterator[str]:
 
 def _absolute(path: Any) -> str:
     try:
-        text = os.path.expanduser(path)
+        # What is made of an address by pathlib has lost a slash.
+        text = os.fspath(path)
+        text = text if isinstance(text, str) and is_address(text) else os.path.expanduser(path)
     except TypeError:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
-    if "://" in text:
-        raise ConfigError(
-            f"{path!r} is an address, and what is read here is a folder or a list of files: mount it and give the "
-            "path, or give a Source of your own"
-        )
+    if is_address(text):
+        if text.startswith("file://"):
+            return os.path.abspath(text.removeprefix("file://"))
+        check_address(text)
+        return text if text.endswith("://") else text.rstrip("/")
     return os.path.abspath(text)

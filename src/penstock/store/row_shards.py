@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import DataError
 from penstock.store.catalog import Ints
 from penstock.store.packed_listing import Indexed, Opened
+from penstock.store.remote import Objects, RemoteFile
 
 INDEX_NAME = "index.json"
 
@@ -40,13 +41,21 @@ class RowColumns(NamedTuple):
     encoding: str
 
 
-def read_json(path: str, kind: str) -> Any:
-    """Return what an index of shards has. kind: of shards, for errors. Raises: DataError."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+def read_json(path: str, kind: str, objects: Objects | None = None) -> Any:
+    """Return what an index of shards has. kind: of shards, for errors. objects: what reads an address.
+
+    Raises: DataError.
+    """
+    if objects is None and os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise DataError(f"{path} is not a regular file: write it again")
     try:
+        if objects is not None:
+            facts = objects.facts([path])[0]
+            return json.loads(RemoteFile(objects, facts).pread(_MOST_INDEX_BYTES, 0))
         with open(path, "rb") as file:
             return json.loads(file.read(_MOST_INDEX_BYTES))
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}; give the folder with it and the shards"
@@ -114,7 +123,9 @@ def _labels(file: Opened, kind: str, values: list[bytes], encoding: str) -> list
 
 def read_at(file: Opened, kind: str, begin: int, size: int) -> bytes:
     try:
-        content = os.pread(file.descriptor, size, begin)
+        content = file.pread(size, begin)
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
     if len(content) != size:

@@ -15,6 +15,7 @@ from penstock.store.group import Ids
 from penstock.store.labels import Labels, labels_of
 from penstock.store.packed import PackedFiles, stats_of
 from penstock.store.patterns import brief
+from penstock.store.remote import Objects
 from penstock.store.source import Numbers
 from penstock.units import format_count
 
@@ -36,7 +37,7 @@ class RowFiles(PackedFiles):
     """Rows of numbers in files; made to be used by what knows where they lie, such as `Arrays`.
 
     counts: of each file, how many rows it has. numbers: of a row. labels: as in `Source`.
-    facts: what a run that resumes compares.
+    facts: what a run that resumes compares. objects: what reads addresses.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class RowFiles(PackedFiles):
         labels: Labels,
         *,
         facts: str,
+        objects: Objects | None = None,
     ) -> None:
-        file_bytes, file_times = stats_of(files)
+        file_bytes, file_times = stats_of(files, objects)
         self.numbers = numbers
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._firsts = self._ends - np.array(counts, np.int64)
@@ -68,6 +70,7 @@ class RowFiles(PackedFiles):
             sizes_bytes=sizes_bytes,
             labels=labels,
             classes=() if isinstance(labels, dict) else _classes_of(labels),
+            objects=objects,
         )
 
     @abstractmethod

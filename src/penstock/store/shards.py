@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.store.files import unreadable
 from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, files_alone_in, index_files
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
+from penstock.store.remote import Objects, objects_of
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
 
@@ -43,7 +44,7 @@ class TarShards(CataloguedFiles):
     label: "cls" takes the member that ends so, an integer or a name, and none where no key has it; any other ending is
         one that each key has to have, and "json:field" (or "json:outer.inner") a field of JSON, an integer or a name;
         None takes none. Names are numbered in sorted order. Samples without a label have -1.
-    refresh, calls, catalog: as in `open_source`. A shard that did not change is not indexed again.
+    refresh, calls, catalog, storage_options: as in `open_source`. A shard that did not change is not indexed again.
 
     Raises: DataError naming the shard if it is missing, empty, compressed, no tar, damaged or cut off, has a member
         twice, or no sample; naming the sample whose label is missing or cannot be read.
@@ -58,27 +59,37 @@ class TarShards(CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(shards)
+        objects = objects_of(place, storage_options)
         endings = _endings(member)
         _check_label(label)
         list_anew = partial(list_shards, place, endings, member is not None, label)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, endings=endings, member=member, label=label
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            endings=endings,
+            objects=objects,
+            member=member,
+            label=label,
         )
 
 
-def are_shards(place: str) -> bool:
+def are_shards(place: str, objects: Objects | None = None) -> bool:
     """Return whether a place, of `place_of_paths`, is of tar shards by its name, or is a folder with nothing but them.
 
-    It asks the file system.
+    It asks the file system, or the store. objects: what reads addresses.
     """
     endings = TAR_ENDINGS + COMPRESSED_TAR_ENDINGS
     if place.lower().endswith(endings):
         return not os.path.isdir(place)
     if is_of_several(place):
-        return files_of(place)[0].lower().endswith(endings)
-    return bool(_shards_in(place))
+        return files_of(place, objects)[0].lower().endswith(endings)
+    return bool(_shards_in(place, objects))
 
 
 def list_shards(
@@ -94,7 +105,7 @@ def list_shards(
 
     endings: of the members that are samples; is_given: whether the user named them, in the order of preference.
     """
-    files = asking.calls.one(place, lambda: _shards_of(place))
+    files = asking.calls.one(place, lambda: _shards_of(place, asking.objects))
     shards: dict[str, _Samples] = {}
 
     def index(file: Opened) -> Indexed:
@@ -129,16 +140,36 @@ def _check_label(label: object) -> None:
         )
 
 
-def _shards_in(folder: str) -> list[str]:
+def _shards_in(folder: str, objects: Objects | None) -> list[str]:
+    if objects is not None:
+        return _objects_in(folder, objects)
     return files_alone_in(folder, TAR_ENDINGS) or files_alone_in(folder, COMPRESSED_TAR_ENDINGS)
 
 
-def _shards_of(place: str) -> tuple[str, ...]:
+def _objects_in(folder: str, objects: Objects) -> list[str]:
+    try:
+        files, folders = objects.level(folder)
+    except DataError:  # whoever lists it says what is wrong
+        return []
+    names = sorted(each.address for each in files if not _is_hidden(each.address))
+    shards = [name for name in names if name.lower().endswith(TAR_ENDINGS)]
+    others = any(name.lower().endswith(IMAGE_EXTENSIONS) for name in names)
+    return [] if others or any(not _is_hidden(each) for each in folders) else shards
+
+
+def _is_hidden(address: str) -> bool:
+    return address.rstrip("/").rpartition("/")[2].startswith(".")
+
+
+def _shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
     found: list[str] = []
-    for path in files_of(place):
-        if not os.path.isdir(path):
+    for path in files_of(place, objects):
+        is_file = not os.path.isdir(path)
+        if objects is not None:
+            is_file = path.lower().endswith(TAR_ENDINGS + COMPRESSED_TAR_ENDINGS) or is_of_several(place)
+        if is_file:
             found.append(path)
-        elif shards := _shards_in(path):
+        elif shards := _shards_in(path, objects):
             found += shards
         else:
             raise DataError(
@@ -166,11 +197,11 @@ class _Samples:
 
     def index(self, file: Opened, report_found: Callable[[int], None]) -> Indexed:
         """Return what the shard has."""
-        members = read_members(file.path, file.descriptor, file.file_bytes, report_found)
+        members = read_members(file.path, file.pread, file.file_bytes, report_found)
         self._take(members)
         self.left_out = [key for key in {**self._keys, **self._labels} if key not in self.samples]
         self.links, self.has_end = members.links, members.has_end
-        which, labels = list(self.samples.values()), self._read_labels(file.descriptor, members)
+        which, labels = list(self.samples.values()), self._read_labels(file, members)
         for keys in (self.samples, self._labels, self._keys):  # of all shards they would be large
             keys.clear()
         return Indexed(
@@ -238,7 +269,7 @@ class _Samples:
             f"dot of its name; {count:,} end in {commonest!r}: {advice}"
         )
 
-    def _read_labels(self, descriptor: int, members: Members) -> list[str] | None:
+    def _read_labels(self, file: Opened, members: Members) -> list[str] | None:
         """Return the label of each sample as text; None where none is wanted, or none is there."""
         found = [self._labels.get(key) for key in self.samples]
         if self._label is None or (
@@ -252,15 +283,17 @@ class _Samples:
                     f"{self.path}: {os.fsdecode(key)} has no label, .{self._label_ending.decode()}: write one, or "
                     "give another label= to TarShards, None for no labels"
                 )
-            texts.append(self._text_of(descriptor, members, index))
+            texts.append(self._text_of(file, members, index))
         return texts
 
-    def _text_of(self, descriptor: int, members: Members, index: int) -> str:
+    def _text_of(self, file: Opened, members: Members, index: int) -> str:
         size = members.sizes[index]
         if size > _MOST_LABEL_BYTES:
             raise self._no_label(members, index, f"has {size:,} bytes")
         try:
-            content = os.pread(descriptor, size, members.offsets[index])
+            content = file.pread(size, members.offsets[index])
+        except DataError:
+            raise
         except OSError as error:
             raise unreadable(self.path, error) from error
         assert self._label is not None

@@ -17,6 +17,9 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.store.files import unreadable
 
+#: Reads so many bytes from a place on, as `os.pread` does of a file.
+Pread = Callable[[int, int], bytes]
+
 _BLOCK = 512
 _NOTHING = bytes(_BLOCK)
 #: Read at a time: a header, and the small members behind it with theirs.
@@ -60,17 +63,18 @@ class Members:
 
 
 def read_members(
-    path: str, descriptor: int, file_bytes: int, found: Callable[[int], None] = lambda count: None
+    path: str, pread: Pread, file_bytes: int, found: Callable[[int], None] = lambda count: None
 ) -> Members:
     """Return the members of a tar file.
 
-    path: for errors. file_bytes: the file's size. found: called now and then with how many more members were found.
+    path: for errors. pread: reads it. file_bytes: its size. found: called now and then with how many more members
+        were found.
     Raises: DataError if the file is empty, compressed, no tar, damaged or cut off.
     """
     if file_bytes == 0:
         raise DataError(f"{path} is empty (0 bytes): remove it or write it again")
     try:
-        return _Reader(path, descriptor, file_bytes, found).read()
+        return _Reader(path, pread, file_bytes, found).read()
     except DataError:
         raise
     except OSError as error:
@@ -78,8 +82,8 @@ def read_members(
 
 
 class _Reader:
-    def __init__(self, path: str, descriptor: int, file_bytes: int, found: Callable[[int], None]) -> None:
-        self._path, self._descriptor, self._file_bytes = path, descriptor, file_bytes
+    def __init__(self, path: str, pread: Pread, file_bytes: int, found: Callable[[int], None]) -> None:
+        self._path, self._pread, self._file_bytes = path, pread, file_bytes
         self._found = found
         self._members = Members()
         #: Plain headers whose checksums were not compared yet, and where they are.
@@ -93,7 +97,7 @@ class _Reader:
         while True:
             within = at - begin
             if within + _BLOCK > len(window):
-                window, begin, within = os.pread(self._descriptor, _WINDOW, at), at, 0
+                window, begin, within = self._pread(_WINDOW, at), at, 0
                 if len(window) < _BLOCK:
                     break
             header = window[within : within + _BLOCK]
@@ -142,7 +146,7 @@ class _Reader:
         """Return whether a PAX header says more than times, owners and the like."""
         if not 0 <= size <= _MOST_HEADER_BYTES:
             raise self._damaged(at)
-        content = os.pread(self._descriptor, size, at + _BLOCK)
+        content = self._pread(size, at + _BLOCK)
         return any(key in content for key in _PAX_MATTERS)
 
     def _odd(self, at: int, size: int) -> int:
@@ -150,7 +154,7 @@ class _Reader:
         self._compare()
         try:
             if self._tar is None:
-                self._tar = tarfile.TarFile(fileobj=_Blocks(self._descriptor))
+                self._tar = tarfile.TarFile(fileobj=_Blocks(self._pread))
             assert self._tar.fileobj is not None
             self._tar.fileobj.seek(at)
             self._tar.offset = at
@@ -204,7 +208,7 @@ class _Reader:
             return DataError(
                 f"{self._path} is damaged: at byte {at:,} begins no header of a tar: copy or write it again"
             )
-        front = os.pread(self._descriptor, 8, 0)
+        front = self._pread(8, 0)
         for sign, name, command in _COMPRESSED:
             if front.startswith(sign):
                 return DataError(
@@ -231,11 +235,11 @@ def _name_of(header: bytes) -> bytes:
 class _Blocks(io.RawIOBase):
     """A file as `tarfile` reads it, which may ask for no more than a long header has."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
+    def __init__(self, pread: Pread) -> None:
+        self._pread, self._at = pread, 0
 
     def read(self, size: int = -1) -> bytes:
-        content = os.pread(self._descriptor, min(max(size, 0), _MOST_HEADER_BYTES), self._at)
+        content = self._pread(min(max(size, 0), _MOST_HEADER_BYTES), self._at)
         self._at += len(content)
         return content
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from typing import Any
+from typing import IO, Any
 
 from penstock.errors import DataError
+from penstock.store.remote import Objects
 
 #: How files of JSON lines end.
 JSON_LINES = (".jsonl", ".ndjson")
@@ -16,13 +18,14 @@ Rows = list[tuple[int, list[str]]]
 Records = list[tuple[int, dict[str, Any]]]
 
 
-def read_rows(path: str) -> Rows:
+def read_rows(path: str, objects: Objects | None = None) -> Rows:
     """Return the fields of each line of a CSV file that is not empty, without spaces around them.
 
+    objects: what reads an address.
     Where the first line has a tab, tabs separate and commas are ordinary. Raises: DataError.
     """
     try:
-        with open(path, encoding="utf-8-sig", newline="") as text:
+        with _opened(path, objects) as text:
             first = text.readline()
             text.seek(0)
             reader = csv.reader(text, delimiter="\t" if "\t" in first else ",", strict=True)
@@ -38,6 +41,13 @@ def read_rows(path: str) -> Rows:
         raise
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _opened(path: str, objects: Objects | None) -> IO[str]:
+    if objects is None:
+        return open(path, encoding="utf-8-sig", newline="")
+    content = objects.content(objects.facts([path])[0])
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
 
 
 def read_records(path: str) -> Records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.remote import Objects, RemoteFile, objects_of
+from penstock.store.windows import readable
 
 INDEX_EXAMPLES = Part(
     "penstock.store._examples_kernels",
@@ -47,7 +49,7 @@ class TFRecords(CataloguedFiles):
         of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
     label: the feature that is the label, an integer or a name; "auto" is the first that the first record has of
         image/class/label, label, class and cls, or no label; None takes none. Names are numbered in sorted order.
-    refresh, calls, catalog: as in `open_source`. A file that did not change is not indexed again.
+    refresh, calls, catalog, storage_options: as in `open_source`. A file that did not change is not indexed again.
 
     Raises: DataError naming the file if it is missing, empty, compressed, damaged or cut off; naming the record that is
         no example, or has no such feature. ConfigError if the first record does not tell which feature is the sample.
@@ -62,41 +64,56 @@ class TFRecords(CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(files)
+        objects = objects_of(place, storage_options)
         for name, value in (("sample", sample), ("label", label)):
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigError(
                     f'{name} is {value!r}; it is the name of a feature, such as "image/encoded"'
                 )
         list_anew = partial(list_records, place, sample, label)
-        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+        )
 
 
-def are_records(place: str) -> bool:
-    """Return whether the first file of a place, of `place_of_paths`, begins as a TFRecord file does."""
+def are_records(place: str, objects: Objects | None = None) -> bool:
+    """Return whether the first file of a place, of `place_of_paths`, begins as a TFRecord file does.
+
+    objects: what reads addresses.
+    """
     try:
-        path = files_of(place)[0]
+        path = files_of(place, objects)[0]
+        if objects is not None:
+            facts = objects.find(path)
+            size = examples.FRAME_BYTES
+            return facts is not None and _is_frame(RemoteFile(objects, facts).pread(size, 0))
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, DataError):  # whoever opens it says what is wrong
         return False
     try:
-        front, at = os.pread(descriptor, examples.FRAME_BYTES, 0), [0] * examples.NUMBERS
-        at[examples.WINDOW_END] = len(front)
-        is_whole = len(front) == examples.FRAME_BYTES
-        return is_whole and examples.masked_crc32c(front, at, 0, 8) == examples.little(front, at, 8, 4)
+        return _is_frame(os.pread(descriptor, examples.FRAME_BYTES, 0))
     except OSError:
         return False
     finally:
         os.close(descriptor)
 
 
+def _is_frame(front: bytes) -> bool:
+    at = [0] * examples.NUMBERS
+    at[examples.WINDOW_END] = len(front)
+    is_whole = len(front) == examples.FRAME_BYTES
+    return is_whole and examples.masked_crc32c(front, at, 0, 8) == examples.little(front, at, 8, 4)
+
+
 def list_records(
     place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index TFRecord files; see `TFRecords`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: files_of(place))
-    names = asking.calls.one(files[0], partial(_names, files[0], sample, label))
+    files = asking.calls.one(place, lambda: files_of(place, asking.objects))
+    names = asking.calls.one(files[0], partial(_names, files[0], sample, label, asking.objects))
     index = partial(_index, names, asking)
     return index_files(key, old, asking, files, index, kind="TFRecords", label=names.label)
 
@@ -108,11 +125,11 @@ class _Names(NamedTuple):
     label: str
 
 
-def _names(path: str, sample: str | None, label: str | None) -> _Names:
+def _names(path: str, sample: str | None, label: str | None, objects: Objects | None) -> _Names:
     """Return which features are meant, by the first record of a file."""
     if sample is not None and label != _AUTO:
         return _Names(sample, label or "")
-    with opened(path) as file:
+    with opened(path, objects) as file:
         kinds = dict(_features(file))
     if label == _AUTO:
         label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
@@ -147,10 +164,13 @@ class _Reader:
         """Return what `examples.index_examples` finds of the next records: int64[n, COLUMNS]."""
         rows = np.zeros((most, examples.COLUMNS), np.int64)
         arrays: list[Any] = [*self._names, self._window, rows, self._numbers]
-        loop = INDEX_EXAMPLES.ask()
+        # Compiled code reads what has a descriptor.
+        loop = None if self._file.remote is not None else INDEX_EXAMPLES.ask()
         if loop is None:
             views = [memoryview(array) for array in arrays]
-            count = examples.index_examples(self._file.descriptor, self._file.file_bytes, *views)
+            with readable(self._file.pread if self._file.remote is not None else None) as descriptor:
+                number = self._file.descriptor if descriptor is None else descriptor
+                count = examples.index_examples(number, self._file.file_bytes, *views)
         else:
             count = loop(self._file.descriptor, self._file.file_bytes, *arrays)
         if count < 0:
@@ -160,7 +180,7 @@ class _Reader:
     def _wrong(self, count: int) -> DataError:
         path, at = self._file.path, int(self._numbers[examples.PLACE])
         try:
-            front = os.pread(self._file.descriptor, 2, at)
+            front = self._file.pread(2, at)
         except OSError as error:
             return DataError(f"{path} cannot be read: {error.strerror}")
         if at == 0 and front in (b"\x1f\x8b", b"x\x9c"):
@@ -209,7 +229,7 @@ def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str]:
     for number in np.flatnonzero(is_text).tolist():
         begin, size = rows[number, examples.LABEL : examples.LABEL_SIZE + 1].tolist()
         try:
-            labels[number] = os.pread(file.descriptor, size, begin).decode("utf-8")
+            labels[number] = file.pread(size, begin).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{file.path}: label {name!r} of record {number} is no text in UTF-8 that can be read ({error})"
@@ -224,8 +244,13 @@ def _bytes_of(name: str) -> NDArray[np.uint8]:
 def _features(file: Opened) -> Iterator[tuple[str, int]]:
     """Yield name and kind of each feature of a file's first record."""
     _Reader(file, _Names("", "")).read(1)  # raises what is wrong with it
+    with readable(file.pread if file.remote is not None else None) as descriptor:
+        yield from _features_of(file.descriptor if descriptor is None else descriptor)
+
+
+def _features_of(descriptor: int) -> Iterator[tuple[str, int]]:
     window, at = memoryview(bytearray(_WINDOW_BYTES)), [0] * examples.NUMBERS
-    at[examples.DESCRIPTOR], at[examples.PLACE] = file.descriptor, examples.FRAME_BYTES
+    at[examples.DESCRIPTOR], at[examples.PLACE] = descriptor, examples.FRAME_BYTES
     end = examples.FRAME_BYTES + examples.little(window, at, 0, 8)
 
     def fields(end: int) -> Iterator[tuple[int, int]]:

@@ -37,7 +37,9 @@ _FLOW = ("rank", "flow")
 _SAMPLE = ("rank", "sample")
 # As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
 # Ctrl-C that comes there.
-_WAIT, _STEP, _READ, _HIT, _DECODE, _SLOT, _SAVE, _WRITE, _DRAIN, _LOAD = (kind.value for kind in Kind)
+_WAIT, _STEP, _READ, _HIT, _DECODE, _SLOT, _SAVE, _WRITE, _DRAIN, _LOAD, _RETRY = (
+    kind.value for kind in Kind
+)
 
 
 class Cause(StrEnum):

@@ -28,6 +28,7 @@ class Kind(IntEnum):
     | `WRITE`  | a piece of a snapshot is encoded and written .. is        | -1     | 0       | written | written to |
     | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is    | -1     | 0       | written | copied to |
     | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
+    | `RETRY`  | a request to a remote store that failed .. the next one, or it is given up | -1 | 0 | 0 | origin |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
     ids of the others are those recorded for its `flow`, if they were. A wait
@@ -41,7 +42,9 @@ class Kind(IntEnum):
     have the same number, and no other group of that rank has it. It is 0 where nothing is linked. The spans of one
     batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
-    The last four are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
+    `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time.
+
+    `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
     `DRAIN` run next to the training. They come in pieces of about a second at most: what is summed up during a
     run is then known in time.
@@ -57,6 +60,7 @@ class Kind(IntEnum):
     WRITE = 7
     DRAIN = 8
     LOAD = 9
+    RETRY = 10
 
 
 #: Place of the source, the data set's home.

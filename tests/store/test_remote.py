@@ -1,0 +1,491 @@
+"""Data sets on remote stores: what web servers and object stores answer, and what becomes of it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from tests.contracts.test_source_contract import (
+    Opened,
+    arrays,
+    file_list,
+    flat_folder,
+    image_folder,
+    litdata,
+    mosaic,
+    tar_shards,
+    tf_records,
+)
+from tests.patience import wait_until
+from tests.store.web_server import Answer, Request, WebServer, serving
+
+from penstock.cache_folders import Folders
+from penstock.errors import ClosedError, ConfigError, DataError
+from penstock.loader.resume import describe_data
+from penstock.store import (
+    Arrays,
+    FileList,
+    FlatFolder,
+    ImageFolder,
+    LitDataChunks,
+    MosaicShards,
+    PackedFiles,
+    Records,
+    TarShards,
+    TFRecords,
+    Tokens,
+    catalogs,
+    open_source,
+    read_group,
+)
+from penstock.store.files import FileSource
+from penstock.store.remote import Objects, objects_in
+
+pytestmark = pytest.mark.usefixtures("obstore_threads", "fsspec_threads")
+
+Remote = FileSource | PackedFiles
+
+#: How a source is written, what opens it, and where it is below the folder.
+KINDS: list[tuple[Callable[[Path], Opened], Callable[..., Any], str]] = [
+    (image_folder, ImageFolder, ""),
+    (flat_folder, FlatFolder, ""),
+    (file_list, FileList, "/list.csv"),
+    (tar_shards, TarShards, "/{0..8}.tar"),
+    (tar_shards, TarShards, ""),
+    (tf_records, TFRecords, "/*.tfrecord"),
+    (mosaic, MosaicShards, "/mds"),
+    (litdata, LitDataChunks, "/lit"),
+    (arrays, Arrays, "/*.npy"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_catalogs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("catalogs")
+    monkeypatch.setattr(catalogs, "_folders", lambda: Folders((folder,), folder, ""))
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with serving() as found:
+        yield found
+
+
+def objects_of_folder(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def check_reads(source: Remote, opened: Opened) -> None:
+    assert [bytes(source.read(sample)) for sample in range(len(source))] == opened.contents
+    ids = np.array([5, 3, 0, 5, 8])
+    begins = np.concatenate(([0], np.cumsum(source.sizes_bytes[ids])))
+    into = np.zeros(begins[-1], np.uint8)
+    assert read_group(source, ids, into, begins) == []
+    assert into.tobytes() == b"".join(opened.contents[sample] for sample in ids)
+
+
+@pytest.mark.parametrize(("build", "kind", "below"), KINDS)
+class TestEachSource:
+    """What is read from an address is what would be read from a folder, sample by sample."""
+
+    def test_from_a_web_server(
+        self, build: Any, kind: Any, below: str, server: WebServer, tmp_path: Path
+    ) -> None:
+        local = build(tmp_path)
+        server.objects = {f"a b/{name}": data for name, data in objects_of_folder(tmp_path).items()}
+        address = f"{server.address}/a%20b{below}"
+
+        for source in (kind(address), open_source(address)):
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(source.read, range(len(source))))
+            check_reads(source, local)
+            check_reads(pickle.loads(pickle.dumps(source)), local)
+            assert describe_data(source)["names_sizes_labels"] or kind is FileList
+            if kind not in (FileList, Arrays):
+                assert describe_data(source) == describe_data(local.source)
+                assert source.classes == local.source.classes
+            assert source.describe(3).startswith(server.address)
+            source.close()
+
+    def test_from_s3(
+        self,
+        build: Any,
+        kind: Any,
+        below: str,
+        s3_options: dict[str, str],
+        tmp_path: Path,
+        request: pytest.FixtureRequest,
+    ) -> None:
+        local = build(tmp_path)
+        place = f"s3://bucket/{abs(hash(request.node.name))}"
+        fsspec.filesystem("s3", **s3_options).put(f"{tmp_path}/", f"{place}/", recursive=True)
+
+        source = kind(place + below, storage_options=s3_options)
+        check_reads(source, local)
+        source.close()
+
+    def test_from_what_fsspec_reaches(
+        self, build: Any, kind: Any, below: str, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        local = build(tmp_path)
+        place = f"memory://{abs(hash(request.node.name))}"
+        for name, data in objects_of_folder(tmp_path).items():
+            fsspec.filesystem("memory").pipe_file(f"{place}/{name}", data)
+
+        source = kind(place + below)
+        check_reads(source, local)
+        source.close()
+
+
+# -- One object, and what may happen to it -------------------------------------------------------------
+
+CONTENT = np.random.default_rng(0).bytes(100_000)
+
+
+@pytest.fixture
+def records(server: WebServer) -> Iterator[Records]:
+    """Ten records of 10,000 bytes in one object, which fail for good after a tenth of a second."""
+    server.objects["data.bin"] = CONTENT
+    source = Records(
+        f"{server.address}/data.bin",
+        "u1",
+        10_000,
+        storage_options={"retry_seconds": 0.1, "timeout_seconds": 0.5},
+    )
+    yield source
+    source.close()
+
+
+def record(number: int) -> bytes:
+    return CONTENT[10_000 * number : 10_000 * (number + 1)]
+
+
+def first(answer: Answer, times: int = 1) -> Callable[[Request], Answer | None]:
+    """Give a wrong answer so many times."""
+    numbers = count()
+    return lambda request: answer if next(numbers) < times else None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(Answer(status=status) for status in (408, 429, 500, 502, 503, 504)),
+        Answer(reset=True),
+        Answer(cut=100),
+        Answer(cut=10_000),
+    ],
+)
+def test_what_passes_is_tried_again(server: WebServer, records: Records, answer: Answer) -> None:
+    server.fault = first(answer)
+
+    assert records.read(3) == record(3)
+
+    found = objects_in(records)
+    assert found is not None
+    ((began, ended),) = found.take_lost()
+    assert began < ended
+    assert found.take_lost() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer(status=401), "may not be read by anonymous .401 Unauthorized.: give this identity"),
+        (Answer(status=403), "may not be read by anonymous .403 Forbidden."),
+        (Answer(status=404), "has vanished or was never there"),
+        (Answer(status=400), "was answered with 400 Bad Request"),
+        (Answer(added=5), "was answered with 10,005 bytes or more where 10,000 were asked for"),
+        (Answer(shifted=7), "another part was sent than was asked for"),
+    ],
+)
+def test_what_does_not_pass_is_an_error_at_once(
+    server: WebServer, records: Records, answer: Answer, message: str
+) -> None:
+    server.fault = lambda request: answer
+    before = len(server.requests)
+
+    with pytest.raises(DataError, match=f"^{server.address}/data.bin .*{message}"):
+        records.read(3)
+    assert len(server.requests) == before + 1
+
+
+def test_what_fails_for_longer_than_its_budget_is_an_error_that_says_how_often(
+    server: WebServer, records: Records
+) -> None:
+    server.fault = lambda request: Answer(status=503)
+
+    with pytest.raises(
+        DataError, match=r"data.bin cannot be read: 503 Service Unavailable; \d+ attempts in .* failed"
+    ):
+        records.read(3)
+
+
+def test_a_request_without_an_answer_is_given_up_and_made_again(server: WebServer, records: Records) -> None:
+    server.fault = first(Answer(silent=True))
+
+    # The time-out is longer than the budget here, and the last attempt comes after it.
+    with pytest.raises(DataError, match=r"cannot be read: no answer in time; 1 attempt in .* failed"):
+        records.read(3)
+    assert records.read(3) == record(3)
+
+
+def test_a_server_without_ranges_is_read_as_a_whole(server: WebServer, records: Records) -> None:
+    server.fault = lambda request: Answer(whole=True)
+
+    assert records.read(3) == record(3)
+
+
+def test_a_redirect_is_followed_without_credentials(server: WebServer) -> None:
+    server.objects["data.bin"] = CONTENT
+    with serving({"elsewhere.bin": CONTENT}) as other:
+        with pytest.raises(ConfigError, match=r"//me:\*\*\*@.* has a password in it: give it apart"):
+            open_source(f"http://me:secret@127.0.0.1:{server.port}/data.bin")
+        options = {"username": "me", "password": "secret"}
+        source = Records(f"{server.address}/data.bin", "u1", 10_000, storage_options=options)
+        assert server.requests[-1].headers["authorization"].startswith("Basic ")
+        location = other.address.replace("127.0.0.1", "localhost") + "/elsewhere.bin"
+        server.fault = lambda request: Answer(status=302, location=location)
+
+        assert source.read(3) == record(3)
+
+        assert "authorization" not in other.requests[-1].headers
+        assert "secret" not in repr(source) + source.describe(3)
+        source.close()
+
+
+def test_an_object_of_another_content_is_an_error_and_not_delivered(
+    server: WebServer, records: Records
+) -> None:
+    server.objects["data.bin"] = CONTENT[::-1]
+    with pytest.raises(DataError, match=r"data\.bin was written again since it was listed"):
+        records.read(3)
+
+    server.objects["data.bin"] = CONTENT + b"more"
+    with pytest.raises(DataError, match=r"has grown from 100,000 to 100,004 bytes since it was listed"):
+        records.read(3)
+
+    server.objects["data.bin"] = CONTENT
+    assert records.read(3) == record(3)
+
+
+def test_a_picture_of_the_same_size_and_another_content_is_an_error(server: WebServer) -> None:
+    server.objects = {f"set/{k}.png": bytes([k]) * 100 for k in range(3)}
+    with_source = FlatFolder(f"{server.address}/set")
+    server.objects["set/1.png"] = b"x" * 100
+
+    with pytest.raises(DataError, match=r"set/1\.png was written again since it was listed"):
+        with_source.read(1)
+    assert with_source.read(2) == bytes([2]) * 100
+    with_source.close()
+
+
+def test_an_object_of_fsspecs_that_changes_is_an_error() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/changing/a.bin", b"1" * 100)
+    source = Records("memory://changing/a.bin", "u1", 10)
+    assert source.read(1) == b"1" * 10
+
+    files.pipe_file("/changing/a.bin", b"2" * 100)
+    with pytest.raises(DataError, match=r"a\.bin was written again since it was listed"):
+        source.read(1)
+    source.close()
+
+
+def test_closing_ends_what_waits_to_be_tried_again(server: WebServer) -> None:
+    server.objects["data.bin"] = CONTENT
+    source = Records(f"{server.address}/data.bin", "u1", 10_000)
+    server.fault = lambda request: Answer(status=503)
+    found = objects_in(source)
+    assert found is not None
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            source.read(3)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(lambda: "retry 2 after 503 Service Unavailable, failing for" in found.waits())
+    assert found.waits().startswith(f"waits for {server.address}/data.bin, ")
+
+    source.close()
+
+    thread.join()
+    assert [type(error) for error in errors] == [ClosedError]
+    server.fault = lambda request: None
+    assert source.read(3) == record(3)
+    source.close()
+
+
+def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:
+    server.seconds = 0.05
+    ids = np.arange(8)
+    into = np.zeros(80_000, np.uint8)
+
+    assert read_group(records, ids, into, 10_000 * np.arange(9)) == []
+
+    assert into.tobytes() == CONTENT[:80_000]
+    assert server.most_at_once == 8
+
+
+def test_one_bad_object_of_a_group_does_not_spoil_the_others(server: WebServer, records: Records) -> None:
+    server.fault = lambda request: Answer(status=403) if request.between == (20_000, 30_000) else None
+    into = np.zeros(50_000, np.uint8)
+
+    ((index, error),) = read_group(records, np.arange(5), into, 10_000 * np.arange(6))
+
+    assert (index, type(error)) == (2, DataError)
+    assert into[30_000:].tobytes() == CONTENT[30_000:50_000]
+
+
+# -- Listing -------------------------------------------------------------------------------------------
+
+
+def test_a_second_start_lists_and_indexes_nothing_that_did_not_change(
+    server: WebServer, tmp_path: Path
+) -> None:
+    from tests.contracts.test_source_contract import write_tar
+
+    for shard in range(2):
+        members = {f"{k:04}.jpg": bytes([shard, k % 256]) * 20 for k in range(600)}
+        write_tar(tmp_path / f"{shard}.tar", members)
+    server.objects = objects_of_folder(tmp_path)
+    address = f"{server.address}/{{0..1}}.tar"
+    TarShards(address).close()
+    before = len(server.requests)
+
+    source = TarShards(address)
+
+    assert [each.method for each in server.requests[before:]] == ["HEAD", "HEAD"]
+    write_tar(tmp_path / "1.tar", {"0000.jpg": b"other"})
+    server.objects["1.tar"] = (tmp_path / "1.tar").read_bytes()
+    before = len(server.requests)
+    source.close()
+    source = TarShards(address)
+    assert len(source) == 601
+    assert {each.path for each in server.requests[before:] if each.method == "GET"} == {"1.tar"}
+    source.close()
+
+
+def test_a_folder_that_did_not_change_keeps_its_catalog_and_one_that_did_does_not(server: WebServer) -> None:
+    server.objects = {f"set/{k % 2}/{k:04}.png": bytes([k % 256]) * 8 for k in range(1200)}
+    source = open_source(f"{server.address}/set")
+    again = open_source(f"{server.address}/set")
+    assert again.catalog is not None
+    assert source.catalog is not None
+    assert again.catalog.digest() == source.catalog.digest()
+
+    server.objects["set/0/0000.png"] = b"other..."
+    changed = open_source(f"{server.address}/set")
+    assert changed.catalog is not None
+    assert changed.catalog.digest() != source.catalog.digest()
+    old = open_source(f"{server.address}/set", refresh="never")
+    assert old.catalog is not None
+    assert old.catalog.digest() == changed.catalog.digest()
+    for each in (source, again, changed, old):
+        each.close()
+
+
+def test_a_list_on_this_host_names_addresses(server: WebServer, tmp_path: Path) -> None:
+    server.objects = {"x/a.png": b"aa", "y/b.png": b"bbb"}
+    rows = [f"{server.address}/y/b.png,1", f"{server.address}/x/a.png,0"]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+
+    source = open_source(tmp_path / "list.csv")
+
+    assert [source.read(k) for k in range(2)] == [b"bbb", b"aa"]
+    source.close()
+
+
+def test_tokens_and_labels_come_from_addresses(server: WebServer) -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    labels = io.BytesIO()
+    np.save(labels, np.arange(10))
+    rows = io.BytesIO()
+    np.save(rows, np.zeros((10, 4), np.float32))
+    server.objects = {"t.bin": tokens.tobytes(), "l.npy": labels.getvalue(), "x.npy": rows.getvalue()}
+
+    source = Tokens(f"{server.address}/t.bin", length=9, dtype="uint16")
+    assert np.frombuffer(source.read(2), np.uint16).tolist() == list(range(18, 28))
+    labelled = Arrays(f"{server.address}/x.npy", labels=f"{server.address}/l.npy")
+    assert isinstance(labelled.labels, np.ndarray)
+    assert labelled.labels.tolist() == list(range(10))
+    source.close()
+    labelled.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("missing", "/missing has vanished or was never there"),
+        ("set/*.tar", r"no object fits .*/set/\*\.tar, asked as anonymous"),
+        ("set/sub.arrow", "Arrow files are read from file systems alone"),
+        ("set/x.h5", "HDF5 files are read from file systems alone"),
+    ],
+)
+def test_what_is_not_there_is_named(server: WebServer, place: str, message: str) -> None:
+    server.objects = {"set/a.png": b"a"}
+
+    with pytest.raises((DataError, ConfigError), match=message):
+        open_source(f"{server.address}/{place}")
+
+
+def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
+    server.objects = {"set/a.png": b"a"}
+    server.lists = False
+
+    with pytest.raises(DataError, match="/set has vanished or was never there"):
+        open_source(f"{server.address}/set")
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("/tmp/x", {"anon": True}, r"storage_options \(anon\) are of an address .* /tmp/x is a path"),
+        ("s3://bucket", {"retry_seconds": 0}, "retry_seconds=0; it is a number of seconds above zero"),
+        ("s3://", None, "names no bucket or host"),
+        ("nosuch://x/y", None, "nosuch://x cannot be opened"),
+        (["s3://a/b.tar", "/c.tar"], None, "the list has paths and addresses"),
+    ],
+)
+def test_what_cannot_be_opened_is_said(place: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_source(place, storage_options=options)
+
+
+def test_the_key_that_is_refused_is_named_and_its_secret_is_not(s3_options: dict[str, str]) -> None:
+    with pytest.raises(DataError) as caught:
+        Records(
+            "s3://bucket/nothing.bin",
+            "u1",
+            10,
+            storage_options={**s3_options, "key": "AKIDME", "secret": "hushhush"},
+        )
+    assert "asked as AKIDME" in str(caught.value)
+    assert "hushhush" not in str(caught.value)
+
+
+def test_credentials_are_found_where_awss_tools_find_them(
+    s3_options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "credentials").write_text("[work]\naws_access_key_id=FILEKEY\naws_secret_access_key=s\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["endpoint_url"])
+
+    assert Objects().identity("s3://bucket/x") == "FILEKEY"
+    fsspec.filesystem("s3", **s3_options).pipe_file("bucket/found.bin", CONTENT)
+    source = Records("s3://bucket/found.bin", "u1", 10_000)
+    assert source.read(3) == record(3)
+    source.close()
