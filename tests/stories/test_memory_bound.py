@@ -6,6 +6,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 PICTURES = 600
 GIVEN_MIB = 16
@@ -61,3 +62,43 @@ def test_a_data_set_of_several_times_the_memory_is_read_within_it(tmp_path: Path
     )
 
     assert float(result.stdout) < GIVEN_MIB + SLACK_MIB
+
+
+#: A day at ten steps a second, in epochs of a thousand.
+DAY = """
+import os, sys
+import numpy as np
+from penstock import Loader
+from penstock.store import Records
+
+STEPS, EPOCHS = 1000, 864
+np.zeros((16 * STEPS, 64), np.uint8).tofile(sys.argv[1])
+
+def memory_mib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+lines = []
+with Loader(Records(sys.argv[1], "u1", 64), batch_size=16, epochs=EPOCHS, policy=sys.argv[2],
+            report=lines.append) as loader:
+    for epoch in range(EPOCHS):
+        for batch in loader:
+            pass
+        if epoch == EPOCHS // 2:  # the allocator of each thread has what it needs
+            before = memory_mib()
+        lines.clear()
+print(memory_mib() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["frequency", "staging"])
+def test_a_days_steps_do_not_let_memory_grow(tmp_path: Path, policy: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", DAY, tmp_path / "rows", policy],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert float(result.stdout) < 4
