@@ -178,7 +178,7 @@ def test_tables_are_opened_and_data_sets_split(
     assert np.bincount(given["val"].labels).tolist() == [6, 2]
 
 
-def test_a_data_set_is_checked(
+def test_a_data_set_is_checked_and_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,9 +189,9 @@ def test_a_data_set_is_checked(
 
     for command in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
         for line in command.splitlines():
-            assert main(shlex.split(line)[1:]) == int("check" in line), line
+            assert main(shlex.split(line)[1:]) == int("penstock check" in line), line
     capsys.readouterr()
     for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(example, given)
 
-    assert capsys.readouterr().out.splitlines() == ["79 of 80 samples"]
+    assert capsys.readouterr().out.splitlines() == ["79 of 80 samples", "('cat', 'dog') cat/001.png", "79"]

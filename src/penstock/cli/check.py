@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     source = open_source(options.source)
     found = _begun(options, source) or SkipList.of(source)
     try:
-        with long_work(f"checking {options.source}", len(source), "samples", found.checked) as done:
+        with long_work(f"checking {options.source}", len(source), "samples") as done:
             check_source(source, found=found, keep=options.write_skips, done=done)
     except KeyboardInterrupt:
         _show(options, found)

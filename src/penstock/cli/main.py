@@ -16,6 +16,7 @@ from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
 from penstock.cli.options import check_folder
 from penstock.cli.output import add_command, check_plot, needing, print_line
+from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
 from penstock.cli.simulate import add_simulate
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_catalog(commands)
     add_check(commands)
+    add_pack(commands)
     add_plan(commands)
     add_compare(commands)
     add_simulate(commands)

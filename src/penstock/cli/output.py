@@ -138,13 +138,13 @@ def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def long_work(description: str, total: int, unit: str, begin: int = 0) -> Iterator[Callable[[int], None]]:
+def long_work(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Yield a function as `progress` does, for work that may take hours: with its rate, and how long it still takes.
 
-    Where standard error is no terminal it prints a line after 5, 10, 20 s and so on. unit: what is counted.
-    begin: how much was done before.
+    Its first call says how much was done before. Where standard error is no terminal it prints a line after 5, 10, 20 s
+    and so on. unit: what is counted.
     """
-    clock = _Clock(description, total, unit, begin)
+    clock = _Clock(description, total, unit)
     if not sys.stderr.isatty():
         yield clock.print_now_and_then
         return
@@ -154,21 +154,24 @@ def long_work(description: str, total: int, unit: str, begin: int = 0) -> Iterat
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}")
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(printable(description)), total=total, completed=begin, rate="")
+        task = bar.add_task(escape(printable(description)), total=total, rate="")
         yield lambda done: bar.update(task, completed=done, rate=escape(clock.line(done)))
 
 
 class _Clock:
     """How far some work is, in words."""
 
-    def __init__(self, description: str, total: int, unit: str, begin: int) -> None:
-        self._description, self._total, self._unit, self._first = description, total, unit, begin
+    def __init__(self, description: str, total: int, unit: str) -> None:
+        self._description, self._total, self._unit = description, total, unit
+        self._first: int | None = None
         self._began = time.monotonic()
         self._next_seconds = 5.0
 
     def line(self, done: int) -> str:
         from penstock.units import format_seconds
 
+        if self._first is None:
+            self._first, self._began = done, time.monotonic()
         seconds = time.monotonic() - self._began
         text = f"{done:,} of {self._total:,} {self._unit}"
         if done > self._first and seconds > 0:
@@ -177,10 +180,10 @@ class _Clock:
         return text
 
     def print_now_and_then(self, done: int) -> None:
-        seconds = time.monotonic() - self._began
+        line, seconds = self.line(done), time.monotonic() - self._began
         if seconds >= self._next_seconds:
             self._next_seconds = 2 * seconds
-            print(f"{printable(self._description)}: {self.line(done)}", file=sys.stderr)
+            print(f"{printable(self._description)}: {line}", file=sys.stderr)
 
 
 @contextmanager

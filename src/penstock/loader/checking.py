@@ -50,6 +50,8 @@ def check_source(
         batch_size=_BATCH,
         epochs=1,
         shuffle=False,
+        rank=0,
+        world_size=1,
         transforms=transforms,
         dtype=None if isinstance(source, Numeric) else "uint8",
         policy="staging",
@@ -58,6 +60,7 @@ def check_source(
     ) as loader:
         try:
             if not found.is_complete:
+                done(found.checked)
                 loader.start(0, found.checked // _BATCH)
                 for _ in _passed(loader, seen):
                     _take(found, seen, loader)

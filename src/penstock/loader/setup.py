@@ -355,6 +355,18 @@ def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[n
     return Near(extents, machine.source_price(ranks, mean_bytes), machine.sequential_rate(ranks))
 
 
+def near_on_unknown_store(source: Source, calls: Calls) -> Near | None:
+    """Return what says which samples are read together from a store that nobody measured; reads correct it."""
+    extents = _all_extents(source, calls)
+    if extents is None:
+        return None
+
+    def price(requests: float, nbytes: float) -> float:
+        return requests * _UNKNOWN_LATENCY_SECONDS + nbytes / _UNKNOWN_BYTES_PER_SECOND
+
+    return Near(extents, price, _UNKNOWN_BYTES_PER_SECOND)
+
+
 def _all_extents(source: Source, calls: Calls) -> Extents | None:
     """Return where all samples lie, where the source gives them. calls: what it is asked with."""
     extents = Extents(*(np.empty(len(source), np.int64) for _ in range(3)))

@@ -153,6 +153,11 @@ class LayoutComparison:
         """Return in sentences which option pays, and from when on."""
         return list(_verdict(self))
 
+    def verdict_on(self, name: Name) -> str:
+        """Return in a sentence whether writing the data set anew in one way pays. Raises: as `option`."""
+        found = min(option.run_seconds for option in self.options if not option.rewrite_seconds)
+        return _when(self.option(name), found / self.epochs)
+
 
 def compare_layouts(
     plan: AccessPlan,

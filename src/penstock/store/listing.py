@@ -706,9 +706,9 @@ def number_labels(
         numbers = {name: number for number, name in enumerate(classes)}
         return np.array([numbers[label] for label in written], dtype=np.int64), tuple(classes)
     for position, label in enumerate(written):
-        if len(label) > _LABEL_DIGITS or not NO_LABEL <= int(label) < _MOST_CLASSES:
+        if len(label) > _LABEL_DIGITS or not NO_LABEL <= int(label) < MOST_CLASSES:
             raise DataError(
-                f"{describe(position)} has label {label:.40}; a number must be in [0, {_MOST_CLASSES:,}), or -1 for no "
+                f"{describe(position)} has label {label:.40}; a number must be in [0, {MOST_CLASSES:,}), or -1 for no "
                 "label; anything else is written as a name"
             )
     labels = np.array([int(label) for label in written], dtype=np.int64)
@@ -716,5 +716,5 @@ def number_labels(
 
 
 # `classes` has a name for every number up to the largest, so a number is not a hash or an identifier.
-_MOST_CLASSES = 1_000_000
+MOST_CLASSES = 1_000_000
 _LABEL_DIGITS = 18

@@ -15,7 +15,15 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.labels import Labels
-from penstock.store.listing import NO_LABEL, ListedFiles, Refresh, catalog_of, list_files, number_labels
+from penstock.store.listing import (
+    MOST_CLASSES,
+    NO_LABEL,
+    ListedFiles,
+    Refresh,
+    catalog_of,
+    list_files,
+    number_labels,
+)
 from penstock.store.patterns import place_of_paths, place_on_disk
 from penstock.store.text_rows import JSON_LINES, Records, read_records, read_rows
 from penstock.units import is_integer
@@ -42,7 +50,6 @@ Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 Classes = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 _MOST_TAGS_BYTES = 1 << 30
-_MOST_CLASSES = 1_000_000
 
 
 class Manifest(FileSource):
@@ -317,7 +324,7 @@ def _as_numbers(texts: list[str]) -> list[int | float] | None:
 
 def _numbers(values: Sequence[bool | int | float]) -> tuple[NDArray[Any], tuple[str, ...]]:
     array = _narrow(np.array(values))
-    if array.dtype != np.int64 or array.min() < NO_LABEL or array.max() >= _MOST_CLASSES:
+    if array.dtype != np.int64 or array.min() < NO_LABEL or array.max() >= MOST_CLASSES:
         return array, ()
     return array, tuple(str(number) for number in range(int(array.max()) + 1))
 

@@ -30,6 +30,7 @@ from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Failed, Ids, check_group, read_one_by_one
 from penstock.store.labels import Labels
 from penstock.store.object_store import Piece
+from penstock.store.pack_file import named_classes
 from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
 
@@ -78,7 +79,8 @@ class PackedFiles(Selectable, ABC):
         objects: Objects | None = None,
     ) -> None:
         self.files, self.place = tuple(files), place
-        self.sizes_bytes, self.labels, self.classes = sizes_bytes, labels, classes
+        self.sizes_bytes, self.labels = sizes_bytes, labels
+        self.classes = named_classes(self.files, classes)
         self._file_bytes, self._file_times = file_bytes, file_times
         self.objects = objects
         self._open = OpenFiles(self.files, file_bytes, file_times)
