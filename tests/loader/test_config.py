@@ -139,7 +139,7 @@ def test_a_loader_is_made_from_a_configuration_as_from_its_arguments(make: Any) 
         make(config, epochs=2)
     with pytest.raises(ConfigError, match="epochs is missing: give how many"):
         make(dataset, batch_size=4)
-    with pytest.raises(ConfigError, match="source has no samples"):
+    with pytest.raises(ConfigError, match="the list of paths is empty"):
         make([], **arguments)
     with pytest.raises(ConfigError, match="num_workers is no argument of a loader: threads are counted"):
         make(dataset, num_workers=4, **arguments)

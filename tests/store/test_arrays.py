@@ -415,7 +415,10 @@ def test_tokens_of_npy_files_name_their_type_and_have_one_axis(tmp_path: Path) -
     assert len(Tokens(tmp_path / "b.npy", length=3, dtype="i4")) == 13
 
 
-def test_a_folder_still_needs_transforms() -> None:
-    with pytest.raises(ConfigError, match="transforms is empty"):
-        LoaderConfig("photos", batch_size=8, epochs=1)
+def test_a_folder_still_needs_transforms(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"1")
+    with pytest.raises(
+        ConfigError, match=r"transforms is empty, and the samples of FlatFolder \S+ are bytes"
+    ):
+        Loader(tmp_path, batch_size=8, epochs=1, report=None)
     assert LoaderConfig("a.npy", batch_size=8, epochs=1).transforms == ()

@@ -18,10 +18,9 @@ from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.simulate.policies import policy_of
 from penstock.store import Numeric, Source
-from penstock.store.folder import are_numbers
 from penstock.store.listing import Refresh, check_refresh
 from penstock.store.object_store import without_secrets
-from penstock.store.patterns import Paths, place_of_paths
+from penstock.store.patterns import Paths
 from penstock.store.remote import check_options
 from penstock.units import format_count, is_integer, parse_bytes
 
@@ -158,7 +157,7 @@ class LoaderConfig:
         if self.is_of_data_set:
             self._check_data_set()
         steps = ()
-        if self.transforms or not (self.is_of_data_set or self._may_be_numbers):
+        if self.transforms or not (self.is_of_data_set or self._may_do_without):
             steps = check_transforms(self.transforms, self.dtype or DTYPE, self.layout)
         object.__setattr__(self, "transforms", steps)
         for each in fields(self):
@@ -260,9 +259,9 @@ class LoaderConfig:
         return self.paths is None and not isinstance(self.source, Source)
 
     @property
-    def _may_be_numbers(self) -> bool:
-        """Whether the source may say by itself what its samples are."""
-        return are_numbers(place_of_paths(self.paths)) if self.paths else isinstance(self.source, Numeric)
+    def _may_do_without(self) -> bool:
+        """Whether the source may say by itself what its samples are. A path is looked at when it is opened."""
+        return self.paths is not None or isinstance(self.source, Numeric)
 
     @property
     def paths(self) -> Paths | None:
@@ -387,11 +386,7 @@ def _why_no_source(source: Any) -> str | None:
 
 
 def _are_paths(source: object) -> TypeGuard[Sequence[str | os.PathLike[str]]]:
-    return (
-        isinstance(source, (list, tuple))
-        and bool(source)
-        and all(isinstance(each, (str, os.PathLike)) for each in source)
-    )
+    return isinstance(source, (list, tuple)) and all(isinstance(each, (str, os.PathLike)) for each in source)
 
 
 def check_machine(machine: object) -> None:

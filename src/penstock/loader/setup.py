@@ -402,6 +402,11 @@ def pipeline_of(config: LoaderConfig, source: Source, *, runs: bool) -> Pipeline
     if not transforms and isinstance(source, Numeric):
         numbers = source.numbers
         transforms, dtype = [DecodeRaw(numbers.dtype, numbers.shape)], dtype or numbers.batch_dtype
+    if not transforms:
+        raise ConfigError(
+            f"transforms is empty, and the samples of {data_of(source).place} are bytes: name at least one, for "
+            "example Resize(...) and ToTensor() for pictures, DecodeRaw(dtype, shape) for numbers"
+        )
     return compile_pipeline(transforms, seed_of(config), dtype or DTYPE, config.layout, runs=runs)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.store.files import unreadable
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.object_store import Facts, is_address
@@ -232,6 +233,8 @@ def _rows_of(path: str, objects: Objects | None = None) -> _Rows:
     stats_of([path])
     try:
         array = np.lib.format.open_memmap(path, mode="r")
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{path} is no complete .npy file of numbers: {error}; write it again") from error
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous

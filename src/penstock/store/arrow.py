@@ -26,7 +26,14 @@ from penstock.store.columns import (
     texts_of,
 )
 from penstock.store.listing import Asking, Refresh
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
+from penstock.store.packed_listing import (
+    CataloguedFiles,
+    Indexed,
+    Opened,
+    files_alone_in,
+    index_files,
+    opened,
+)
 from penstock.store.patterns import Paths, files_of, place_on_disk
 
 #: How the names of Arrow files usually end.
@@ -38,9 +45,9 @@ class ArrowFiles(CataloguedFiles):
 
     Samples are numbered as their rows are, file by file.
 
-    paths: a path, a pattern such as "data-*-of-00004.arrow", or a list of these: files or streams of Arrow's IPC
-        format. Of a `datasets.Dataset`: [each["filename"] for each in dataset.cache_files]; what `select` or `shuffle`
-        chose is not in them before `flatten_indices`.
+    paths: a path, a pattern such as "data-*-of-00004.arrow", a folder as `save_to_disk` of datasets writes it, or a
+        list of paths: files or streams of Arrow's IPC format. Of a `datasets.Dataset`: [each["filename"] for each in
+        dataset.cache_files]; what `select` or `shuffle` chose is not in them before `flatten_indices`.
     sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
@@ -67,15 +74,18 @@ class ArrowFiles(CataloguedFiles):
 
 
 def are_arrow(place: str) -> bool:
-    """Return whether a place, of `place_of_paths`, is of Arrow files by its name."""
-    return place.lower().endswith(ARROW_ENDINGS)
+    """Return whether a place, of `place_of_paths`, is of Arrow files by its name, or a folder with nothing else.
+
+    That is what `save_to_disk` of datasets writes, and files of JSON. It asks the file system.
+    """
+    return place.lower().endswith(ARROW_ENDINGS) or bool(files_alone_in(place, ARROW_ENDINGS))
 
 
 def list_arrow(
     place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index Arrow files; see `ArrowFiles`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: files_of(place))
+    files = asking.calls.one(place, lambda: tuple(files_alone_in(place, ARROW_ENDINGS)) or files_of(place))
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
 
     def index(file: Opened) -> Indexed:

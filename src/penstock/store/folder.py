@@ -157,6 +157,8 @@ Kind = type[
 
 #: How the names of lists end that are on a remote store.
 _LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list")
+#: How the names of NumPy's archives end, and those of files of numbers alone.
+_COMPRESSED_ARRAYS, _NUMBERS = (".npz",), (".bin",)
 
 
 def open_source(
@@ -218,17 +220,12 @@ def open_source(
     return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
 
-def are_numbers(place: str) -> bool:
-    """Return whether `open_source` takes a place, of `place_of_paths`, for rows of numbers, by its name."""
-    return are_arrays(place) or are_hdf5(place)
-
-
 def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
     """List what is found at a place."""
     objects = asking.objects if is_address(place) else None
     if asking.calls.one(place, lambda: are_shards(place, objects)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
-    if are_arrow(place):
+    if asking.calls.one(place, lambda: are_arrow(place)):
         place_on_disk(place, "Arrow files")
         return list_arrow(place, None, "auto", key, old, asking)
     if place.lower().endswith(PARQUET_ENDINGS):
@@ -241,6 +238,16 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
         return list_litdata(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place, objects)):
         return list_records(place, None, "auto", key, old, asking)
+    if place.lower().endswith(_COMPRESSED_ARRAYS):
+        raise ConfigError(
+            f"{brief(place)} has compressed arrays, of which no row can be read by itself: write each by numpy.save, "
+            "and open the .npy files"
+        )
+    if place.lower().endswith(_NUMBERS):
+        raise ConfigError(
+            f"{brief(place)} does not say what numbers are in it: open it with penstock.store.Records(path, dtype, "
+            "shape), or Tokens(path, length=, dtype=) for a language model"
+        )
     if is_of_several(place):
         first = files_of(place, objects)[0]
         raise ConfigError(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
+from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels
 from penstock.store.packed import stats_of
@@ -212,6 +213,8 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
             return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, is_plain, found)
     except DataError:  # an OSError itself, which says what is wrong
         raise
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     except OSError as error:
         raise DataError(f"{path} is no complete HDF5 file: {error}; write it again") from error
 

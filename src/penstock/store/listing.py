@@ -464,10 +464,26 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
         return DataError(f"{folder} has no files: add some, or remove the folder")
     found = Counter(os.path.splitext(name)[1].lower() for name in names)
     (commonest, count), *_ = found.most_common(1)
+    advice = f"pass extensions=({commonest!r},), or None for every file"
+    if commonest in _OTHER_FILES:
+        advice = _OTHER_FILES[commonest].format(folder)
     return DataError(
         f"{folder} has {len(names)} files but none that ends in {', '.join(extensions or ())}; "
-        f"{count} end in {commonest!r}: pass extensions=({commonest!r},), or None for every file"
+        f"{count} end in {commonest!r}: {advice}"
     )
+
+
+#: What opens files that are no samples by themselves, by their ending. {}: their folder.
+_OTHER_FILES = {
+    ".mds": "MDS shards are read with index.json beside them, which is missing",
+    ".parquet": "open them with penstock.store.ParquetFiles('{}/*.parquet')",
+    ".arrow": "open them with penstock.store.ArrowFiles('{}/*.arrow')",
+    ".tfrecord": "open them with penstock.store.TFRecords('{}/*.tfrecord')",
+    ".tfrecords": "open them with penstock.store.TFRecords('{}/*.tfrecords')",
+    ".tar": "open them with penstock.store.TarShards('{}/*.tar')",
+    ".h5": "open them with penstock.store.Hdf5('{}/*.h5')",
+    ".hdf5": "open them with penstock.store.Hdf5('{}/*.hdf5')",
+}
 
 
 def visible(folder: str) -> tuple[list[str], list[str]]:

@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
+from penstock.store.files import unreadable
 from penstock.store.group import Ids
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
@@ -138,6 +139,8 @@ def opened(path: str, objects: Objects | None = None) -> Iterator[Opened]:
     try:
         # A pipe without a writer is not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError as error:
+        raise unreadable(path, error) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be opened: {error.strerror}; check the path, or take it out"

@@ -12,6 +12,7 @@ import fnmatch
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,9 +84,7 @@ def files_of(place: str, objects: Objects | None = None) -> tuple[str, ...]:
             elif glob.has_magic(path) and not os.path.lexists(path):
                 fitting = sorted(glob.iglob(path, recursive=True))
                 if not fitting:
-                    raise DataError(
-                        f"no file fits {path}: check the pattern, and that its file system is mounted"
-                    )
+                    raise _nothing_fits(path)
                 found += fitting
             else:
                 found.append(path)
@@ -93,7 +92,28 @@ def files_of(place: str, objects: Objects | None = None) -> tuple[str, ...]:
                 raise ConfigError(
                     f"{pattern} means more than {_MOST_FILES:,} files: correct the numbers in braces"
                 )
+    if len(set(found)) < len(found):
+        twice = next(path for path, count in Counter(found).items() if count > 1)
+        raise ConfigError(f"{brief(twice)} is listed twice in {brief(place)}: give each file once")
     return tuple(found)
+
+
+def _nothing_fits(pattern: str) -> DataError:
+    """Return what to raise for a pattern that no file fits."""
+    folder = pattern
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    try:
+        os.scandir(folder).close()
+    except PermissionError:
+        return DataError(
+            f"no file fits {pattern}: {folder} may not be listed by user {os.geteuid()}: give read permission to it"
+        )
+    except OSError as error:
+        return DataError(
+            f"no file fits {pattern}: {folder} cannot be listed: {error.strerror}; check the path"
+        )
+    return DataError(f"no file fits {pattern}: check the pattern, and that its file system is mounted")
 
 
 def brief(place: str) -> str:

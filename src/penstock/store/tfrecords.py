@@ -34,6 +34,9 @@ _USUAL_SAMPLES = ("image/encoded", "image", "image_raw", "jpg", "jpeg", "png")
 _USUAL_LABELS = ("image/class/label", "label", "class", "cls")
 _AUTO = "auto"
 
+#: How the names of TFRecord files end, where they tell.
+RECORD_ENDINGS = (".tfrecord", ".tfrecords")
+
 _WINDOW_BYTES = 4096
 _AT_ONCE = 4096
 _MOST_LABEL_BYTES = 1 << 16
@@ -80,7 +83,7 @@ class TFRecords(CataloguedFiles):
 
 
 def are_records(place: str, objects: Objects | None = None) -> bool:
-    """Return whether the first file of a place, of `place_of_paths`, begins as a TFRecord file does.
+    """Return whether the first file of a place, of `place_of_paths`, is called or begins as a TFRecord file is.
 
     objects: what reads addresses.
     """
@@ -90,6 +93,8 @@ def are_records(place: str, objects: Objects | None = None) -> bool:
             facts = objects.find(path)
             size = examples.FRAME_BYTES
             return facts is not None and _is_frame(RemoteFile(objects, facts).pread(size, 0))
+        if path.lower().endswith(RECORD_ENDINGS) and os.path.isfile(path):
+            return True
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, DataError):  # whoever opens it says what is wrong
         return False

@@ -1,0 +1,120 @@
+"""What is said of paths that are of no data set that can be read, and of those that may not be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import h5py  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from penstock import Loader, open_source
+from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms import ToTensor
+from penstock.store import ArrowFiles
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
+        ("a.tfrecord", r"open them with penstock\.store\.TFRecords\('\S+/folder/\*\.tfrecord'\)"),
+        ("a.h5", r"open them with penstock\.store\.Hdf5\('\S+/folder/\*\.h5'\)"),
+        ("a.unknown", r"pass extensions=\('\.unknown',\), or None for every file"),
+    ],
+)
+def test_a_folder_of_other_files_is_answered_with_what_reads_them(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).write_bytes(b"1")
+
+    with pytest.raises(DataError, match=message):
+        Loader(tmp_path / "folder", batch_size=2, epochs=1, report=None)
+
+
+def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", rows=np.zeros(3))
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    (tmp_path / "a.tfrecord").write_bytes(b"no record")
+
+    with pytest.raises(ConfigError, match=r"a\.npz has compressed arrays, .* write each by numpy\.save"):
+        open_source(tmp_path / "a.npz")
+    with pytest.raises(ConfigError, match=r"a\.bin does not say what numbers .*Records\(path, dtype"):
+        open_source(tmp_path / "a.bin")
+    with pytest.raises(DataError, match=r"a\.tfrecord is (cut off|damaged)"):
+        open_source(tmp_path / "a.tfrecord")
+
+
+def test_a_folder_that_datasets_saved_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a progress bar leaves a thread behind
+    rows = datasets.Dataset.from_dict({"text": [f"row {number}" for number in range(5)]})
+    rows.select([3, 1]).save_to_disk(tmp_path / "saved")
+
+    source = open_source(tmp_path / "saved")
+
+    assert isinstance(source, ArrowFiles)
+    assert [source.read(0), source.read(1)] == [b"row 3", b"row 1"]
+    with pytest.raises(
+        ConfigError, match=r"transforms is empty, and the samples of ArrowFiles '.*saved' are bytes"
+    ):
+        Loader(tmp_path / "saved", batch_size=2, epochs=1, report=None)
+
+
+def test_an_empty_list_and_a_file_that_is_listed_twice_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 2)))
+
+    with pytest.raises(ConfigError, match="the list of paths is empty"):
+        Loader([], batch_size=2, epochs=1, transforms=[ToTensor()], report=None)
+    with pytest.raises(ConfigError, match=r"/a\.npy is listed twice in \S+/a\.npy and 1 more"):
+        open_source([tmp_path / "a.npy", tmp_path / "*.npy"])
+
+
+class TestWhatMayNotBeRead:
+    """The user of these tests may read everything, so that the call which would be refused is replaced."""
+
+    def refuse(self, monkeypatch: pytest.MonkeyPatch, target: Any, name: str, place: str) -> None:
+        call = getattr(target, name)
+
+        def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(path).startswith(place):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *args, **kwargs)
+
+        monkeypatch.setattr(target, name, refused)
+
+    def test_arrays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "a.npy"
+        np.save(file, np.zeros((3, 2)))
+        self.refuse(monkeypatch, np.lib.format, "open_memmap", str(file))
+
+        with pytest.raises(DataError, match=r"/a\.npy may not be read by user"):
+            open_source(file)
+
+    def test_hdf5_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "a.h5"
+        with h5py.File(file, "w") as out:
+            out["data"] = np.zeros((3, 2))
+        self.refuse(monkeypatch, h5py, "File", str(file))
+
+        with pytest.raises(DataError, match=r"/a\.h5 may not be read by user"):
+            open_source(file)
+
+    @pytest.mark.parametrize("name", ["a.arrow", "a.parquet", "a.tfrecord", "a.tar"])
+    def test_files_that_are_indexed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        file = tmp_path / name
+        file.write_bytes(b"1")
+        self.refuse(monkeypatch, os, "open", str(file))
+
+        with pytest.raises(DataError, match=rf"/{name} may not be read by user"):
+            open_source(file)
+
+    def test_the_folder_of_a_pattern(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuse(monkeypatch, os, "scandir", str(tmp_path))
+
+        with pytest.raises(DataError, match=r"no file fits \S+/\*\.tar: \S+ may not be listed by user"):
+            open_source(tmp_path / "*.tar")
