@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from penstock.loader import Loader, LoaderConfig, predict
 from penstock.loader.resume import describe_data
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.store import Arrays, ImageFolder, Records, Selection, read_group
+from penstock.store import Arrays, ImageFolder, ParquetFiles, Records, Selection, read_group
 from penstock.store.source import FileBacked, Numeric
 
 
@@ -231,6 +233,18 @@ class TestInARun:
         assert found[1].tolist() == [40, 356]
         with Loader(chosen, batch_size=8, epochs=1, report=None) as loader:
             assert sorted(np.concatenate([batch.copy() for batch in loader])[:, 0]) == list(range(10, 90))
+
+    def test_what_is_decoded_together_is_reported_for_a_part_as_for_the_whole(self, tmp_path: Path) -> None:
+        """Its samples lie in every tenth row group: each costs one."""
+        pq.write_table(pa.table({"image": [bytes(100)] * 1000}), tmp_path / "a.parquet", row_group_size=10)
+        part = ParquetFiles(tmp_path / "a.parquet", memory="10 kB").select(range(0, 1000, 10))
+
+        with Loader(
+            part, batch_size=10, epochs=1, transforms=[DecodeRaw("u1", (100,))], report=None
+        ) as loader:
+            (line,) = (line for line in loader.start_lines if "row groups" in line)
+
+        assert "row groups are decoded 10.0 times over in this order" in line
 
     def test_another_selection_or_split_seed_is_another_run(self) -> None:
         source = Selection(OfOnesOwn(30))

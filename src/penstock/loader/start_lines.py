@@ -6,7 +6,8 @@ from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Order
 from penstock.policy.loading import Staging
-from penstock.store import DecodedFiles
+from penstock.store import DecodedFiles, Selection
+from penstock.store.selection import unselected
 from penstock.units import format_bytes, format_count
 
 #: Samples of an epoch that are looked at for what decoding them costs, and what is worth a line.
@@ -38,14 +39,16 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
 
 def _decoding(setup: Setup) -> str:
     """Say what this order costs where samples are decoded together, if most of what is decoded is thrown away."""
-    source, plan = setup.source, setup.plan
+    source, plan = unselected(setup.source), setup.plan
     units = source.units if isinstance(source, DecodedFiles) else None
     if units is None or not isinstance(source, DecodedFiles):
         return ""
     local_batch = plan.max_local_batch(setup.rank)
     ids = plan.stream(setup.rank, 0, 0, min(plan.order.length(0) // plan.ranks, _LOOKED_AT))
+    if isinstance(setup.source, Selection):
+        ids = setup.source.ids[ids]
     groups = [ids[first : first + local_batch] for first in range(0, ids.size, local_batch)]
-    times = source.decoded_bytes_of(groups) / max(1, int(setup.sizes_bytes[ids].sum()))
+    times = source.decoded_bytes_of(groups) / max(1, int(source.sizes_bytes[ids].sum()))
     if times < _LEAST_TIMES:
         return ""
     decoded_bytes = int(units.sizes_bytes.sum())

@@ -3,11 +3,13 @@
 from penstock.store.arrays import Arrays, Records, Tokens
 from penstock.store.arrow import ArrowFiles
 from penstock.store.catalog import Catalog
+from penstock.store.coco import CocoImages
 from penstock.store.decoded import DecodedFiles, DecodedUnits
 from penstock.store.files import FileSource
 from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.hdf5 import Hdf5
+from penstock.store.imagenet import ImageNetVal, read_class_names
 from penstock.store.labels import Labels, labels_of
 from penstock.store.litdata import LitDataChunks
 from penstock.store.manifest import Manifest
@@ -26,6 +28,7 @@ __all__ = [
     "Arrays",
     "ArrowFiles",
     "Catalog",
+    "CocoImages",
     "DecodedFiles",
     "DecodedUnits",
     "FileBacked",
@@ -34,6 +37,7 @@ __all__ = [
     "FlatFolder",
     "Hdf5",
     "ImageFolder",
+    "ImageNetVal",
     "Labels",
     "LitDataChunks",
     "Manifest",
@@ -56,6 +60,7 @@ __all__ = [
     "open_source",
     "prepare_group",
     "read_all_merged",
+    "read_class_names",
     "read_group",
     "read_merged",
 ]

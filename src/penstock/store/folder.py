@@ -17,6 +17,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import FileSource
 from penstock.store.hdf5 import Hdf5, are_hdf5
+from penstock.store.imagenet import named_folders
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     Asking,
@@ -47,6 +48,8 @@ class ImageFolder(FileSource):
 
     root: the folder that holds the label folders.
     extensions: endings of the files that are samples, in any case; None takes every file.
+    names: a file with a name for each label folder, such as ImageNet's `LOC_synset_mapping.txt`: then `classes` are
+        these names. See `penstock.store.read_class_names`.
     refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed, has no label folders, or one
         of them has no samples; naming the file if it is a link to nothing or no regular file.
@@ -59,6 +62,7 @@ class ImageFolder(FileSource):
         root: str | os.PathLike[str],
         *,
         extensions: Collection[str] | None = IMAGE_EXTENSIONS,
+        names: str | os.PathLike[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -67,10 +71,11 @@ class ImageFolder(FileSource):
         place = place_of_paths(root)
         objects = objects_of(place, storage_options)
         list_anew = partial(list_folder, "ImageFolder", place)
-        catalog = catalog or catalog_of(
-            "ImageFolder", place, extensions, list_anew, refresh, calls or Calls(), objects
-        )
+        calls = calls or Calls()
+        catalog = catalog or catalog_of("ImageFolder", place, extensions, list_anew, refresh, calls, objects)
         super().__init__(place, catalog, objects)
+        if names is not None:
+            self.classes = calls.one(os.fspath(names), lambda: named_folders(self.classes, names))
 
 
 class FlatFolder(FileSource):

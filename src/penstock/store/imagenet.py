@@ -1,0 +1,184 @@
+"""ImageNet (ILSVRC2012) as it is distributed: which class a validation image has, and what classes are called."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.store.calls import Calls
+from penstock.store.catalog import Catalog
+from penstock.store.files import FileSource
+from penstock.store.listing import ListedFiles, Refresh, catalog_of, list_files
+from penstock.store.manifest import check_once, folder_of_list
+from penstock.store.patterns import place_on_disk
+from penstock.store.text_rows import read_rows, read_text
+
+#: The columns of LOC_val_solution.csv.
+_IMAGE, _ANSWER = "ImageId", "PredictionString"
+_ENDING = ".JPEG"
+_VALIDATION = "ILSVRC2012_val_{:08}" + _ENDING
+_META = "meta.mat"
+
+
+class ImageNetVal(FileSource):
+    """The validation images of ImageNet, all in one folder, with the labels that `ImageFolder` gives those of `train`.
+
+    A label is the number of the class's WordNet id (wnid) among all of them, sorted.
+
+    folder: with the images.
+    truth: `LOC_val_solution.csv`, as Kaggle has it; or `ILSVRC2012_validation_ground_truth.txt` of the development kit,
+        whose numbers `meta.mat` beside it explains (pip install scipy).
+    names: a file with the name of each wnid, see `read_class_names`; then `classes` are these, and without it
+        the wnids.
+    refresh, calls, catalog: as in `penstock.open_source`.
+
+    Raises: DataError naming file and line for what cannot be read, an image that is missing or there twice, or an id
+        that the names do not have.
+    """
+
+    labels: NDArray[np.int64]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        truth: str | os.PathLike[str],
+        *,
+        names: str | os.PathLike[str] | None = None,
+        refresh: Refresh = "auto",
+        calls: Calls | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self.list_file = place = place_on_disk(truth, "ImageNet's validation")
+        self.place = place_on_disk(folder, "ImageNet's validation")
+        calls = calls or Calls()
+        known = None if names is None else calls.one(os.fspath(names), lambda: read_class_names(names))
+        where, wnids = folder_of_list(place, folder), None if known is None else sorted(known)
+        read = partial(_read_truth, where, wnids)
+        list_anew = partial(list_files, "ImageNetVal", read, place)
+        opener = f"ImageNetVal({where!r}, {wnids!r})"
+        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls)
+        super().__init__(os.path.dirname(place), catalog)
+        #: WordNet ids by label.
+        self.wnids = catalog.classes
+        if known is not None:
+            self.classes = tuple(known[wnid] for wnid in self.wnids)
+
+
+def read_class_names(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return what classes are called, by the names of their folders.
+
+    path: text such as `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`); JSON, {"n01440764": "tench"} or
+        {"0": ["n01440764", "tench"]}; or the `meta.mat` of ImageNet's development kit (pip install scipy).
+    Raises: DataError naming the file, and the line.
+    """
+    place = place_on_disk(path, "names of classes")
+    if place.endswith(".mat"):
+        return dict(read_synsets(place).values())
+    if place.endswith(".json"):
+        return _names_of_json(place)
+    names: dict[str, str] = {}
+    for number, line in enumerate(read_text(place).splitlines(), 1):
+        folder, _, name = line.strip().replace("\t", " ").partition(" ")
+        if not folder:
+            continue
+        if not name.strip() or folder in names:
+            what = "is there already" if folder in names else "has no name"
+            raise DataError(
+                f"{place}, line {number}: {folder} {what}: write the folder, a space and the name"
+            )
+        names[folder] = name.strip()
+    if not names:
+        raise DataError(f"{place} names no class: write a folder, a space and a name in each line")
+    return names
+
+
+def named_folders(folders: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the names of classes by those of their folders. Raises: DataError for a folder without a name."""
+    names = read_class_names(path)
+    if lacking := [folder for folder in folders if folder not in names]:
+        raise DataError(f"{os.fspath(path)} has no name for {lacking[0]}, a folder that is there: add it")
+    return tuple(names[folder] for folder in folders)
+
+
+def _names_of_json(place: str) -> dict[str, str]:
+    try:
+        found: Any = json.loads(read_text(place))
+        pairs: list[Any] = [each if isinstance(each, list) else (key, each) for key, each in found.items()]
+        names: dict[Any, Any] = dict(pairs)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise DataError(f"{place} is no JSON of names by folders ({error!r:.100}): write it again") from error
+    if not names or not all(isinstance(each, str) for pair in names.items() for each in pair):
+        raise DataError(f"{place} names no class, or has values that are no text: write it again")
+    return names
+
+
+def read_synsets(place: str) -> dict[int, tuple[str, str]]:
+    """Return wnid and name of each class by its number in the development kit (ILSVRC2012_ID).
+
+    Raises: ConfigError without scipy; DataError if the file is no such one.
+    """
+    try:
+        from scipy.io import loadmat
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{place} is read by scipy, which is not installed: pip install scipy") from error
+    try:
+        rows = np.atleast_1d(loadmat(place, squeeze_me=True)["synsets"])
+        leaves = [row for row in rows if not row["num_children"]]
+        found = {int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"])) for row in leaves}
+    except OSError as error:
+        raise DataError(f"{place} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # whatever scipy makes of garbage
+        raise DataError(
+            f"{place} has no synsets as ImageNet's development kit has them ({error!r:.100})"
+        ) from error
+    if not found:
+        raise DataError(f"{place} has no classes: take the meta.mat of ILSVRC2012_devkit_t12")
+    return found
+
+
+def _read_truth(folder: str, wnids: list[str] | None, place: str) -> ListedFiles:
+    """Return what a file of labels has. folder: of the images, relative to it. wnids: all that there are, sorted."""
+    rows = read_rows(place)
+
+    def where(position: int) -> str:
+        return f"{place}, line {lines[position]}: "
+
+    if rows and rows[0][1][:2] == [_IMAGE, _ANSWER]:
+        lines = [line for line, _ in rows[1:]]
+        names, found = [], []
+        for position, (_, fields) in enumerate(rows[1:]):
+            answer = fields[1].split() if len(fields) == 2 else []
+            if not answer or not fields[0]:
+                raise DataError(f"{where(position)}{fields} is no image and its classes: correct the line")
+            names.append(fields[0] + _ENDING)
+            found.append(answer[0])
+    else:
+        lines = [line for line, _ in rows]
+        synsets = read_synsets(os.path.join(os.path.dirname(place), _META))
+        names = [_VALIDATION.format(number) for number in range(1, len(rows) + 1)]
+        found = []
+        for position, (_, fields) in enumerate(rows):
+            text = fields[0]
+            if len(fields) != 1 or not text.isdecimal() or len(text) > 9 or int(text) not in synsets:
+                raise DataError(f"{where(position)}{text!r:.40} is no number of a class: correct the line")
+            found.append(synsets[int(text)][0])
+        wnids = wnids or sorted(wnid for wnid, _ in synsets.values())
+    if not names:
+        raise DataError(f"{place} names no image: take LOC_val_solution.csv or the development kit's file")
+    check_once(names, where)
+    classes = sorted(set(found)) if wnids is None else wnids
+    numbers = {wnid: number for number, wnid in enumerate(classes)}
+    for position, wnid in enumerate(found):
+        if wnid not in numbers:
+            raise DataError(
+                f"{where(position)}{wnid} is a class that names= does not have: correct one of the two"
+            )
+    labels = np.array([numbers[wnid] for wnid in found], np.int64)
+    return ListedFiles([os.path.join(folder, name) for name in names], labels, tuple(classes), where)
