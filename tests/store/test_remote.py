@@ -37,6 +37,7 @@ from penstock.store import (
     FlatFolder,
     ImageFolder,
     LitDataChunks,
+    Manifest,
     MosaicShards,
     PackedFiles,
     Records,
@@ -406,6 +407,34 @@ def test_a_list_on_this_host_names_addresses(server: WebServer, tmp_path: Path) 
 
     assert [source.read(k) for k in range(2)] == [b"bbb", b"aa"]
     source.close()
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
+def test_a_table_at_an_address_names_files_beside_it(server: WebServer, name: str, tmp_path: Path) -> None:
+    text = {
+        "train.jsonl": '{"file_name": "x/a.png", "label": 0.5}\n{"file_name": "y/b.png", "label": 2}\n',
+        "train.csv": "file_name,label\nx/a.png,0.5\ny/b.png,2\n",
+    }[name]
+    server.objects = {
+        f"d/{name}": text.encode(),
+        "d/x/a.png": b"aa",
+        "d/y/b.png": b"bbb",
+        "e/x/a.png": b"cccc",
+    }
+    address = f"{server.address}/d/{name}"
+
+    for source in (open_source(address), Manifest(address, labels="label", refresh="full")):
+        assert isinstance(source, Manifest)
+        assert [source.read(k) for k in range(2)] == [b"aa", b"bbb"]
+        assert np.asarray(source.labels).tolist() == [0.5, 2]
+        source.close()
+    (tmp_path / "here.csv").write_text("file,label\nx/a.png,1\n")
+    elsewhere = Manifest(tmp_path / "here.csv", folder=f"{server.address}/e")
+    assert elsewhere.read(0) == b"cccc"
+    elsewhere.close()
+    server.objects[f"d/{name}"] = b"file_name\n\xff\n"
+    with pytest.raises(DataError, match=f"{name}, line 2: is no text in UTF-8"):
+        Manifest(address, file="file_name")
 
 
 def test_tokens_and_labels_come_from_addresses(server: WebServer) -> None:

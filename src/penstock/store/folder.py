@@ -36,6 +36,7 @@ from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, are_parquet, l
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths, place_on_disk
 from penstock.store.remote import Objects, objects_of
 from penstock.store.shards import TarShards, are_shards, list_shards
+from penstock.store.text_rows import JSON_LINES
 from penstock.store.tfrecords import TFRecords, are_records, list_records
 
 
@@ -161,7 +162,7 @@ Kind = type[
 
 
 #: How the names of lists end that are on a remote store.
-_LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list")
+_LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list", *JSON_LINES)
 #: How the names of NumPy's archives end, and those of files of numbers alone.
 _COMPRESSED_ARRAYS, _NUMBERS = (".npz",), (".bin",)
 
@@ -220,7 +221,7 @@ def open_source(
         LitDataChunks,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
-    if issubclass(kind, ArrowFiles | ParquetFiles | Manifest):
+    if issubclass(kind, ArrowFiles | ParquetFiles):
         return kind(place, calls=calls, catalog=found)
     return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
@@ -260,8 +261,8 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
             "one path a line, for pictures, or a source of penstock.store for numbers"
         )
     if asking.calls.one(place, lambda: _is_file(place, objects)):
-        if objects is None and asking.calls.one(place, lambda: is_manifest(place)):
-            return list_files("Manifest", read_manifest, place, key, old, asking)
+        if asking.calls.one(place, lambda: is_manifest(place, objects)):
+            return list_files("Manifest", partial(read_manifest, objects=objects), place, key, old, asking)
         read = partial(read_list, objects=objects)
         return list_files("FileList", read, place, key, old, asking)
     return list_folder(None, place, key, old, asking)

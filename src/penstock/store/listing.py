@@ -677,7 +677,7 @@ def _catalog_of_list(
 
 def read_list(place: str, objects: Objects | None = None) -> ListedFiles:
     """Return what a list of files has; see `FileList`. objects: what reads an address. Raises: DataError."""
-    rows = read_rows(place, objects if is_address(place) else None)
+    rows = read_rows(place, objects)
     if rows and [field.lower() for field in rows[0][1]] in (["path"], ["path", "label"]):
         del rows[0]
     if not rows:

@@ -24,7 +24,9 @@ from penstock.store.listing import (
     list_files,
     number_labels,
 )
-from penstock.store.patterns import place_of_paths, place_on_disk
+from penstock.store.object_store import is_address
+from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects
 from penstock.store.text_rows import JSON_LINES, Records, read_records, read_rows
 from penstock.units import is_integer
 
@@ -59,7 +61,7 @@ class Manifest(FileSource):
         file_name,label         {"file_name": "0.jpg", "age": 31.5, "tags": ["cat", "dog"]}
         0.jpg,cat               {"file_name": "1.jpg", "age": 20.0, "tags": []}
 
-    manifest: the table, in UTF-8. Paths in it are relative to its own folder, or absolute.
+    manifest: the table, in UTF-8, or its address. Paths in it are relative to its own folder, absolute, or addresses.
     file: the column of the paths; one of the usual names (`file_name`, `path`, `image` ...) unless given.
     labels: "auto" takes a column that is called `label`, `class`, `category` or `target`, if there is one; a name takes
         that column, a list several, by name; a mapping gives them names, and joins a list of columns of numbers to one
@@ -67,7 +69,7 @@ class Manifest(FileSource):
     classes: of a label that is text, in the order of their numbers, such as those of the training's source; of several,
         by name. Sorted by name unless given.
     folder: where the files are, if not in the table's folder. ending: put behind each path, such as ".jpg".
-    refresh, calls, catalog: as in `penstock.open_source`.
+    refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
     Integers become int64, other numbers float32, text is numbered (see `classes`, and `label_classes` of several);
     lists of numbers become arrays, all of one shape, and lists of texts become uint8[classes], 1 for each that is
@@ -89,42 +91,49 @@ class Manifest(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.list_file = place = place_on_disk(manifest, "tables of files")
+        self.list_file = place = place_of_paths(manifest)
+        # A table on this host may name addresses.
+        objects = Objects(storage_options)
         where = folder_of_list(place, folder)
-        read = partial(_read, file, labels, classes, where, ending)
+        read = partial(_read, file, labels, classes, where, ending, objects=objects)
         opener = f"Manifest({file!r}, {labels!r}, {classes!r}, {where!r}, {ending!r})"
         list_anew = partial(list_files, "Manifest", read, place)
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls())
+        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls(), objects)
         #: Where labels have names, by name what the numbers of texts stand for.
         self.label_classes = catalog.label_classes
-        super().__init__(os.path.dirname(place), catalog)
+        super().__init__(os.path.dirname(place), catalog, objects)
 
 
-def is_manifest(place: str) -> bool:
-    """Return whether a file is a table with a heading that names a column of files, and not a list of files alone."""
+def is_manifest(place: str, objects: Objects | None) -> bool:
+    """Return whether a file is a table with a heading that names a column of files, and not a list of files alone.
+
+    objects: what reads an address.
+    """
     if place.lower().endswith(JSON_LINES):
         return True
     if not place.lower().endswith((".csv", ".tsv")):
         return False
     try:
-        with open(place, encoding="utf-8-sig") as text:
-            heading = [
-                name.strip().strip('"').lower() for name in text.readline().replace("\t", ",").split(",")
-            ]
-    except (OSError, UnicodeDecodeError):  # reading it says what is wrong
+        rows = read_rows(place, objects)
+    except DataError:  # reading it as a list says what is wrong
         return False
+    heading = [name.lower() for name in rows[0][1]] if rows else []
     return bool({*heading} & {*FILE_COLUMNS}) and heading not in (["path"], ["path", "label"])
 
 
-#: Reads a table as `open_source` does.
-def read_manifest(place: str) -> ListedFiles:
-    return _read(None, "auto", None, "", "", place)
+def read_manifest(place: str, objects: Objects | None = None) -> ListedFiles:
+    """Return what a table has, as `open_source` takes it. objects: what reads an address. Raises: DataError."""
+    return _read(None, "auto", None, "", "", place, objects)
 
 
 def folder_of_list(place: str, folder: str | os.PathLike[str] | None) -> str:
     """Return the folder that a list's paths are in, relative to the list's own, "" for that one."""
-    return "" if folder is None else os.path.relpath(place_of_paths(folder), os.path.dirname(place))
+    if folder is None:
+        return ""
+    found = place_of_paths(folder)
+    return found if is_address(found) else os.path.relpath(found, os.path.dirname(place))
 
 
 def check_once(names: Sequence[str], where: Callable[[int], str]) -> None:
@@ -140,10 +149,16 @@ def check_once(names: Sequence[str], where: Callable[[int], str]) -> None:
 
 
 def _read(
-    file: str | None, labels: Columns, classes: Classes, folder: str, ending: str, place: str
+    file: str | None,
+    labels: Columns,
+    classes: Classes,
+    folder: str,
+    ending: str,
+    place: str,
+    objects: Objects | None = None,
 ) -> ListedFiles:
     """Return what a table has. Arguments: those of `Manifest`; folder: relative to the table's."""
-    records = _records_of(place)
+    records = _records_of(place, objects)
 
     def where(position: int) -> str:
         return f"{place}, line {records[position][0]}: "
@@ -175,12 +190,12 @@ def _read(
     return ListedFiles(names, result, (), where, kept)
 
 
-def _records_of(place: str) -> Records:
+def _records_of(place: str, objects: Objects | None) -> Records:
     """Return the rows of a table by column. Raises: DataError."""
     if place.lower().endswith(JSON_LINES):
-        records = read_records(place)
+        records = read_records(place, objects)
     else:
-        rows = read_rows(place)
+        rows = read_rows(place, objects)
         heading = rows[0][1] if rows else []
         if len(set(heading)) != len(heading):
             raise DataError(f"{place}, line 1: {heading} names a column twice: correct the heading")
