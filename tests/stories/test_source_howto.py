@@ -128,6 +128,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
         f"LitDataChunks('{tmp_path}/litdata'): 2 samples, 1 shard, 2 classes ('0', '1')",
         f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
+        "ArrowTable(Table): 2 samples, 2 classes ('cat', 'dog')",
         f"ParquetFiles('{tmp_path}/parquet/train-*.parquet'): 2 samples, 1 shard, 2 classes ('0', '1')",
         "(32, 16) float32",
         "(32, 16) (32,)",

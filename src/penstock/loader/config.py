@@ -22,6 +22,7 @@ from penstock.store.listing import Refresh, check_refresh
 from penstock.store.object_store import without_secrets
 from penstock.store.patterns import Paths
 from penstock.store.remote import check_options
+from penstock.store.table import is_dataset
 from penstock.units import format_count, is_integer, parse_bytes
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
@@ -256,7 +257,12 @@ class LoaderConfig:
     @property
     def is_of_data_set(self) -> bool:
         """Whether the source is a map-style data set, whose own code reads and decodes."""
-        return self.paths is None and not isinstance(self.source, Source)
+        return self.paths is None and not isinstance(self.source, Source) and not self.is_of_table
+
+    @property
+    def is_of_table(self) -> bool:
+        """Whether the source is a datasets.Dataset whose samples, as they are stored, get transforms."""
+        return bool(self.transforms) and self.paths is None and is_dataset(self.source)
 
     @property
     def _may_do_without(self) -> bool:

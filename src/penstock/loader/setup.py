@@ -38,6 +38,7 @@ from penstock.store.calls import Calls
 from penstock.store.object_store import without_secrets
 from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
+from penstock.store.table import ArrowTable
 from penstock.units import format_bytes, format_count, parse_bytes
 
 # Small steps share a slot up to these: more gain little.
@@ -125,7 +126,8 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
         )
     if source is None:
         assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
-        source = config.source
+        given = config.source
+        source = calls.one("a datasets.Dataset", lambda: ArrowTable(given)) if config.is_of_table else given
     return source if config.skip is None else without_bad(source, config.skip, calls.one)
 
 

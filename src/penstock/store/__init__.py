@@ -21,12 +21,14 @@ from penstock.store.ranged import RangedSource, extents_of, read_all_merged, rea
 from penstock.store.selection import Selection
 from penstock.store.shards import TarShards
 from penstock.store.source import FileBacked, Numbers, Numeric, Source
+from penstock.store.table import ArrowTable
 from penstock.store.tfrecords import TFRecords
 from penstock.store.tier import SizedTier
 
 __all__ = [
     "Arrays",
     "ArrowFiles",
+    "ArrowTable",
     "Catalog",
     "CocoImages",
     "DecodedFiles",
