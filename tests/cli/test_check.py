@@ -159,6 +159,30 @@ def test_a_list_is_kept_while_it_grows(damaged: Path) -> None:
     assert checked == [64, 128, 192, 256, 300]
 
 
+def test_samples_that_are_no_pictures_are_read_alone(
+    damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", "photos", "--no-decode", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["checked"] == SAMPLES
+    assert [each["sample"] for each in found["results"]] == [100]
+    assert "is empty" in found["results"][0]["reason"]
+
+
+def test_a_shard_that_is_cut_off_meanwhile_has_bad_samples(tmp_path: Path) -> None:
+    """Reads of several samples fail, and those are named whose bytes are not there."""
+    np.save(tmp_path / "rows.npy", np.zeros((200, 1000), np.uint8))
+    source = Arrays(tmp_path / "rows.npy")
+    os.truncate(tmp_path / "rows.npy", 100_000)
+
+    for decodes in (True, False):
+        found = check_source(source, decodes=decodes)
+
+        assert (found.checked, len(found.bad)) == (200, 200)
+        assert "has shrunk from" in found.bad[0].reason
+
+
 def test_nothing_but_bad_samples_is_an_end_too(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for number in range(70):

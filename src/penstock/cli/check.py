@@ -40,6 +40,9 @@ def add_check(commands: Any) -> None:
     parser.add_argument(
         "--write-skips", type=Path, metavar="FILE", help="write the bad ones there; go on where it was left"
     )
+    parser.add_argument(
+        "--no-decode", action="store_true", help="read alone: for samples that are no pictures"
+    )
     parser.add_argument("--overwrite", action="store_true", help="begin anew where FILE exists")
     add_output_options(parser, plot=False)
 
@@ -55,7 +58,9 @@ def _run(options: argparse.Namespace) -> int:
     found = _begun(options, source) or SkipList.of(source)
     try:
         with long_work(f"checking {options.source}", len(source), "samples") as done:
-            check_source(source, found=found, keep=options.write_skips, done=done)
+            check_source(
+                source, decodes=not options.no_decode, found=found, keep=options.write_skips, done=done
+            )
     except KeyboardInterrupt:
         _show(options, found)
         raise

@@ -7,13 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from penstock.errors import ConfigError, DataError, printable
+from penstock.flow.engine import Failed
+from penstock.loader.config import LoaderConfig
+from penstock.loader.fetching import SourceFetcher
 from penstock.loader.loader import Loader
+from penstock.loader.setup import near_on_unknown_store
 from penstock.loader.skips import BadSample, SkipList
 from penstock.loader.transforms import Resize
+from penstock.simulate.layout import cut_windows
 from penstock.store import Numeric, Source
+from penstock.store.calls import Calls
+from penstock.trace.schema import SOURCE, STAGING
 
 _BATCH = 64
+#: Read at a time, by one thread, where nothing is decoded.
+_READ_BYTES = 8 << 20
+#: Takes note of an error and its sample.
+Note = Callable[[Exception, int], Literal["skip"]]
 #: So often a list that is written is brought up to date: what a kill may cost.
 _KEEP_SECONDS = 10.0
 
@@ -21,6 +34,7 @@ _KEEP_SECONDS = 10.0
 def check_source(
     source: Source,
     *,
+    decodes: bool = True,
     found: SkipList | None = None,
     keep: Path | None = None,
     done: Callable[[int], None] = lambda samples: None,
@@ -28,6 +42,7 @@ def check_source(
 ) -> SkipList:
     """Return which samples cannot be read or decoded, by the threads and the decoder of a loader.
 
+    decodes: False for samples that are no pictures, which are read alone.
     found: from where it goes on: of the same source, checked in part. It is brought up to date batch by batch, so that
         it is right when this is interrupted.
     keep: a file to write it to, now and then and at the end. done: called with how many samples are checked.
@@ -36,8 +51,6 @@ def check_source(
     found = SkipList.of(source) if found is None else found
     if not found.is_of(source):
         raise ConfigError("the list is of another data set, or of this one before it changed: begin anew")
-    # A whole picture is decoded to be made small, as for a training.
-    transforms: list[Any] = [] if isinstance(source, Numeric) else [Resize((8, 8))]
     seen: dict[int, BadSample] = {}
 
     def note(error: Exception, sample: int) -> Literal["skip"]:
@@ -46,17 +59,7 @@ def check_source(
 
     kept = clock()
     with Loader(
-        source,
-        batch_size=_BATCH,
-        epochs=1,
-        shuffle=False,
-        rank=0,
-        world_size=1,
-        transforms=transforms,
-        dtype=None if isinstance(source, Numeric) else "uint8",
-        policy="staging",
-        on_error=note,
-        report=None,
+        _config(source, note) if decodes else _config_of_reads(_Reads(source, note)), report=None
     ) as loader:
         try:
             if not found.is_complete:
@@ -76,6 +79,54 @@ def check_source(
     return found
 
 
+def _config(source: Source, note: Note) -> LoaderConfig:
+    """Return what has a loader read and decode each sample once."""
+    return LoaderConfig(
+        source,
+        batch_size=_BATCH,
+        epochs=1,
+        # A whole picture is decoded to be made small, as for a training.
+        transforms=[] if isinstance(source, Numeric) else [Resize((8, 8))],
+        dtype=None if isinstance(source, Numeric) else "uint8",
+        shuffle=False,
+        rank=0,
+        world_size=1,
+        policy="staging",
+        on_error=note,
+    )
+
+
+def _config_of_reads(reads: _Reads) -> LoaderConfig:
+    return LoaderConfig(reads, batch_size=_BATCH, epochs=1, shuffle=False, rank=0, world_size=1)
+
+
+class _Reads:
+    """A source as a data set of the sizes that were read, so that a loader's threads read it.
+
+    note: called with what keeps a sample from being read, by any thread.
+    """
+
+    def __init__(self, source: Source, note: Note) -> None:
+        self._fetcher = SourceFetcher(source, {}, near_on_unknown_store(source, Calls()))
+        self._sizes, self._note = source.sizes_bytes, note
+
+    def __len__(self) -> int:
+        return self._sizes.size
+
+    def __getitem__(self, index: int) -> np.int64:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[np.int64]:
+        cuts = np.flatnonzero(np.diff(cut_windows(self._sizes[indices], _READ_BYTES))) + 1
+        for group in np.split(indices, cuts):
+            ids = group.tolist()
+            data = self._fetcher.fetch(ids, SOURCE, [STAGING] * len(ids), lambda sample: None, lasting=False)
+            for sample, each in zip(ids, data, strict=True):
+                if isinstance(each, Failed):
+                    self._note(each.error, sample)
+        return list(self._sizes[indices])
+
+
 def _passed(loader: Loader, seen: dict[int, BadSample]) -> Any:
     """Yield for each batch. An epoch of nothing but bad samples ends as any other."""
     try:
@@ -90,5 +141,5 @@ def _take(found: SkipList, seen: dict[int, BadSample], loader: Loader) -> None:
     """Bring a list up to date with what a loader has passed."""
     epoch, step = loader.position
     found.checked = found.samples if epoch else min(step * _BATCH, found.samples)
-    for sample in [sample for sample in seen if sample < found.checked]:
+    for sample in [each for each in list(seen) if each < found.checked]:  # threads add to it
         found.bad[sample] = seen.pop(sample)

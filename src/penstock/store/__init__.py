@@ -18,7 +18,7 @@ from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
 from penstock.store.parquet import ParquetFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
-from penstock.store.selection import Selection
+from penstock.store.selection import Selectable, Selection
 from penstock.store.shards import TarShards
 from penstock.store.source import FileBacked, Numbers, Numeric, Source
 from penstock.store.table import ArrowTable
@@ -51,6 +51,7 @@ __all__ = [
     "ParquetFiles",
     "RangedSource",
     "Records",
+    "Selectable",
     "Selection",
     "SizedTier",
     "Source",
