@@ -70,8 +70,7 @@ def new_state(
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
-    readers: moves under way at most of each rank, half of them for no batch.
-    undecoded_bytes, own_bytes: see `StagingLimits`.
+    readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
     extents: of all samples, where the source gives them.
 
     Raises: ConfigError for 2^31 samples and more.
@@ -98,10 +97,8 @@ def new_state(
     numbers[:, d.HANDS_ON] = hands_on
     numbers[:, d.HAS_HEIRS] = gives
     numbers[:, d.DROPS] = len(spares) > 0
-    numbers[:, d.READERS] = readers
-    numbers[:, d.FILL_LIMIT] = max(1, readers // 2)
-    numbers[:, d.PASSING_LIMIT] = undecoded_bytes
-    numbers[:, d.OWN_LIMIT] = own_bytes
+    numbers[:, [d.READERS, d.FILL_LIMIT]] = readers, max(1, readers // 2)
+    numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT]] = undecoded_bytes, own_bytes
     each = np.arange(ranks)
     numbers[:, d.PACE] = each * floats.size + costs.size
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.

@@ -7,6 +7,18 @@
 Importing this brings in neither numba nor OpenCV; `compile_pipeline` does.
 """
 
+from penstock.loader.transforms.augment import (
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    Pad,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomRotation,
+    TrivialAugmentWide,
+)
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.pipeline import Pipeline, Transform, compile_pipeline
 from penstock.loader.transforms.stages import Scratch
@@ -23,16 +35,26 @@ from penstock.loader.transforms.steps import (
 
 __all__ = [
     "CenterCrop",
+    "ColorJitter",
     "DecodeRaw",
     "Draws",
+    "GaussianBlur",
+    "Grayscale",
     "Normalize",
+    "Pad",
     "Pipeline",
+    "RandAugment",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
     "Scratch",
     "ToTensor",
     "Transform",
+    "TrivialAugmentWide",
     "compile_pipeline",
 ]

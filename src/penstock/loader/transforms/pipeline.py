@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.loader.transforms.augment import AUGMENTS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
@@ -401,7 +402,7 @@ def _as_list(transforms: object) -> tuple[Transform, ...]:
 _COMPOSED = "give that list instead, of the steps in penstock.loader.transforms and callables on arrays"
 
 _BUILT_INS = DecodeRaw | PictureStep | ToTensor | Normalize
-_NAMES = frozenset(step.__name__ for step in get_args(_BUILT_INS))
+_NAMES = frozenset(step.__name__ for step in (*get_args(_BUILT_INS), *AUGMENTS))
 #: What torchvision can begin with on a NumPy array. Its other transforms raise or, in v2, return it as it is.
 _TAKE_ARRAYS = frozenset(
     ("Lambda", "ToImage", "ToPILImage", "ToTensor", "to_image", "to_pil_image", "to_tensor")

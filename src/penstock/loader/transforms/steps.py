@@ -20,7 +20,7 @@ from penstock.units import is_integer
 Size = int | tuple[int, int]
 
 
-def _check_size(owner: str, size: object) -> Size:
+def check_size(owner: str, size: object) -> Size:
     if is_integer(size):
         if size > 0:
             return int(size)
@@ -31,12 +31,12 @@ def _check_size(owner: str, size: object) -> Size:
     raise ConfigError(f"{owner}(size={size!r}): size is one positive integer, or (height, width) of two")
 
 
-def _check_probability(owner: str, p: object) -> None:
+def check_probability(owner: str, p: object) -> None:
     if not isinstance(p, Real) or not 0.0 <= float(p) <= 1.0:
         raise ConfigError(f"{owner}(p={p!r}): p is a probability between 0 and 1")
 
 
-def _numbers(values: object) -> tuple[float, ...]:
+def numbers_in(values: object) -> tuple[float, ...]:
     """Return a sequence of numbers as such; nothing where it is something else."""
     try:
         return () if isinstance(values, str) else tuple(float(value) for value in values)  # type: ignore[attr-defined]
@@ -45,14 +45,14 @@ def _numbers(values: object) -> tuple[float, ...]:
 
 
 def _check_range(owner: str, name: str, values: object) -> tuple[float, float]:
-    match _numbers(values):
+    match numbers_in(values):
         case (low, high) if 0.0 < low <= high < math.inf:
             return low, high
     raise ConfigError(f"{owner}({name}={values!r}): {name} is (low, high) with 0 < low <= high")
 
 
 def _check_channels(name: str, values: object) -> tuple[float, float, float]:
-    match _numbers(values):
+    match numbers_in(values):
         case (red, green, blue) if math.isfinite(red + green + blue):
             return red, green, blue
     raise ConfigError(
@@ -114,7 +114,7 @@ class Resize:
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _check_size("Resize", self.size))
+        object.__setattr__(self, "size", check_size("Resize", self.size))
         _check_interpolation("Resize", self.interpolation)
 
     def target(self, height: int, width: int) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class CenterCrop:
     size: Size
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _check_size("CenterCrop", self.size))
+        object.__setattr__(self, "size", check_size("CenterCrop", self.size))
 
     @property
     def target(self) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class RandomResizedCrop:
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _check_size("RandomResizedCrop", self.size))
+        object.__setattr__(self, "size", check_size("RandomResizedCrop", self.size))
         object.__setattr__(self, "scale", _check_range("RandomResizedCrop", "scale", self.scale))
         object.__setattr__(self, "ratio", _check_range("RandomResizedCrop", "ratio", self.ratio))
         _check_interpolation("RandomResizedCrop", self.interpolation)
@@ -183,7 +183,7 @@ class RandomHorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_probability("RandomHorizontalFlip", self.p)
+        check_probability("RandomHorizontalFlip", self.p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class RandomVerticalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_probability("RandomVerticalFlip", self.p)
+        check_probability("RandomVerticalFlip", self.p)
 
 
 @dataclass(frozen=True, slots=True)
