@@ -78,6 +78,8 @@ class Contender:
             assert self.process.stdin is not None
             self.process.stdin.close()
             self.process.wait(30)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
 
     def _answer(self) -> str:
         assert self.process is not None

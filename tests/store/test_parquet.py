@@ -23,6 +23,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.store import ParquetFiles, read_group
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "parquet"
+
 
 def write(file: Path, table: Any, rows: int = 3, **how: Any) -> Path:
     pq.write_table(table, file, row_group_size=rows, **how)
@@ -100,6 +102,19 @@ def test_samples_and_labels_are_those_that_pyarrow_reads(
     assert contents(source) == images
     assert labels_of(source) == labels
     assert source.describe(len(rows) - 1) == f"{file}: row {len(rows) - 1}"
+
+
+@pytest.mark.parametrize("codec", ["zstd", "snappy", "lz4", "gzip", "uncompressed"])
+def test_files_of_another_program_are_read(codec: str) -> None:
+    """tests/golden/parquet was written by polars 2.1.0, whose writer is its own, in row groups of 7."""
+    source = open_source(GOLDEN / f"{codec}.parquet")
+
+    assert isinstance(source, ParquetFiles)
+    assert contents(source) == [bytes([number]) * (50 + number) for number in range(20)]
+    assert labels_of(source) == [number % 4 for number in range(20)]
+    assert source.units is not None
+    assert source.units.sizes_bytes.tolist() == [371, 420, 399]
+    assert contents(ParquetFiles(GOLDEN / f"{codec}.parquet", sample="text"))[19] == b"row 19"
 
 
 def test_pictures_and_class_names_as_datasets_writes_them_are_found(

@@ -12,9 +12,8 @@ import os
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,6 +80,26 @@ class DecodedUnits:
                     self._forget(unit)
                 self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def present(self, units: Iterable[int]) -> Iterator[dict[int, Bytes]]:
+        """Lend those of some units that are here while the context is open. Nothing is waited for in it."""
+        if self._process != os.getpid():
+            self._begin()
+        found: dict[int, Bytes] = {}
+        with self._changed:
+            for unit in units:
+                if unit not in found and (entry := self._units.get(unit)) and entry.content is not None:
+                    entry.users += 1
+                    self._units.move_to_end(unit)
+                    found[unit] = entry.content
+        try:
+            yield found
+        finally:
+            with self._changed:
+                for unit in found:
+                    self._units[unit].users -= 1
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Forget those that nobody reads."""
         with self._changed:
@@ -132,9 +151,8 @@ class DecodedFiles(PackedFiles):
     #: What units are called, for people.
     units_are = "units"
 
-    @abstractmethod
-    def _file_of(self, unit: int) -> int:
-        """Return which file a unit is in."""
+    #: By unit, which file it is in.
+    _unit_files: Sequence[int] = ()
 
     @abstractmethod
     def _decode(self, unit: int, descriptor: int) -> Bytes:
@@ -144,12 +162,16 @@ class DecodedFiles(PackedFiles):
     def _unit_named(self, unit: int) -> str:
         """Return what a unit is called, behind its file."""
 
-    def _decode_in(self, memory: str | int, sizes_bytes: Ids) -> None:
-        """Begin to decode units of these sizes. memory: as the user gave it. Raises: ConfigError if it is too small."""
+    def _decode_in(self, memory: str | int, sizes_bytes: Ids, files: Ids) -> None:
+        """Begin to decode units of these sizes, in these files.
+
+        memory: as the user gave it. Raises: ConfigError if it is too small.
+        """
+        self._unit_files = files.tolist()
         self._units = units = DecodedUnits(sizes_bytes, parse_bytes(memory))
         largest = int(sizes_bytes.argmax())
         if sizes_bytes[largest] > units.capacity_bytes:
-            path, size = self.files[self._file_of(largest)], format_bytes(int(sizes_bytes[largest]))
+            path, size = self.files[self._unit_files[largest]], format_bytes(int(sizes_bytes[largest]))
             raise ConfigError(
                 f"memory is {format_bytes(units.capacity_bytes)}, and {self._unit_named(largest)} of {path} has {size} "
                 f"once it is decoded: give {type(self).__name__} more memory=, or write the file with smaller ones"
@@ -200,22 +222,43 @@ class DecodedFiles(PackedFiles):
             return super().read_group(ids, into, begins)
         check_group(self, ids, into, begins)
         units, offsets, sizes = self.extents(ids)
-        failed: Failed = [
-            (index, DataError(f"{self.describe(int(ids[index]))} is empty (0 bytes): take it out"))
+        failed: dict[int, Exception] = {
+            index: DataError(f"{self.describe(int(ids[index]))} is empty (0 bytes): take it out")
             for index in np.flatnonzero(sizes == 0).tolist()
-        ]
-        order = np.argsort(units, kind="stable")
-        order = order[sizes[order] > 0]
-        bounds = np.flatnonzero(np.diff(units[order], prepend=-1, append=-1)).tolist() if order.size else [0]
-        runs = [order[first:last] for first, last in pairwise(bounds)]
+        }
+        pieces = list(
+            zip(units.tolist(), offsets.tolist(), sizes.tolist(), begins[:-1].tolist(), strict=True)
+        )
+        absent: dict[int, list[int]] = {}
         # What is there is read before others take its place.
-        for run in sorted(runs, key=lambda run: int(units[run[0]]) not in self._decoded):
+        with self._units.present(units.tolist()) as contents:
+            changed = self._changed(contents)
+            for index, (unit, offset, size, begin) in enumerate(pieces):
+                if unit not in contents:
+                    absent.setdefault(unit, []).append(index)
+                elif (error := changed.get(self._unit_files[unit])) is not None:
+                    failed[index] = error
+                else:
+                    into[begin : begin + size] = contents[unit][offset : offset + size]
+        for missing, which in sorted(absent.items()):
             try:
-                with self._lent(int(units[run[0]]), int(ids[run[0]])) as content:
-                    _copy(content, offsets[run], sizes[run], into, begins[run])
+                with self._lent(missing, int(ids[which[0]])) as content:
+                    for _, offset, size, begin in map(pieces.__getitem__, which):
+                        into[begin : begin + size] = content[offset : offset + size]
             except Exception as error:
-                failed += [(index, error) for index in run.tolist()]
-        return sorted(failed, key=lambda each: each[0])
+                failed |= dict.fromkeys(which, error)
+        return sorted(failed.items())
+
+    def _changed(self, units: Iterable[int]) -> dict[int, Exception]:
+        """Return what is wrong with the files of some units, by file, where one is not as it was."""
+        found: dict[int, Exception] = {}
+        for file in {self._unit_files[unit] for unit in units}:
+            try:
+                with self._open.lent(file):
+                    pass
+            except DataError as error:
+                found[file] = error
+        return found
 
     def unit_bytes(self, units: Ids) -> Ids:
         if self._units is None:
@@ -245,7 +288,7 @@ class DecodedFiles(PackedFiles):
     @contextlib.contextmanager
     def _lent(self, unit: int, sample: int | None) -> Iterator[Bytes]:
         """Lend a decoded unit whose file is as it was. sample: one of it, which whoever waits is told."""
-        file = self._file_of(unit)
+        file = self._unit_files[unit]
         if sample is not None and (at := observer()) is not None:
             at(sample)
 
@@ -259,13 +302,7 @@ class DecodedFiles(PackedFiles):
                 )
             return content
 
-        if unit in self._decoded:
-            with self._open.lent(file):  # raises if the file has changed
-                pass
+        for error in self._changed([unit]).values():
+            raise error
         with self._decoded.lent(unit, decode) as content:
             yield content
-
-
-def _copy(content: Bytes, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids) -> None:
-    for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
-        into[begin : begin + size] = content[offset : offset + size]

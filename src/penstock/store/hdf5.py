@@ -91,7 +91,10 @@ class Hdf5(DecodedFiles, RowFiles):
                 )
                 for each in found
             ]
-            self._decode_in(memory, np.concatenate(rows) * self.sample_bytes)
+            places = [each.places.size for each in found]
+            self._decode_in(
+                memory, np.concatenate(rows) * self.sample_bytes, np.repeat(np.arange(len(files)), places)
+            )
 
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
         files, offsets, sizes = super().extents(ids)
@@ -100,16 +103,13 @@ class Hdf5(DecodedFiles, RowFiles):
         places, within = np.divmod(offsets, self._rows_of_a_place[files] * self.sample_bytes)
         return self._first_places[files] + places, within, sizes
 
-    def _file_of(self, unit: int) -> int:
-        return int(np.searchsorted(self._first_places, unit, side="right")) - 1
-
     def _unit_named(self, unit: int) -> str:
-        file = self._file_of(unit)
+        file = self._unit_files[unit]
         first = int((unit - self._first_places[file]) * self._rows_of_a_place[file])
         return f"the chunk from row {first:,} on"
 
     def _decode(self, unit: int, descriptor: int) -> Bytes:
-        file = self._file_of(unit)
+        file = self._unit_files[unit]
         rows = int(self._rows_of_a_place[file])
         first = (unit - int(self._first_places[file])) * rows
         try:

@@ -93,22 +93,19 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         groups = self._offsets >> _PLACE_BITS
         files = np.searchsorted(self._ends, np.arange(len(self)), side="right")
         firsts = np.flatnonzero((np.diff(files, prepend=-1) != 0) | (np.diff(groups, prepend=-1) != 0))
-        #: int64[units] each: of a row group that has samples its file, its number there, and its first sample.
-        self._files_of, self._groups, self._firsts = files[firsts], groups[firsts], firsts
-        self._decode_in(memory, np.add.reduceat(self.sizes_bytes, firsts))
+        #: int64[units] each: of a row group that has samples its number in its file, and its first sample.
+        self._groups, self._firsts = groups[firsts], firsts
+        self._decode_in(memory, np.add.reduceat(self.sizes_bytes, firsts), files[firsts])
 
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
         units = np.searchsorted(self._firsts, ids, side="right") - 1
         return units, self._offsets[ids] & _PLACE_MASK, self.sizes_bytes[ids]
 
-    def _file_of(self, unit: int) -> int:
-        return int(self._files_of[unit])
-
     def _unit_named(self, unit: int) -> str:
         return f"row group {self._groups[unit]:,}"
 
     def _decode(self, unit: int, descriptor: int) -> Bytes:
-        number = self._file_of(unit)
+        number = self._unit_files[unit]
         path, parts, sizes, row = self.files[number], list[Bytes](), list[Ints](), 0
         pa = import_pyarrow(path, "a Parquet file")
         with _parquet(path, descriptor, pa, self._metadata.get(number)) as file:
