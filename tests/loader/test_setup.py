@@ -24,7 +24,7 @@ from penstock.plan import Explicit, FullShuffle
 COUNT = 10
 
 
-class Compose:
+class RandomApply:
     """What torchvision's is: callable, and holds the list that it was made of."""
 
     def __init__(self, transforms: list[Any]) -> None:
@@ -54,15 +54,15 @@ def make(source: Any, **options: Any) -> Loader:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"transforms": None}, "transforms is None; it is a list of transforms"),
+        (
+            {"transforms": None},
+            "transforms is empty, and the samples of FlatFolder .* are bytes: name at least one",
+        ),
         ({"transforms": "Resize"}, "transforms is 'Resize'; it is a list"),
         ({"transforms": Resize(8)}, r"transforms is Resize\(.*, a single one: put it into a list"),
         ({"transforms": abs}, r"transforms is <built-in function abs>, a single one"),
-        ({"transforms": Compose([ToTensor()])}, "transforms is .*Compose.*holds a list.*: give that list"),
-        (
-            {"transforms": [Compose([ToTensor()])]},
-            r"transform 0 \(.*Compose.*\) holds a list.*: give that list",
-        ),
+        ({"transforms": RandomApply([ToTensor()])}, "transforms is .*RandomApply.*chooses among.*: write a"),
+        ({"transforms": [RandomApply([ToTensor()])]}, r"transform 0 \(.*RandomApply.*\) chooses among"),
         ({"shuffle": "yes"}, "shuffle is 'yes'; it is True, False or an order"),
         ({"shuffle": 1}, "shuffle is 1; it is True, False"),
         (

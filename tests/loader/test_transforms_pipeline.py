@@ -435,6 +435,13 @@ class TestCallables:
         for first in (of_torchvision("ToTensor"), of_torchvision("ToPILImage"), to_image):
             compile_pipeline([Resize(8), first, of_torchvision("ColorJitter")], 0)
 
+    def test_a_compose_is_the_list_that_it_holds(self) -> None:
+        compose = type("Compose", (), {"__init__": lambda self, steps: setattr(self, "transforms", steps)})
+        nested = compose([Resize((8, 8)), compose([ToTensor()])])
+
+        assert compile_pipeline(nested, 0).transforms == (Resize((8, 8)), ToTensor())
+        assert compile_pipeline([nested], 0).transforms == (Resize((8, 8)), ToTensor())
+
     def test_what_is_no_number_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="a batch needs numbers"):
             compile_pipeline([lambda data: "text"], 0).probe(b"abc")

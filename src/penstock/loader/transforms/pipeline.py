@@ -389,17 +389,31 @@ class Pipeline:
 
 
 def _as_list(transforms: object) -> tuple[Transform, ...]:
+    """Return transforms as a list, with those that a `Compose` holds in its place."""
     what = f"transforms is {transforms!r}"
+    if _is_composed(transforms):
+        transforms = getattr(transforms, "transforms", ())
     if hasattr(transforms, "transforms"):
-        raise ConfigError(f"{what}, which holds a list of transforms: {_COMPOSED}")
+        raise ConfigError(f"{what}, which {_CHOOSES}")
     if _is_built_in(transforms) or callable(transforms):
         raise ConfigError(f"{what}, a single one: put it into a list, transforms=[...]")
     if isinstance(transforms, str) or not isinstance(transforms, Iterable):
         raise ConfigError(f"{what}; it is a list of transforms, for example [Resize((224, 224)), ToTensor()]")
-    return tuple(transforms)
+    steps: list[Transform] = []
+    for step in transforms:
+        steps += _as_list(step) if _is_composed(step) else [step]
+    return tuple(steps)
 
 
-_COMPOSED = "give that list instead, of the steps in penstock.loader.transforms and callables on arrays"
+def _is_composed(step: object) -> bool:
+    """Whether it is torchvision's `Compose`, or one like it: it does what it holds, one after the other."""
+    return type(step).__name__ == "Compose" and isinstance(getattr(step, "transforms", None), list | tuple)
+
+
+_CHOOSES = (
+    "chooses among the transforms that it holds: write a function of a picture and rng that does, and gets a "
+    "generator of its own for each sample"
+)
 
 _BUILT_INS = DecodeRaw | PictureStep | ToTensor | Normalize
 _NAMES = frozenset(step.__name__ for step in (*get_args(_BUILT_INS), *AUGMENTS))
@@ -453,7 +467,7 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
         if isinstance(step, type):
             raise ConfigError(f"{label} is a class; make an instance of it: {step.__name__}(...)")
         if hasattr(step, "transforms"):
-            raise ConfigError(f"{label} holds a list of transforms: {_COMPOSED}")
+            raise ConfigError(f"{label} {_CHOOSES}")
         if isinstance(step, PictureStep) and has_tensor:
             raise ConfigError(f"{label} works on pictures and stands behind ToTensor: put it before")
         if isinstance(step, ToTensor):
