@@ -281,7 +281,9 @@ def set_up(
             budget.undecoded_bytes,
             threads.most_decoders,
             steps,
-            OWN_BYTES_IN_PLACE if samples.pipeline is not None and samples.pipeline.is_copy else OWN_BYTES,
+            OWN_BYTES_IN_PLACE
+            if samples.pipeline is not None and samples.pipeline.reads_in_place
+            else OWN_BYTES,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,

@@ -281,13 +281,14 @@ class Pipeline:
         return np.concatenate(columns, axis=1)
 
     @property
-    def is_copy(self) -> bool:
-        """Whether stored bytes are the numbers of a slot as they are."""
-        return self._stored == self.storage_dtype
+    def reads_in_place(self) -> bool:
+        """Whether samples can be read to their places in a slot, as they are stored."""
+        return self._stored is not None and self._stored.itemsize <= self.storage_dtype.itemsize
 
     def place_of(self, rows: range, out: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Return where in `out` the stored bytes of some rows are to be; None where something is done to them."""
-        return place_of(rows, out) if self.is_copy else None
+        """Return where in `out` the stored bytes of some rows can be; None where they can not."""
+        stored = self._stored
+        return place_of(stored, out, rows) if stored is not None and self.reads_in_place else None
 
     def run_group(
         self,

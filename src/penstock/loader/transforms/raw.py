@@ -36,9 +36,13 @@ def raw_stage(step: DecodeRaw) -> Stage:
     return run
 
 
-def place_of(rows: range, out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of some rows of a slot, one row behind the other. out: [batch, *shape of a sample]."""
-    return out[rows.start : rows.stop].reshape(-1).view(np.uint8)
+def place_of(stored: np.dtype[Any], out: NDArray[Any], rows: range) -> NDArray[np.uint8]:
+    """Return where in a slot the stored numbers of some rows can be read to: the last bytes of these rows.
+
+    stored: their type, of no more bytes than that of `out`, [batch, *shape of a sample].
+    """
+    place = out[rows.start : rows.stop].reshape(-1)
+    return place.view(np.uint8)[place.size * (place.itemsize - stored.itemsize) :]
 
 
 def write_group(
@@ -46,22 +50,24 @@ def write_group(
 ) -> list[int]:
     """Write stored numbers into their rows of a slot; return the indices of those of another size.
 
-    data: of each sample, as stored: uint8[bytes]. stored: the type of the numbers there.
-    rows: of each sample, its place in `out`, [batch, *shape of a sample]. What lies in its place already (see
-        `place_of`) stays there.
+    data: of each sample, as stored: uint8[bytes]; where the first lies in the slot, all are where `place_of` has them.
+    stored: the type of the numbers there.
+    rows: of each sample, its place in `out`, [batch, *shape of a sample].
     """
     places = out.reshape(len(out), -1)
     nbytes = places.shape[1] * stored.itemsize
     if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
         place = places[rows.start : rows.stop].reshape(-1)
-        if stored == out.dtype:
-            place = place.view(np.uint8)
-            if not np.may_share_memory(data[0], place):
-                np.concatenate(data, out=place)
-        else:
+        is_there = np.may_share_memory(data[0], place)
+        if stored != out.dtype and is_there:
+            place[:] = place_of(stored, out, rows).view(stored)  # NumPy sees that they overlap
+        elif stored != out.dtype:
             np.concatenate([each.view(stored) for each in data], out=place, casting="unsafe")
+        elif not is_there:
+            np.concatenate(data, out=place.view(np.uint8))
         return []
-    fitting = [index for index, each in enumerate(data) if len(each) == nbytes]
-    for index in fitting:
-        places[rows[index]] = data[index].view(stored)
+    # Those in the slot may lie where others are written to.
+    fitting = {index: each.copy() for index, each in enumerate(data) if len(each) == nbytes}
+    for index, each in fitting.items():
+        places[rows[index]] = each.view(stored)
     return sorted(set(range(len(rows))) - set(fitting))

@@ -1,0 +1,65 @@
+"""Stored numbers on their way into a slot of another type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.loader import Loader
+from penstock.loader.transforms.raw import place_of, write_group
+from penstock.store import Tokens
+
+PAIRS = [
+    ("<u2", "<i8"),
+    (">u2", "<i8"),
+    ("u1", "f4"),
+    ("<i4", "f4"),
+    ("<f4", "f8"),
+    ("<f4", "<f4"),
+    ("<i8", "<i8"),
+]
+
+
+@pytest.mark.parametrize(("stored", "held"), PAIRS)
+@pytest.mark.parametrize("width", [1, 3, 64])
+def test_numbers_read_to_the_end_of_their_place_are_widened_there(stored: str, held: str, width: int) -> None:
+    values = np.random.default_rng(width).integers(0, 120, (5, width)).astype(stored)
+    out, rows = np.full((9, width), 77, held), range(2, 7)
+    place = place_of(np.dtype(stored), out, rows)
+    assert place.nbytes == values.nbytes
+    place[:] = values.view(np.uint8).ravel()
+    data = list(place.reshape(5, -1))
+
+    assert write_group(data, np.dtype(stored), out, rows) == []
+
+    assert np.array_equal(out[2:7], values)
+    assert (out[[0, 1, 7, 8]] == 77).all()
+
+
+@pytest.mark.parametrize(("stored", "held"), PAIRS)
+def test_those_whose_neighbours_failed_are_moved_before_they_are_written_over(stored: str, held: str) -> None:
+    values = np.random.default_rng(0).integers(0, 120, (6, 8)).astype(stored)
+    out = np.full((6, 8), 77, held)
+    place = place_of(np.dtype(stored), out, range(6))
+    place[:] = values.view(np.uint8).ravel()
+    data = list(place.reshape(6, -1))
+    had = [0, 1, 3, 5]
+
+    assert write_group([data[index] for index in had], np.dtype(stored), out, had) == []
+
+    assert np.array_equal(out[had], values[had])
+
+
+def test_tokens_are_read_into_the_slot(tmp_path: object) -> None:
+    """As int64, which a model wants, of uint16, as they are stored."""
+    tokens = np.arange(50_000, dtype="<u2")
+    tokens.tofile(f"{tmp_path}/tokens.bin")
+    with Loader(
+        Tokens(f"{tmp_path}/tokens.bin", length=100, dtype="<u2"), batch_size=64, epochs=1, report=None
+    ) as loader:
+        assert loader._decoder.place_of(range(4), (np.empty((8, 101), "<i8"),)) is not None
+        order = loader.plan.order.at(0, np.arange(loader.plan.samples))
+        batches = [batch.copy() for batch in loader]
+
+    expected = order[:, None] * 100 + np.arange(101)
+    assert np.array_equal(np.concatenate(batches), expected)
