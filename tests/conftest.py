@@ -8,6 +8,8 @@ import io
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -114,6 +116,34 @@ def s3_options(fsspec_threads: None) -> Iterator[dict[str, str]]:
     yield options
     server.stop()
     JSONFileLoader.load_file = read
+
+
+@pytest.fixture(scope="session")
+def signed_s3_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Serve S3 with one bucket, "bucket", by a program that looks at signatures; return s3fs's options for it."""
+    folder = tmp_path_factory.mktemp("nanio")
+    (folder / "bucket").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(folder), "--host", "127.0.0.1"]
+    environment = os.environ | {"NANIO_ACCESS_KEY": "signing-key", "NANIO_SECRET_KEY": "signing-secret"}
+    with subprocess.Popen(
+        [*command, "--port", str(port), "--log-level", "error", "--no-access-log"], env=environment
+    ) as process:
+        try:
+            deadline = time.monotonic() + patient(60)
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    assert process.poll() is None, "it ended"
+                    assert time.monotonic() < deadline, "it does not begin to listen"
+                    time.sleep(0.05)
+            endpoint = f"http://127.0.0.1:{port}"
+            yield {"endpoint_url": endpoint, "key": "signing-key", "secret": "signing-secret"}
+        finally:
+            process.terminate()
 
 
 # -- Processes -----------------------------------------------------------------------------------------

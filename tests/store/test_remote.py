@@ -13,7 +13,9 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import obstore
 import pytest
+from obstore.store import S3Store
 from tests.contracts.test_source_contract import (
     Opened,
     arrays,
@@ -51,7 +53,7 @@ from penstock.store import (
 from penstock.store.files import FileSource
 from penstock.store.remote import Objects, objects_in
 
-pytestmark = pytest.mark.usefixtures("obstore_threads", "fsspec_threads")
+pytestmark = pytest.mark.usefixtures("obstore_threads", "s3_options", "signed_s3_options")
 
 Remote = FileSource | PackedFiles
 
@@ -83,6 +85,19 @@ def server() -> Iterator[WebServer]:
 
 def objects_of_folder(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def put_all(options: dict[str, str], place: str, folder: Path) -> None:
+    """Write the files of a folder below a place in the bucket."""
+    config = {
+        "endpoint": options["endpoint_url"],
+        "access_key_id": options["key"],
+        "secret_access_key": options["secret"],
+        "region": "us-east-1",
+    }
+    store = S3Store("bucket", config=config, client_options={"allow_http": True})  # type: ignore[arg-type]
+    for name, data in objects_of_folder(folder).items():
+        obstore.put(store, f"{place}/{name}", data)
 
 
 def check_reads(source: Remote, opened: Opened) -> None:
@@ -117,18 +132,20 @@ class TestEachSource:
             assert source.describe(3).startswith(server.address)
             source.close()
 
+    @pytest.mark.parametrize("server_of", ["s3_options", "signed_s3_options"])
     def test_from_s3(
         self,
         build: Any,
         kind: Any,
         below: str,
-        s3_options: dict[str, str],
+        server_of: str,
         tmp_path: Path,
         request: pytest.FixtureRequest,
     ) -> None:
+        s3_options: dict[str, str] = request.getfixturevalue(server_of)
         local = build(tmp_path)
         place = f"s3://bucket/{abs(hash(request.node.name))}"
-        fsspec.filesystem("s3", **s3_options).put(f"{tmp_path}/", f"{place}/", recursive=True)
+        put_all(s3_options, place.removeprefix("s3://bucket/"), tmp_path)
 
         source = kind(place + below, storage_options=s3_options)
         check_reads(source, local)
@@ -502,6 +519,22 @@ def test_the_key_that_is_refused_is_named_and_its_secret_is_not(s3_options: dict
             storage_options={**s3_options, "key": "AKIDME", "secret": "hushhush"},
         )
     assert "asked as AKIDME" in str(caught.value)
+    assert "hushhush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"secret": "hushhush"}, {"key": "nobody", "secret": "hushhush"}, {"anon": True}]
+)
+def test_who_is_refused_is_named(signed_s3_options: dict[str, str], wrong: dict[str, Any]) -> None:
+    options = {**signed_s3_options, **wrong}
+    if "anon" in wrong:
+        del options["key"], options["secret"]
+    who = "anonymous" if "anon" in wrong else options["key"]
+
+    with pytest.raises(
+        DataError, match=f"s3://bucket/x.bin may not be read by {who} .403 Forbidden."
+    ) as caught:
+        Records("s3://bucket/x.bin", "u1", 10, storage_options=options)
     assert "hushhush" not in str(caught.value)
 
 

@@ -299,7 +299,10 @@ class ByObstore:
         result = self._obstore.get(self._store, self._path_of(piece.address), options=options)
         check_same(piece, self._facts_of(result.meta))
         into, at = np.frombuffer(piece.into, np.uint8), 0
-        for chunk in result.stream(min_chunk_size=min(into.size, _CHUNK_BYTES)):
+        chunks: Any = (
+            [result.bytes()] if into.size <= _CHUNK_BYTES else result.stream(min_chunk_size=_CHUNK_BYTES)
+        )
+        for chunk in chunks:
             content = np.frombuffer(chunk, np.uint8)
             if at + content.size > into.size:
                 raise too_long(into.size, at + content.size)
