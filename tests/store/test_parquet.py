@@ -21,7 +21,7 @@ from pyarrow import parquet as pq
 from penstock import BundleShuffle, Loader, open_source
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
-from penstock.store import ParquetFiles, read_group
+from penstock.store import ArrowFiles, ParquetFiles, read_group
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "parquet"
 
@@ -156,6 +156,70 @@ def test_a_catalog_is_kept_and_a_changed_file_is_listed_again(tmp_path: Path) ->
     assert contents(after)[-8:] == [numbers(200)[-1], *numbers(7)]
     assert labels_of(after) == [0] * 1207
     assert before.classes == after.classes == ("b", "a")
+
+
+def with_measures(contents: Sequence[bytes], first: int = 0) -> Any:
+    """Return a table whose columns of numbers have the number of the row in them."""
+    rows = np.arange(first, first + len(contents))
+    boxes = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows, 4).astype("f4")), 4)
+    is_odd = pa.array((rows % 2).astype(bool))
+    return pa.table({"image": contents, "weight": rows / 2, "count": rows, "box": boxes, "odd": is_odd})
+
+
+@pytest.mark.parametrize("opener", [ParquetFiles, ArrowFiles])
+def test_several_columns_of_numbers_are_labels_by_name(tmp_path: Path, opener: Any) -> None:
+    for number in range(2):
+        table = with_measures(numbers(200)[: 100 + number] * 6, 600 * number)
+        if opener is ParquetFiles:
+            file = write(tmp_path / f"{number}.table", table, 50)
+        else:
+            file = tmp_path / f"{number}.table"
+            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
+                out.write_table(table, max_chunksize=50)
+        os.utime(file, ns=(10**18, 10**18))
+    names = ["weight", "count", "box", "odd"]
+
+    for _ in range(2):  # the second time by the catalog
+        source = opener([tmp_path / "0.table", tmp_path / "1.table"], label=names)
+        assert isinstance(source.labels, dict)
+        rows = np.arange(1206)
+        assert {name: each.dtype.str for name, each in source.labels.items()} == {
+            "weight": "<f8",
+            "count": "<i8",
+            "box": "<f4",
+            "odd": "|b1",
+        }
+        assert (source.labels["weight"] == rows / 2).all()
+        assert (source.labels["box"] == rows[:, None]).all()
+        assert (source.labels["odd"] == rows % 2).all()
+    with pytest.raises(ConfigError, match=r"label is \['weight', 'image'\]; its columns are"):
+        opener(tmp_path / "0.table", label=["weight", "image"])
+
+
+def test_labels_of_another_type_in_one_file_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "0.parquet", with_measures(numbers(5)))
+    table = with_measures(numbers(5))
+    other = table.set_column(1, "weight", table["weight"].cast(pa.float32()))
+    write(tmp_path / "1.parquet", other)
+
+    with pytest.raises(
+        DataError, match=r"1\.parquet has weight of float32\[\], unlike \S+/0\.parquet, float64\[\]"
+    ):
+        ParquetFiles(tmp_path, label=["weight", "box"])
+
+
+def test_a_batch_of_several_labels_is_a_dict(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", with_measures(numbers(20, 4)), 7)
+    source = ParquetFiles(file, label=["weight", "box"])
+
+    with Loader(
+        source, batch_size=20, epochs=1, transforms=[DecodeRaw("uint8", (4,))], report=None
+    ) as loader:
+        (batch,) = [{name: array.copy() for name, array in batch.items()} for batch in loader]
+
+    samples = next(array for name, array in batch.items() if name not in ("weight", "box"))
+    assert (samples[:, 0] == batch["weight"] * 2).all()
+    assert (batch["box"][:, 3] == batch["weight"] * 2).all()
 
 
 def test_splits_in_one_folder_are_not_mixed(tmp_path: Path) -> None:

@@ -125,6 +125,15 @@ def test_a_data_set_whose_samples_a_function_makes_is_asked_for_them() -> None:
         Loader(dataset, batch_size=3, epochs=1, transforms=[DecodeRaw("f8")], report=None)
 
 
+def test_several_columns_of_numbers_are_labels_by_name() -> None:
+    dataset = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "x": [1.5, 2.5, 3.5], "y": [1, 2, 3]})
+
+    source = ArrowTable(dataset.select([2, 0]), label=["x", "y"])
+
+    assert isinstance(source.labels, dict)
+    assert {name: each.tolist() for name, each in source.labels.items()} == {"x": [3.5, 1.5], "y": [3, 1]}
+
+
 def test_lists_of_one_length_are_numbers() -> None:
     rows = np.arange(30, dtype="f4").reshape(10, 3)
     features = datasets.Features({"x": datasets.List(datasets.Value("float32"), length=3)})

@@ -18,12 +18,12 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.columns import (
     AUTO_LABEL,
+    ColumnLabel,
     Columns,
     choose_columns,
     column_of,
     import_pyarrow,
     places_of,
-    texts_of,
 )
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
@@ -51,7 +51,8 @@ class ArrowFiles(CataloguedFiles):
     sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
-        cls and target, or no label; None takes none. Names are numbered in sorted order.
+        cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
+        and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
     refresh, calls, catalog: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Arrow file, cut off, compressed, of other columns than the
@@ -63,7 +64,7 @@ class ArrowFiles(CataloguedFiles):
         paths: Paths,
         *,
         sample: str | None = None,
-        label: str | None = AUTO_LABEL,
+        label: ColumnLabel = AUTO_LABEL,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -82,7 +83,7 @@ def are_arrow(place: str) -> bool:
 
 
 def list_arrow(
-    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+    place: str, sample: str | None, label: ColumnLabel, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index Arrow files; see `ArrowFiles`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: tuple(files_alone_in(place, ARROW_ENDINGS)) or files_of(place))
@@ -131,7 +132,7 @@ def _no_arrow(path: str, error: Exception) -> DataError:
     return DataError(f"{path} is no complete Arrow file ({error}): write it again, or take it out")
 
 
-def _columns(path: str, sample: str | None, label: str | None) -> Columns:
+def _columns(path: str, sample: str | None, label: ColumnLabel) -> Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = import_pyarrow(path, "an Arrow file")
     with opened(path):  # a pipe is refused, where pyarrow would wait for it
@@ -143,15 +144,14 @@ def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = N
     """Return where the samples of a file lie, and their labels. span: see `_mapped`. Raises: DataError."""
     pa = import_pyarrow(file.path, "an Arrow file")
     mapped = _mapped(file.path, pa, span)
-    begins, sizes, labels, rows = list[Ints](), list[Ints](), list[str](), 0
+    begins, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
     try:
         for batch in mapped.batches:
             array = column_of(file.path, batch, columns.sample, rows)
             begin, size = _extents(file, array, mapped.address, pa)
             begins.append(begin)
             sizes.append(size)
-            if columns.label:
-                labels += texts_of(column_of(file.path, batch, columns.label, rows))
+            labels.append(columns.labels_in(file.path, batch, rows))
             rows += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, DataError):
@@ -164,7 +164,7 @@ def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = N
         [b"row %d" % number for number in range(rows)],
         np.concatenate(begins),
         np.concatenate(sizes),
-        labels if columns.label else None,
+        columns.joined(labels),
     )
 
 

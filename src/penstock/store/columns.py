@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.store.packed_listing import FoundLabels
 
 #: The label that is taken where there is one of the usual names.
 AUTO_LABEL = "auto"
+#: A column that is the label, or several of numbers.
+ColumnLabel = str | Sequence[str] | None
 _USUAL_SAMPLES = ("image", "img", "bytes", "picture", "jpg", "png")
 _USUAL_LABELS = ("label", "labels", "class", "cls", "target")
 
@@ -20,11 +25,28 @@ class Columns(NamedTuple):
     """The columns that are taken, each with a field of it behind a dot; label: empty for none.
 
     classes: names of the labels 0, 1 ..., () where the table has none; None for labels that are text.
+    labels: the columns of numbers that are labels, by their names, in place of one.
     """
 
     sample: str
     label: str
     classes: tuple[str, ...] | None
+    labels: tuple[str, ...] = ()
+
+    def labels_in(self, path: str, batch: Any, first_row: int) -> list[str] | dict[str, NDArray[Any]]:
+        """Return the labels of a record batch: of one column as text, of several as numbers by name."""
+        if self.labels:
+            return {name: _numbers_of(column_of(path, batch, name, first_row)) for name in self.labels}
+        if self.label:
+            return list(map(str, column_of(path, batch, self.label, first_row).to_pylist()))
+        return []
+
+    def joined(self, parts: Sequence[list[str] | dict[str, NDArray[Any]]]) -> FoundLabels:
+        """Return the labels of the record batches of a file, as `Indexed` has them."""
+        if self.labels:
+            named: Any = parts
+            return {name: np.concatenate([part[name] for part in named]) for name in self.labels}
+        return [text for part in parts for text in part] if self.label else None
 
 
 def import_pyarrow(path: str, kind: str) -> Any:
@@ -38,7 +60,7 @@ def import_pyarrow(path: str, kind: str) -> Any:
 
 
 def choose_columns(
-    path: str, schema: Any, sample: str | None, label: str | None, *, pa: Any, opener: str
+    path: str, schema: Any, sample: str | None, label: ColumnLabel, *, pa: Any, opener: str
 ) -> Columns:
     """Return which columns of a file are meant, by its schema.
 
@@ -62,6 +84,14 @@ def choose_columns(
             f"{path}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.{opener}, "
             "the name of one of bytes or text"
         )
+    if label is not None and not isinstance(label, str):
+        for name in label:
+            if name not in kinds or not _is_of_numbers(kinds[name], pa):
+                raise ConfigError(
+                    f"{path}: label is {list(label)}; its columns are {has}: several are columns of numbers, or of "
+                    "lists of them, all of one length"
+                )
+        return Columns(fields[sample], "", None, tuple(label))
     if label == AUTO_LABEL:
         label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
     if label is not None:
@@ -121,9 +151,18 @@ def column_of(path: str, batch: Any, name: str, first_row: int) -> Any:
     return array
 
 
-def texts_of(array: Any) -> list[str]:
-    """Return labels as text."""
-    return list(map(str, array.to_pylist()))
+def _is_of_numbers(kind: Any, pa: Any) -> bool:
+    if pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def _numbers_of(array: Any) -> NDArray[Any]:
+    """Return the values of a column of numbers, or of lists of one length: [rows], or [rows, length]."""
+    size = getattr(array.type, "list_size", None)
+    values = array if size is None else array.flatten()
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return found if size is None else found.reshape(len(array), size)
 
 
 def places_of(path: str, array: Any, pa: Any) -> tuple[Any, Any]:

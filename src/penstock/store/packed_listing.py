@@ -7,15 +7,18 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
 from penstock.store.files import unreadable
 from penstock.store.group import Ids
+from penstock.store.labels import Labels
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     NO_LABEL,
@@ -113,17 +116,22 @@ class Opened(NamedTuple):
         return os.pread(self.descriptor, size, offset)
 
 
+#: Labels of the samples of a file; see `Indexed`.
+FoundLabels = list[str] | dict[str, NDArray[Any]] | None
+
+
 class Indexed(NamedTuple):
     """What a file has.
 
-    names, offsets, sizes: of its samples, in their order. labels: of each as text; None where they have none.
+    names, offsets, sizes: of its samples, in their order. labels: of each as text; several of numbers by name; None
+        where they have none.
     """
 
     file: Opened
     names: list[bytes]
     offsets: Ints
     sizes: Ints
-    labels: list[str] | None
+    labels: FoundLabels
 
 
 @contextlib.contextmanager
@@ -248,8 +256,12 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
     """
     assert old.packed is not None
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
-    assert isinstance(old.labels, np.ndarray), "shards have one label"
-    numbers = old.labels[first:last].tolist()
+    labels: FoundLabels = None
+    if not isinstance(old.labels, np.ndarray):
+        labels = {name: each[first:last] for name, each in old.labels.items()}
+    elif old.classes:  # all files have labels, or none has: a file may have but samples without one
+        numbers = old.labels[first:last].tolist()
+        labels = [str(number) if has_numbers or number < 0 else old.classes[number] for number in numbers]
     file_bytes, file_time, stamp = (
         int(each[index]) for each in (old.packed.file_bytes, old.packed.file_times, old.stamps)
     )
@@ -258,10 +270,7 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
         old.names[starts[first] : starts[last]].tobytes().split(b"\0")[:-1],
         old.packed.offsets[first:last],
         old.sizes_bytes[first:last],
-        # All files have labels, or none has: a file may have but samples without one.
-        [str(number) if has_numbers or number < 0 else old.classes[number] for number in numbers]
-        if old.classes
-        else None,
+        labels,
     )
 
 
@@ -276,16 +285,12 @@ def _joined(
         name = found[index].names[position - int(ends[index])]
         return f"{found[index].file.path}: {os.fsdecode(name)}"
 
-    without = [each.file.path for each in found if each.labels is None]
-    has_labels = any(set(each.labels or ()) - {_NO_LABEL_TEXT} for each in found)
-    if without and has_labels:
-        labelled = next(each.file.path for each in found if each.labels is not None)
-        raise DataError(
-            f"{without[0]} has no labels ({label}), unlike {labelled}: label all of them, or give label=None to {kind}"
-        )
-    labels, classes = np.full(int(ends[-1]), NO_LABEL, np.int64), tuple[str, ...]()
-    if has_labels:
-        labels, classes = number_labels([text for each in found for text in each.labels or ()], describe)
+    labels: Labels = np.full(int(ends[-1]), NO_LABEL, np.int64)
+    classes: tuple[str, ...] = ()
+    if isinstance(found[0].labels, dict):
+        labels = _joined_by_name(found)
+    elif texts := _joined_texts(kind, found, label):
+        labels, classes = number_labels(texts, describe)
         if names and len(names) >= len(classes) and classes == _digits_of(classes):
             classes = names
     return Catalog(
@@ -305,3 +310,33 @@ def _joined(
             np.array([each.file.file_time for each in found], np.int64),
         ),
     )
+
+
+def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> list[str]:
+    """Return the labels of all samples as text; nothing where none has one."""
+    texts = [each.labels if isinstance(each.labels, list) else [] for each in found]
+    if not any(set(each) - {_NO_LABEL_TEXT} for each in texts):
+        return []
+    without = next((each.file.path for each in found if each.labels is None), None)
+    if without is not None:
+        labelled = next(each.file.path for each in found if each.labels is not None)
+        raise DataError(
+            f"{without} has no labels ({label}), unlike {labelled}: label all of them, or give label=None to {kind}"
+        )
+    return list(chain.from_iterable(texts))
+
+
+def _joined_by_name(found: Sequence[Indexed]) -> dict[str, NDArray[Any]]:
+    """Return several labels of numbers, by name. Raises: DataError naming the file where one is of another kind."""
+    by_file: list[dict[str, NDArray[Any]]] = [
+        each.labels if isinstance(each.labels, dict) else {} for each in found
+    ]
+    for each, labels in zip(found, by_file, strict=True):
+        for name, first in by_file[0].items():
+            one = labels[name]
+            if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
+                raise DataError(
+                    f"{each.file.path} has {name} of {one.dtype}{list(one.shape[1:])}, unlike {found[0].file.path}, "
+                    f"{first.dtype}{list(first.shape[1:])}: give files of one kind"
+                )
+    return {name: np.concatenate([labels[name] for labels in by_file]) for name in by_file[0]}

@@ -19,12 +19,12 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.columns import (
     AUTO_LABEL,
+    ColumnLabel,
     Columns,
     choose_columns,
     column_of,
     import_pyarrow,
     places_of,
-    texts_of,
 )
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
 from penstock.store.group import Bytes, Ids
@@ -63,7 +63,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
-        and get the names that datasets keeps beside the schema.
+        and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone.
     refresh, calls, catalog: as in `open_source`.
 
@@ -77,7 +77,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         paths: Paths,
         *,
         sample: str | None = None,
-        label: str | None = AUTO_LABEL,
+        label: ColumnLabel = AUTO_LABEL,
         memory: str | int = DECODED_MEMORY,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
@@ -138,7 +138,7 @@ def are_parquet(place: str) -> bool:
 
 
 def list_parquet(
-    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+    place: str, sample: str | None, label: ColumnLabel, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index Parquet files; see `ParquetFiles`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: _files_of(place))
@@ -171,7 +171,7 @@ def _files_of(place: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _columns(path: str, sample: str | None, label: str | None) -> Columns:
+def _columns(path: str, sample: str | None, label: ColumnLabel) -> Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = import_pyarrow(path, "a Parquet file")
     with opened(path) as file, _parquet(path, file.descriptor, pa) as parquet:
@@ -203,8 +203,8 @@ def _parquet(path: str, descriptor: int, pa: Any, metadata: Any = None) -> Itera
 def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
     """Return how large the samples of a file are, by decoding them, and their labels."""
     pa = import_pyarrow(file.path, "a Parquet file")
-    wanted = [columns.sample, columns.label] if columns.label else [columns.sample]
-    places, sizes, labels, rows = list[Ints](), list[Ints](), list[str](), 0
+    wanted = [each for each in (columns.sample, columns.label, *columns.labels) if each]
+    places, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
     with _parquet(file.path, file.descriptor, pa) as parquet:
         for group in range(parquet.num_row_groups):
             place = 0
@@ -213,8 +213,7 @@ def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
                 places.append((group << _PLACE_BITS) + place + np.cumsum(size) - size)
                 sizes.append(size)
                 place += int(size.sum())
-                if columns.label:
-                    labels += texts_of(column_of(file.path, batch, columns.label, rows))
+                labels.append(columns.labels_in(file.path, batch, rows))
                 rows += batch.num_rows
                 asking.found(file.path, batch.num_rows)
     if not rows:
@@ -224,7 +223,7 @@ def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
         [b"row %d" % number for number in range(rows)],
         np.concatenate(places),
         np.concatenate(sizes),
-        labels if columns.label else None,
+        columns.joined(labels),
     )
 
 

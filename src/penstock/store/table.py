@@ -12,11 +12,12 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.catalog import Ints
 from penstock.store.columns import (
     AUTO_LABEL,
+    ColumnLabel,
+    Columns,
     choose_columns,
     column_of,
     import_pyarrow,
     places_of,
-    texts_of,
 )
 from penstock.store.group import Bytes, Failed, Ids, check_group
 from penstock.store.labels import Labels
@@ -38,7 +39,7 @@ class ArrowTable:
     Raises: ConfigError if the columns do not tell which is the sample; DataError naming the row without a value.
     """
 
-    def __init__(self, table: Any, *, sample: str | None = None, label: str | None = AUTO_LABEL) -> None:
+    def __init__(self, table: Any, *, sample: str | None = None, label: ColumnLabel = AUTO_LABEL) -> None:
         self._given = table, sample, label
         rows = table.data.table if is_dataset(table) else table
         self.place = type(table).__name__
@@ -51,19 +52,20 @@ class ArrowTable:
         if not rows.num_rows or (self._rows is not None and not self._rows.size):
             raise DataError(f"{self.place} has no rows: give one that has some")
         columns = self._find_columns(rows, sample, label, pa)
-        self._find_values(rows, columns[0], pa)
-        labels, self.classes = self._find_labels(rows, columns[1], columns[2])
+        self._find_values(rows, columns.sample, pa)
+        found, self.classes = self._find_labels(rows, columns)
         of_samples: Any = slice(None) if self._rows is None else self._rows
-        self.sizes_bytes, labels = self._sizes[of_samples], labels[of_samples]
-        self.sizes_bytes.flags.writeable = labels.flags.writeable = False
-        self.labels: Labels = labels if columns[1] or not hasattr(self, "numbers") else {}
+        self.sizes_bytes = self._sizes[of_samples]
+        by_name = {name: each[of_samples] for name, each in found.items()}
+        for array in (self.sizes_bytes, *by_name.values()):
+            array.flags.writeable = False
+        has_none = not columns.label and not columns.labels and hasattr(self, "numbers")
+        self.labels: Labels = {} if has_none else by_name.get("", by_name)
         #: What tells other choices of rows apart for a run that resumes.
         digest = b"" if self._rows is None else xxhash.xxh3_128_digest(self._rows.tobytes())
         self.names = np.frombuffer(digest, np.uint8)
 
-    def _find_columns(
-        self, rows: Any, sample: str | None, label: str | None, pa: Any
-    ) -> tuple[str, str, tuple[str, ...] | None]:
+    def _find_columns(self, rows: Any, sample: str | None, label: ColumnLabel, pa: Any) -> Columns:
         kinds = {field.name: field.type for field in rows.schema}
         if sample in kinds and pa.types.is_fixed_size_list(kinds[sample]):
             element = kinds[sample].value_type
@@ -80,7 +82,7 @@ class ArrowTable:
             found = choose_columns(self.place, others, sample, label, pa=pa, opener=type(self).__name__)
         else:
             found = choose_columns(self.place, rows.schema, sample, label, pa=pa, opener=type(self).__name__)
-        return found.sample, found.label, found.classes
+        return found
 
     def _find_values(self, rows: Any, column: str, pa: Any) -> None:
         """Find out where the values of a column are: of each piece the bytes, of each row its piece, place and size."""
@@ -109,18 +111,20 @@ class ArrowTable:
         self._piece_of, self._places = np.concatenate(pieces), np.concatenate(places)
         self._sizes: Ints = np.concatenate(sizes)
 
-    def _find_labels(
-        self, rows: Any, column: str, classes: tuple[str, ...] | None
-    ) -> tuple[Ints, tuple[str, ...]]:
-        if not column:
-            return np.full(rows.num_rows, NO_LABEL, np.int64), ()
-        texts, row = list[str](), 0
-        for batch in rows.select([column]).to_batches():
-            texts += texts_of(column_of(self.place, batch, column, row))
+    def _find_labels(self, rows: Any, columns: Columns) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+        """Return labels by name, "" for one; and the names of that."""
+        parts, row = list[Any](), 0
+        for batch in rows.select([each for each in (columns.label, *columns.labels) if each]).to_batches():
+            parts.append(columns.labels_in(self.place, batch, row))
             row += batch.num_rows
-        labels, found = number_labels(texts, lambda row: f"{self.place}: row {row:,}")
-        is_named = bool(classes) and len(classes or ()) >= len(found)
-        return labels, (classes or ()) if is_named else found
+        found = columns.joined(parts)
+        if isinstance(found, dict):
+            return found, ()
+        if found is None:
+            return {"": np.full(rows.num_rows, NO_LABEL, np.int64)}, ()
+        labels, classes = number_labels(found, lambda row: f"{self.place}: row {row:,}")
+        names = columns.classes or ()
+        return {"": labels}, names if len(names) >= len(classes) else classes
 
     def __len__(self) -> int:
         return len(self._sizes if self._rows is None else self._rows)
@@ -183,7 +187,7 @@ class ArrowTable:
         return DataError(f"{self.describe(sample)} is empty (0 bytes): take it out")
 
 
-def _made_again(table: Any, sample: str | None, label: str | None) -> ArrowTable:
+def _made_again(table: Any, sample: str | None, label: ColumnLabel) -> ArrowTable:
     return ArrowTable(table, sample=sample, label=label)
 
 
