@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cache_folders import Folders
 from penstock.cli.main import main
-from penstock.store import catalogs, open_source
+from penstock.store import Manifest, catalogs, open_source
 
 
 @pytest.fixture
@@ -112,3 +112,17 @@ def test_a_folder_in_the_place_of_a_catalog_is_named_and_left_alone(
     assert main(["catalog", "--clear"]) == 0
     assert capsys.readouterr().out == f"removed 2 catalogs of {kept}\n"
     assert [file.name for file in kept.iterdir()] == ["a.catalog"]
+
+
+def test_labels_of_several_kinds_are_shown_with_type_and_classes(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("photos/all.jsonl").write_text('{"path": "cat/a.jpg", "age": 0.5, "tags": ["x", "y"]}\n')
+    Manifest("photos/all.jsonl", labels=["age", "tags"])
+    capsys.readouterr()
+
+    assert main(["catalog", "photos/all.jsonl"]) == 0
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["age", "float32", "0"] in lines
+    assert ["tags", "uint8[2]", "2"] in lines

@@ -441,6 +441,10 @@ class TestWhatMayHappen:
             ConfigError, match='to is "zip"; it is "tar" or "records"'.replace('"zip"', "'zip'")
         ):
             pack(photos(), "new", to="zip")
+        with pytest.raises(
+            ConfigError, match="s3://bucket/out is an address: pack into a folder, and copy that"
+        ):
+            pack(photos(), "s3://bucket/out")
         with pytest.raises(ConfigError, match="shard_bytes is 0"):
             pack(photos(), "new", shard_bytes=0)
 

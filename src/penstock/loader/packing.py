@@ -33,6 +33,7 @@ from penstock.simulate.layout import cut_windows
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.store.group import Ids
+from penstock.store.object_store import is_address, without_secrets
 from penstock.store.pack_file import PACK_NAME, TITLE, VERSION
 from penstock.store.shard_formats import Part, ShardFormat, format_for
 from penstock.trace.schema import SOURCE, STAGING
@@ -113,6 +114,10 @@ def pack(
     Raises: ConfigError if the folder exists, another process writes it, or an unfinished one is of other arguments;
         DataError naming a sample that cannot be read, or a disk that is full or does not keep what is written.
     """
+    if is_address(os.fspath(out)):
+        raise ConfigError(
+            f"{without_secrets(os.fspath(out))} is an address: pack into a folder, and copy that there"
+        )
     folder = Path(os.path.abspath(os.path.expanduser(out)))
     if folder.exists():
         raise ConfigError(f"{folder} exists: give a folder that does not")
