@@ -74,7 +74,7 @@ def some_errors(share: float) -> Any:
     return lambda request: draws.choice(ways) if request.method == "GET" and draws.random() < share else None
 
 
-def test_two_of_a_hundred_requests_fail_and_no_batch_is_another(
+def test_one_of_ten_requests_fails_and_no_batch_is_another(
     server: WebServer, folder: Path, tmp_path: Path
 ) -> None:
     lines: list[str] = []
@@ -128,8 +128,6 @@ def test_an_outage_of_ninety_seconds_changes_no_batch(server: WebServer, folder:
 
 
 def test_what_cannot_be_had_for_good_is_an_error_or_skipped(server: WebServer) -> None:
-    server.fault = lambda request: Answer(status=403) if request.path.endswith("017.png") else None
-
     def refuse(request: Request) -> Answer | None:
         return Answer(status=403) if request.method == "GET" and request.path.endswith("017.png") else None
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +30,14 @@ from tests.contracts.test_source_contract import (
     tar_shards,
     tf_records,
 )
-from tests.patience import wait_until
+from tests.patience import patient, wait_until
 from tests.store.web_server import Answer, Request, WebServer, serving
 
 from penstock.cache_folders import Folders
 from penstock.errors import ClosedError, ConfigError, DataError
+from penstock.loader import Loader
 from penstock.loader.resume import describe_data
+from penstock.policy import Extents, merge_reads
 from penstock.store import (
     Arrays,
     FileList,
@@ -48,6 +53,7 @@ from penstock.store import (
     Tokens,
     catalogs,
     open_source,
+    read_all_merged,
     read_group,
 )
 from penstock.store.files import FileSource
@@ -357,6 +363,24 @@ def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, record
     assert server.most_at_once == 8
 
 
+def test_merged_reads_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:
+    ids = np.array([8, 0, 9, 1, 4, 5])
+    extents = Extents(*records.extents(ids))
+    reads = merge_reads(extents, lambda requests, nbytes: requests * 1e-6 + nbytes * 1e-9)
+    assert len(reads) == 3
+    into = np.zeros(60_000, np.uint8)
+    server.seconds = 0.05
+    server.fault = lambda request: Answer(status=403) if request.between == (40_000, 60_000) else None
+    before = len(server.requests)
+
+    assert read_all_merged(records, reads, ids[reads.which], into, 10_000 * np.arange(7)) == []
+
+    assert into.tobytes() == b"".join(record(number) for number in ids[reads.which])
+    assert server.most_at_once == 3
+    # One was refused, so that each of its samples was read by itself.
+    assert len(server.requests) == before + 3 + 1 + 2
+
+
 def test_one_bad_object_of_a_group_does_not_spoil_the_others(server: WebServer, records: Records) -> None:
     server.fault = lambda request: Answer(status=403) if request.between == (20_000, 30_000) else None
     into = np.zeros(50_000, np.uint8)
@@ -365,6 +389,54 @@ def test_one_bad_object_of_a_group_does_not_spoil_the_others(server: WebServer, 
 
     assert (index, type(error)) == (2, DataError)
     assert into[30_000:].tobytes() == CONTENT[30_000:50_000]
+
+
+FORKS = """
+import os, sys
+from penstock.errors import ConfigError
+from penstock.store import Records
+source = Records(sys.argv[1], "u1", 10_000)
+source.read(3)
+if os.fork() == 0:
+    try:
+        source.read(3)
+    except ConfigError as error:
+        os.write(1, str(error).encode())
+    finally:
+        os._exit(0)
+os.wait()
+source.close()
+"""
+
+
+def test_a_forked_child_is_told_that_it_cannot_read(server: WebServer) -> None:
+    server.objects["data.bin"] = CONTENT
+
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, f"{server.address}/data.bin"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True)
+
+    assert "this process was forked from one that has read from a remote store" in done.stdout
+    assert "start processes with the method spawn or forkserver" in done.stdout
+
+
+@pytest.mark.parametrize("decoders", [0, None])
+def test_ctrl_c_ends_the_wait_for_a_store_that_fails(server: WebServer, decoders: int | None) -> None:
+    server.objects["data.bin"] = CONTENT
+    patient_source = Records(f"{server.address}/data.bin", "u1", 10_000)
+    with Loader(patient_source, batch_size=2, epochs=1, report=None, decoders=decoders) as waiting:
+        server.fault = lambda request: Answer(status=503)
+        found = objects_in(patient_source)
+        assert found is not None
+
+        def interrupt() -> None:
+            wait_until(found.waits)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(waiting))
+        interrupter.join()
 
 
 # -- Listing -------------------------------------------------------------------------------------------

@@ -189,7 +189,10 @@ def read_all_merged(
         # Asked once for all reads: each question takes as long as a read of some samples.
         check_group(source, ids, array, begins)
         now, wrong_now = _extents_now(source, ids[: reads.which.size])
+    done = _read_together(source, reads, ~is_alone, ids, array, begins, at)
     for index in np.flatnonzero(~is_alone).tolist():
+        if index in done:
+            continue
         read, first = reads[index], int(reads.firsts[index])
         last = first + read.which.size
         known = {each - first: error for each, error in wrong_now.items() if first <= each < last}
@@ -208,6 +211,40 @@ def read_all_merged(
             source, np.setdiff1d(unknown, [each for each, _ in wrong]), ids, array, begins, at
         )
     return sorted(failed, key=lambda each: each[0])
+
+
+def _read_together(
+    source: Source,
+    reads: MergedReads,
+    which: NDArray[np.bool_],
+    ids: Ids,
+    into: Bytes,
+    begins: Ids,
+    at: Callable[[int], None] | None,
+) -> set[int]:
+    """Perform some reads all at once, where the source is of a remote store; return those that succeeded.
+
+    The others are left to whoever reads one after the other, and says what is wrong with which sample.
+    """
+    read_pieces: Any = getattr(source, "read_pieces", None)
+    if read_pieces is None or getattr(source, "objects", None) is None or which.sum() < 2:
+        return set()
+    numbers = np.flatnonzero(which)
+    if at is not None:
+        at(int(ids[reads.firsts[numbers[0]]]))
+    buffers = [np.empty(reads[index].nbytes, np.uint8) for index in numbers.tolist()]
+    failed = read_pieces(reads.units[numbers], reads.begins[numbers], [each.data for each in buffers])
+    wrong = {index for index, _ in failed}
+    done = set()
+    for position, index in enumerate(numbers.tolist()):
+        if position in wrong:
+            continue
+        first, read = int(reads.firsts[index]), reads[index]
+        offsets, lengths = (read.extents.offsets - read.begin).tolist(), read.extents.lengths.tolist()
+        for begin, offset, length in zip(begins[first:].tolist(), offsets, lengths, strict=False):
+            into[begin : begin + length] = buffers[position][offset : offset + length]
+        done.add(index)
+    return done
 
 
 def _read_some(
