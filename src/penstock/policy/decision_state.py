@@ -80,10 +80,7 @@ def new_state(
     gives, origins = hands_on or any(each.samples.size for each in due), tiers + 2
     if reads_peers or gives:
         origins += tiers
-    if samples >= _MOST_SAMPLES:
-        raise ConfigError(
-            f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
-        )
+    _check_samples(samples)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
     costs = cost_tables(machine, readers, max(mean_bytes, 1.0))[:origins]
@@ -125,6 +122,13 @@ def new_state(
         extents=lying,
     )
     return _with_free_slots(state, ranks, slots)
+
+
+def _check_samples(samples: int) -> None:
+    if samples >= _MOST_SAMPLES:
+        raise ConfigError(
+            f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
+        )
 
 
 def _with_free_slots(state: State, ranks: int, slots: int) -> State:
