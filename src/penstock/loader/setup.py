@@ -281,9 +281,7 @@ def set_up(
             budget.undecoded_bytes,
             threads.most_decoders,
             steps,
-            OWN_BYTES_IN_PLACE
-            if samples.pipeline is not None and samples.pipeline.reads_in_place
-            else OWN_BYTES,
+            OWN_BYTES_IN_PLACE if samples.reads_in_place else OWN_BYTES,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
@@ -309,6 +307,11 @@ class _Samples(NamedTuple):
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
     large_picture_bytes: int = 0
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether bytes are read to their place in the batch."""
+        return self.pipeline is not None and self.pipeline.reads_in_place
 
 
 def _of_source(
