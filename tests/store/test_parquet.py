@@ -314,13 +314,16 @@ def test_a_loader_reads_every_sample_once(tmp_path: Path) -> None:
     assert sorted(labels[:40].tolist()) == sorted(labels[40:].tolist()) == list(range(40))
 
 
+@pytest.mark.parametrize("is_selection", [False, True])
 @pytest.mark.parametrize("shuffle", [True, BundleShuffle(1000, bundle_ratio=0.05)])
-def test_a_loader_reports_an_order_that_decodes_again_and_again(tmp_path: Path, shuffle: Any) -> None:
+def test_a_loader_reports_an_order_that_decodes_again_and_again(
+    tmp_path: Path, shuffle: Any, is_selection: bool
+) -> None:
     table = pictures([bytes(100)] * 1000, [0] * 1000)
     source = ParquetFiles(write(tmp_path / "a.parquet", table, 10), memory="10 kB")
 
     with Loader(
-        source,
+        source.select(range(1000)) if is_selection else source,
         batch_size=10,
         epochs=1,
         shuffle=shuffle,

@@ -86,6 +86,13 @@ def test_what_select_and_shuffle_chose_is_read_and_labels_have_their_names() -> 
         assert list(pool.map(source.read, range(20))) == contents(source)
 
 
+def test_a_part_is_selected_as_of_other_sources() -> None:
+    train, test = ArrowTable(pictures(10)).split([0.8, 0.2], seed=1)
+
+    assert (len(train), len(test)) == (8, 2)
+    assert sorted([*map(train.read, range(8)), *map(test.read, range(2))]) == sorted(map(picture, range(10)))
+
+
 def test_values_are_not_copied() -> None:
     table = pa.table({"image": pa.array([b"1" * 1000] * 1000)})
     before = pa.total_allocated_bytes()

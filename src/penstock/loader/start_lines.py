@@ -59,7 +59,7 @@ def _decoding(setup: Setup) -> str:
         f"{source.units_are} are decoded {times:,.1f} times over in this order, as {capacity} hold "
         f"{100 * min(1, 2 * ratio):.2g} % of them: shuffle=penstock.BundleShuffle({plan.samples}, seed={setup.seed}, "
         f"bundle_ratio={min(1, ratio):.2g}) needs each about once, as does {type(source).__name__}(..., "
-        f'memory="{format_bytes(decoded_bytes)}")'
+        f'memory="{format_bytes(decoded_bytes)}"); `penstock pack` writes samples anew that are read one by one'
     )
 
 

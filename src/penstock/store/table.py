@@ -22,11 +22,12 @@ from penstock.store.columns import (
 from penstock.store.group import Bytes, Failed, Ids, check_group
 from penstock.store.labels import Labels
 from penstock.store.listing import NO_LABEL, number_labels
+from penstock.store.selection import Selectable
 from penstock.store.source import Numbers
 from penstock.units import format_count
 
 
-class ArrowTable:
+class ArrowTable(Selectable):
     """The rows of a pyarrow.Table, or of a datasets.Dataset as `select` and `shuffle` left it.
 
     A column of bytes, text or pictures (as datasets keeps them, with a field of bytes) is the sample; or one of lists
