@@ -75,6 +75,49 @@ def test_units_never_take_more_than_the_memory_whatever_threads_want() -> None:
     assert not any(entry.users for entry in units._units.values())
 
 
+def test_no_more_units_are_decoded_at_the_same_time_than_allowed() -> None:
+    units, lock, now, most = DecodedUnits(np.full(40, 10), 1000, at_once=2), threading.Lock(), [0], [0]
+
+    def decode(unit: int) -> NDArray[np.uint8]:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        if unit % 7 == 0:
+            with lock:
+                now[0] -= 1
+            raise DataError("damaged")
+        content = np.concatenate([content_of(unit, 1) for _ in range(10)])
+        with lock:
+            now[0] -= 1
+        return content
+
+    def read(unit: int) -> bool:
+        try:
+            with units.lent(unit, decode) as content:
+                return bool((content == unit).all())
+        except DataError:
+            return unit % 7 == 0
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, list(range(40)) * 5))
+
+    assert most[0] <= 2
+    assert units._decoding == 0
+
+
+def test_what_was_lent_is_not_kept_by_the_borrower() -> None:
+    units = units_of(3, 20)
+    with units.lent(0, content_of):
+        pass
+
+    with units.present([0, 1]) as contents:
+        assert list(contents) == [0]
+
+    assert not contents
+    with units.lent(1, content_of), units.present([0, 1, 1, 2]) as contents:
+        assert sorted(contents) == [0, 1]
+
+
 def test_a_thread_waits_until_what_others_read_is_given_back() -> None:
     units, other_has_it = units_of(2, 10), threading.Event()
 

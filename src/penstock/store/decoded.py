@@ -43,10 +43,13 @@ class DecodedUnits:
     are in use fill the memory.
 
     sizes_bytes: int64[units], of each once it is decoded. capacity_bytes: of all that are held, those in use included.
+    at_once: how many are decoded at the same time, as each takes several times its size meanwhile; as many as there
+        are cores unless given.
     """
 
-    def __init__(self, sizes_bytes: Ids, capacity_bytes: int) -> None:
+    def __init__(self, sizes_bytes: Ids, capacity_bytes: int, at_once: int | None = None) -> None:
         self.sizes_bytes, self.capacity_bytes = sizes_bytes, capacity_bytes
+        self._at_once = at_once or len(os.sched_getaffinity(0))
         self._begin()
 
     def _begin(self) -> None:
@@ -55,7 +58,7 @@ class DecodedUnits:
         self._changed = threading.Condition()
         #: By number, the one used last at the end.
         self._units: OrderedDict[int, _Unit] = OrderedDict()
-        self._used_bytes = 0
+        self._used_bytes = self._decoding = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DecodedUnits, (self.sizes_bytes, self.capacity_bytes)
@@ -76,6 +79,8 @@ class DecodedUnits:
         finally:
             with self._changed:
                 entry.users -= 1
+                if is_new and entry.content is None:
+                    self._decoding -= 1
                 if entry.content is None and self._units.get(unit) is entry:  # it could not be decoded
                     self._forget(unit)
                 self._changed.notify_all()
@@ -98,6 +103,7 @@ class DecodedUnits:
             with self._changed:
                 for unit in found:
                     self._units[unit].users -= 1
+                found.clear()  # what is forgotten from here on must not stay in memory
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -115,7 +121,8 @@ class DecodedUnits:
                     entry.users += 1
                     self._units.move_to_end(unit)
                     return entry, False
-                if entry is None and self._make_space(nbytes):
+                if entry is None and self._decoding < self._at_once and self._make_space(nbytes):
+                    self._decoding += 1
                     entry = self._units[unit] = _Unit(nbytes)
                     self._used_bytes += nbytes
                     return entry, True
@@ -124,6 +131,7 @@ class DecodedUnits:
     def _arrived(self, entry: _Unit, content: Bytes) -> Bytes:
         with self._changed:
             entry.content = content
+            self._decoding -= 1
             self._changed.notify_all()
         return content
 
@@ -245,6 +253,7 @@ class DecodedFiles(PackedFiles):
                 with self._lent(missing, int(ids[which[0]])) as content:
                     for _, offset, size, begin in map(pieces.__getitem__, which):
                         into[begin : begin + size] = content[offset : offset + size]
+                del content  # while another unit is waited for, this one may have to go
             except Exception as error:
                 failed |= dict.fromkeys(which, error)
         return sorted(failed.items())

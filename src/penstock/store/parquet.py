@@ -64,7 +64,8 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
         and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
-    memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone.
+    memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
+        are being decoded, as many as there are cores, take up to four times their size meanwhile.
     refresh, calls, catalog: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Parquet file, cut off, damaged, encrypted, of other columns
