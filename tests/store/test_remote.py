@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from penstock.cache_folders import Folders
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.loader import Loader
 from penstock.loader.resume import describe_data
-from penstock.policy import Extents, merge_reads
+from penstock.policy import Extents, merge_reads, requests
 from penstock.store import (
     Arrays,
     FileList,
@@ -324,7 +325,12 @@ def test_an_object_of_fsspecs_that_changes_is_an_error() -> None:
     source.close()
 
 
-def test_closing_ends_what_waits_to_be_tried_again(server: WebServer) -> None:
+def test_closing_ends_what_waits_to_be_tried_again(
+    server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FIRST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
+        monkeypatch.setattr(requests, name, 3600.0)
+    monkeypatch.setattr(random, "random", lambda: 0.9)
     server.objects["data.bin"] = CONTENT
     source = Records(f"{server.address}/data.bin", "u1", 10_000)
     server.fault = lambda request: Answer(status=503)
@@ -340,12 +346,12 @@ def test_closing_ends_what_waits_to_be_tried_again(server: WebServer) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    wait_until(lambda: "retry 2 after 503 Service Unavailable, failing for" in found.waits())
+    wait_until(lambda: "retry 1 after 503 Service Unavailable, failing for" in found.waits())
     assert found.waits().startswith(f"waits for {server.address}/data.bin, ")
 
     source.close()
 
-    thread.join()
+    thread.join(patient(20))
     assert [type(error) for error in errors] == [ClosedError]
     server.fault = lambda request: None
     assert source.read(3) == record(3)

@@ -50,8 +50,8 @@ _ASKED_AT_ONCE = 1 << 20
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
-# Reads of a remote store that may be wanted at once. A thread that waits costs little.
-_REMOTE_READERS = 256
+# Reads of a remote store that may be wanted at once. More threads cost more than they bring: docs/decisions/0024.
+_REMOTE_READERS = 128
 
 # What is assumed of a machine that nobody measured; observed reads correct it.
 _UNKNOWN_BYTES_PER_SECOND = 100e6

@@ -27,6 +27,7 @@ from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.plan.random import derive_key, generator_for
 from penstock.store import FileBacked, Source
 from penstock.store.files import read_file_into
+from penstock.store.remote import objects_in
 from penstock.units import format_bytes, format_rate, format_seconds
 
 Clock = Callable[[], float]
@@ -318,7 +319,8 @@ class _StoreReader:
         #: Of the first files: the share of each that stayed in the page cache; None where it is not known.
         self.cached_shares: list[float | None] = []
         self.source = source
-        self._files = source if isinstance(source, FileBacked) else None
+        is_of_files = isinstance(source, FileBacked) and objects_in(source) is None
+        self._files = source if isinstance(source, FileBacked) and is_of_files else None
         self._clock = clock
 
     def read_into(self, sample: int, buffer: memoryview) -> tuple[int, float]:
