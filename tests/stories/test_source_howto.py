@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,8 @@ def test_tables_are_opened_and_data_sets_split(
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", 80)
     write_pictures(tmp_path / "data", 2)
+    write_pictures(tmp_path / "val", 2)
+    shutil.rmtree("val/cat")
     Path("data/metadata.csv").write_text("file_name,label\ndog/000.png,dog\ncat/001.png,cat\n")
     records: list[dict[str, Any]] = [
         {"image": "dog/000.png", "age": 3.5, "tags": ["brown", "old"]},
@@ -171,6 +174,7 @@ def test_tables_are_opened_and_data_sets_split(
         f"Manifest('{tmp_path}/data'): 2 samples, 2 classes ('cat', 'dog')",
         "{'age': ('float32', (2,)), 'tags': ('uint8', (2, 2))}",
         "{'tags': ('brown', 'old')}",
+        "('cat', 'dog') [1]",
         f"72 of {whole}",
         f"8 of {whole}",
         "(32, 3, 64, 64) (32,)",

@@ -7,7 +7,7 @@ Source: the Arrow columnar format, "Variable-size Binary Layout" and "IPC File F
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ class ArrowFiles(CataloguedFiles):
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
         and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Arrow file, cut off, compressed, of other columns than the
@@ -65,13 +67,16 @@ class ArrowFiles(CataloguedFiles):
         *,
         sample: str | None = None,
         label: ColumnLabel = AUTO_LABEL,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
     ) -> None:
         place = place_on_disk(paths, "Arrow files")
         list_anew = partial(list_arrow, place, sample, label)
-        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, sample=sample, label=label, classes=classes
+        )
 
 
 def are_arrow(place: str) -> bool:

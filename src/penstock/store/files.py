@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
 from penstock.store.group import check_group, read_one_by_one
+from penstock.store.labels import in_classes
 from penstock.store.object_store import Piece, is_address, joined, without_secrets
 from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
@@ -56,6 +57,10 @@ class FileSource(Selectable):
         #: Put before a name that is not absolute.
         self._prefix = joined(root, "")
         self._prefix_bytes = np.frombuffer(os.fsencode(self._prefix), np.uint8)
+
+    def _take_classes(self, classes: Sequence[str] | None) -> None:
+        """Number labels by the user's classes, where some are given."""
+        self.labels, self.classes = in_classes(classes, self.labels, self.classes, self.describe)
 
     def __len__(self) -> int:
         return self._starts.size

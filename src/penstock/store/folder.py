@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,8 @@ class ImageFolder(FileSource):
     extensions: endings of the files that are samples, in any case; None takes every file.
     names: a file with a name for each label folder, such as ImageNet's `LOC_synset_mapping.txt`: then `classes` are
         these names. See `penstock.store.read_class_names`.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the folder if it is missing, no folder, not allowed, has no label folders, or one
         of them has no samples; naming the file if it is a link to nothing or no regular file.
@@ -64,6 +66,7 @@ class ImageFolder(FileSource):
         *,
         extensions: Collection[str] | None = IMAGE_EXTENSIONS,
         names: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -77,6 +80,7 @@ class ImageFolder(FileSource):
         super().__init__(place, catalog, objects)
         if names is not None:
             self.classes = calls.one(os.fspath(names), lambda: named_folders(self.classes, names))
+        self._take_classes(classes)
 
 
 class FlatFolder(FileSource):
@@ -120,7 +124,10 @@ class FileList(FileSource):
     line `path` or `path,label` is a heading. Labels are integers, taken as they are (`classes` are then
     their digits), or names, numbered in sorted order. Either every line has a label or none.
 
-    list_file: UTF-8 text. refresh, calls, catalog, storage_options: as in `open_source`.
+    list_file: UTF-8 text.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
+    refresh, calls, catalog, storage_options: as in `open_source`.
     Raises: DataError naming the list and the line if the list cannot be read, is empty, a file is missing or
         no regular file, or a label is missing or negative.
     """
@@ -131,6 +138,7 @@ class FileList(FileSource):
         self,
         list_file: str | os.PathLike[str],
         *,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -144,6 +152,7 @@ class FileList(FileSource):
             "FileList", place, None, list_anew, refresh, calls or Calls(), objects
         )
         super().__init__(os.path.dirname(place), catalog, objects)
+        self._take_classes(classes)
 
 
 #: What a catalog lists.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,6 +54,8 @@ class LitDataChunks(CataloguedFiles):
         bytes as stored. Unless given, the first that is stored as jpeg, image, bytes or file.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed or encrypted;
@@ -66,6 +68,7 @@ class LitDataChunks(CataloguedFiles):
         *,
         sample: str | None = None,
         label: str | None = _AUTO,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -75,7 +78,15 @@ class LitDataChunks(CataloguedFiles):
         objects = objects_of(place, storage_options)
         list_anew = partial(list_litdata, place, sample, label)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            objects=objects,
+            sample=sample,
+            label=label,
+            classes=classes,
         )
 
 

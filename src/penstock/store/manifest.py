@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
-from penstock.store.labels import Labels
+from penstock.store.labels import Labels, check_classes
 from penstock.store.listing import (
     MOST_CLASSES,
     NO_LABEL,
@@ -356,7 +356,7 @@ def _numbered(
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     if classes is None:
         return number_labels(texts, lambda position: str(wrong(position, "")))
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {name: number for number, name in enumerate(check_classes(classes))}
     for position, text in enumerate(texts):
         if text not in numbers:
             raise wrong(
@@ -372,7 +372,9 @@ def _tags(
     wrong: Callable[[int, str], DataError],
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return uint8[samples, classes], 1 for each tag that a sample has."""
-    known = tuple(sorted({tag for tags in values for tag in tags}) if classes is None else classes)
+    known = tuple(
+        sorted({tag for tags in values for tag in tags}) if classes is None else check_classes(classes)
+    )
     check_tags(len(values), len(known), name)
     numbers = {tag: number for number, tag in enumerate(known)}
     found = np.zeros((len(values), len(known)), np.uint8)

@@ -9,7 +9,7 @@ Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,8 @@ class MosaicShards(CataloguedFiles):
         bytes.
     label: the column that is the label, integers or text; "auto" is the first that there is of label, class, cls and
         target, or no label; None takes none. Names are numbered in sorted order.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed, or of other columns
@@ -52,6 +54,7 @@ class MosaicShards(CataloguedFiles):
         *,
         sample: str | None = None,
         label: str | None = _AUTO,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -61,7 +64,15 @@ class MosaicShards(CataloguedFiles):
         objects = objects_of(place, storage_options)
         list_anew = partial(list_mosaic, place, sample, label)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            objects=objects,
+            sample=sample,
+            label=label,
+            classes=classes,
         )
 
 

@@ -18,7 +18,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
 from penstock.store.files import unreadable
 from penstock.store.group import Ids
-from penstock.store.labels import Labels
+from penstock.store.labels import Labels, in_classes
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     NO_LABEL,
@@ -46,7 +46,8 @@ class CataloguedFiles(PackedFiles):
 
     place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog: as in `open_source`.
     objects: what reads addresses.
-    endings: of the members that are samples. options: as the user gave them; other options list other samples.
+    endings: of the members that are samples. classes: the names that labels are numbered by, or None.
+    options: as the user gave them; other options list other samples.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class CataloguedFiles(PackedFiles):
         *,
         endings: Collection[str] = (),
         objects: Objects | None = None,
+        classes: Sequence[str] | None = None,
         **options: object,
     ) -> None:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -79,6 +81,7 @@ class CataloguedFiles(PackedFiles):
             classes=catalog.classes,
             objects=objects,
         )
+        self.labels, self.classes = in_classes(classes, self.labels, self.classes, self.describe)
 
     def __repr__(self) -> str:
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,8 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
         cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
         and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
         are being decoded, as many as there are cores, take up to four times their size meanwhile.
     refresh, calls, catalog: as in `open_source`.
@@ -79,6 +81,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         *,
         sample: str | None = None,
         label: ColumnLabel = AUTO_LABEL,
+        classes: Sequence[str] | None = None,
         memory: str | int = DECODED_MEMORY,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
@@ -87,7 +90,9 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         place = place_on_disk(paths, "Parquet files")
         calls, self.units_are = calls or Calls(), "row groups"
         list_anew = partial(list_parquet, place, sample, label)
-        super().__init__(place, list_anew, refresh, calls, catalog, sample=sample, label=label)
+        super().__init__(
+            place, list_anew, refresh, calls, catalog, sample=sample, label=label, classes=classes
+        )
         self._column = calls.one(self.files[0], partial(_columns, self.files[0], sample, None)).sample
         #: By file what its end says, of a few.
         self._metadata: dict[int, Any] = {}

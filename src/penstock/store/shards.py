@@ -44,6 +44,8 @@ class TarShards(CataloguedFiles):
     label: "cls" takes the member that ends so, an integer or a name, and none where no key has it; any other ending is
         one that each key has to have, and "json:field" (or "json:outer.inner") a field of JSON, an integer or a name;
         None takes none. Names are numbered in sorted order. Samples without a label have -1.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A shard that did not change is not indexed again.
 
     Raises: DataError naming the shard if it is missing, empty, compressed, no tar, damaged or cut off, has a member
@@ -56,6 +58,7 @@ class TarShards(CataloguedFiles):
         *,
         member: str | None = None,
         label: str | None = _USUAL_LABEL,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -76,6 +79,7 @@ class TarShards(CataloguedFiles):
             objects=objects,
             member=member,
             label=label,
+            classes=classes,
         )
 
 

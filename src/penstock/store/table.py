@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock.store.columns import (
     places_of,
 )
 from penstock.store.group import Bytes, Failed, Ids, check_group
-from penstock.store.labels import Labels
+from penstock.store.labels import Labels, in_classes
 from penstock.store.listing import NO_LABEL, number_labels
 from penstock.store.selection import Selectable
 from penstock.store.source import Numbers
@@ -35,13 +36,20 @@ class ArrowTable(Selectable):
     set is formatted as (`with_format`) makes no difference.
 
     table: of either kind; it should not be changed.
-    sample, label: as in `ArrowFiles`.
+    sample, label, classes: as in `ArrowFiles`.
 
     Raises: ConfigError if the columns do not tell which is the sample; DataError naming the row without a value.
     """
 
-    def __init__(self, table: Any, *, sample: str | None = None, label: ColumnLabel = AUTO_LABEL) -> None:
-        self._given = table, sample, label
+    def __init__(
+        self,
+        table: Any,
+        *,
+        sample: str | None = None,
+        label: ColumnLabel = AUTO_LABEL,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self._given = table, sample, label, classes
         rows = table.data.table if is_dataset(table) else table
         self.place = type(table).__name__
         pa = import_pyarrow(self.place, "a table of Arrow")
@@ -62,6 +70,7 @@ class ArrowTable(Selectable):
             array.flags.writeable = False
         has_none = not columns.label and not columns.labels and hasattr(self, "numbers")
         self.labels: Labels = {} if has_none else by_name.get("", by_name)
+        self.labels, self.classes = in_classes(classes, self.labels, self.classes, self.describe)
         #: What tells other choices of rows apart for a run that resumes.
         digest = b"" if self._rows is None else xxhash.xxh3_128_digest(self._rows.tobytes())
         self.names = np.frombuffer(digest, np.uint8)
@@ -188,8 +197,10 @@ class ArrowTable(Selectable):
         return DataError(f"{self.describe(sample)} is empty (0 bytes): take it out")
 
 
-def _made_again(table: Any, sample: str | None, label: ColumnLabel) -> ArrowTable:
-    return ArrowTable(table, sample=sample, label=label)
+def _made_again(
+    table: Any, sample: str | None, label: ColumnLabel, classes: Sequence[str] | None
+) -> ArrowTable:
+    return ArrowTable(table, sample=sample, label=label, classes=classes)
 
 
 def is_dataset(source: object) -> bool:

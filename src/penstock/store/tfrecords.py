@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,6 +52,8 @@ class TFRecords(CataloguedFiles):
         of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
     label: the feature that is the label, an integer or a name; "auto" is the first that the first record has of
         image/class/label, label, class and cls, or no label; None takes none. Names are numbered in sorted order.
+    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
+        others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A file that did not change is not indexed again.
 
     Raises: DataError naming the file if it is missing, empty, compressed, damaged or cut off; naming the record that is
@@ -64,6 +66,7 @@ class TFRecords(CataloguedFiles):
         *,
         sample: str | None = None,
         label: str | None = _AUTO,
+        classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -78,7 +81,15 @@ class TFRecords(CataloguedFiles):
                 )
         list_anew = partial(list_records, place, sample, label)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, objects=objects, sample=sample, label=label
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            objects=objects,
+            sample=sample,
+            label=label,
+            classes=classes,
         )
 
 
