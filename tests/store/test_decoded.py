@@ -76,32 +76,43 @@ def test_units_never_take_more_than_the_memory_whatever_threads_want() -> None:
 
 
 def test_no_more_units_are_decoded_at_the_same_time_than_allowed() -> None:
-    units, lock, now, most = DecodedUnits(np.full(40, 10), 1000, at_once=2), threading.Lock(), [0], [0]
+    units, begun = DecodedUnits(np.full(3, 10), 1000, at_once=2), list[int]()
+    two_have, third_is_somewhere, may_end = threading.Event(), threading.Event(), threading.Event()
+
+    class Noted(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            third_is_somewhere.set()
+            return super().wait(timeout)
+
+    units._changed = Noted()
 
     def decode(unit: int) -> NDArray[np.uint8]:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        if unit % 7 == 0:
-            with lock:
-                now[0] -= 1
-            raise DataError("damaged")
-        content = np.concatenate([content_of(unit, 1) for _ in range(10)])
-        with lock:
-            now[0] -= 1
-        return content
+        begun.append(unit)
+        if len(begun) > 1:
+            (third_is_somewhere if len(begun) > 2 else two_have).set()
+        may_end.wait()
+        if unit == 1:
+            raise DataError("unit 1 is damaged")
+        return content_of(unit)
 
     def read(unit: int) -> bool:
         try:
             with units.lent(unit, decode) as content:
                 return bool((content == unit).all())
         except DataError:
-            return unit % 7 == 0
+            return unit == 1
 
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(read, list(range(40)) * 5))
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(read, unit) for unit in range(2)]
+        two_have.wait()
+        found.append(pool.submit(read, 2))
+        third_is_somewhere.wait()
+        begun_before = len(begun)
+        may_end.set()
 
-    assert most[0] <= 2
+        assert all(each.result() for each in found)
+    assert begun_before == 2
+    assert len(begun) == 3
     assert units._decoding == 0
 
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from penstock import BundleShuffle, Loader, open_source
+from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
-from penstock.store import ArrowFiles, ParquetFiles, read_group
+from penstock.store import ArrowFiles, ParquetFiles, catalogs, listing, parquet, read_group
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "parquet"
 
@@ -47,6 +48,14 @@ def labels_of(source: ParquetFiles) -> list[int]:
 def numbers(count: int, size: int = 100) -> list[bytes]:
     """Return samples of a size, each with its number in every byte."""
     return [bytes([number]) * size for number in range(count)]
+
+
+def keep_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have catalogs kept in a folder of the test's, for data that has just been written, too."""
+    kept = tmp_path.with_name(f"{tmp_path.name} kept")
+    kept.mkdir()
+    monkeypatch.setattr(catalogs, "_folders", lambda: Folders((kept,), kept, ""))
+    monkeypatch.setattr(listing, "_RACY_NS", -(10**18))
 
 
 def decodings(source: ParquetFiles, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -139,19 +148,30 @@ def test_pictures_and_class_names_as_datasets_writes_them_are_found(
     assert (labels_of(source), source.classes) == ([1, 0, 1, 1, 0] * 2, ("wolf", "cat"))
 
 
-def test_a_catalog_is_kept_and_a_changed_file_is_listed_again(tmp_path: Path) -> None:
+def test_a_catalog_is_kept_and_a_changed_file_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_catalogs(tmp_path, monkeypatch)
     names = {
         b"huggingface": b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["b", "a"]}}}}'
     }
     for number in range(2):
         table = pictures(numbers(200)[100 * number :] * 6, [number] * 6 * (200 - 100 * number))
-        file = write(tmp_path / f"{number}.parquet", table.replace_schema_metadata(names), 50)
-        os.utime(file, ns=(10**18, 10**18))
+        write(tmp_path / f"{number}.parquet", table.replace_schema_metadata(names), 50)
     before = ParquetFiles(tmp_path)
 
     write(tmp_path / "1.parquet", pictures(numbers(7), [0] * 7))
+    indexed = list[str]()
+    index = parquet._index
+
+    def index_and_note(columns: Any, asking: Any, file: Any) -> Any:
+        indexed.append(file.path)
+        return index(columns, asking, file)
+
+    monkeypatch.setattr(parquet, "_index", index_and_note)
     after = ParquetFiles(tmp_path)
 
+    assert indexed == [str(tmp_path / "1.parquet")]
     assert (len(before), len(after)) == (1800, 1207)
     assert contents(after)[-8:] == [numbers(200)[-1], *numbers(7)]
     assert labels_of(after) == [0] * 1207
@@ -167,7 +187,10 @@ def with_measures(contents: Sequence[bytes], first: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("opener", [ParquetFiles, ArrowFiles])
-def test_several_columns_of_numbers_are_labels_by_name(tmp_path: Path, opener: Any) -> None:
+def test_several_columns_of_numbers_are_labels_by_name(
+    tmp_path: Path, opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_catalogs(tmp_path, monkeypatch)
     for number in range(2):
         table = with_measures(numbers(200)[: 100 + number] * 6, 600 * number)
         if opener is ParquetFiles:
@@ -176,10 +199,11 @@ def test_several_columns_of_numbers_are_labels_by_name(tmp_path: Path, opener: A
             file = tmp_path / f"{number}.table"
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
                 out.write_table(table, max_chunksize=50)
-        os.utime(file, ns=(10**18, 10**18))
     names = ["weight", "count", "box", "odd"]
 
-    for _ in range(2):  # the second time by the catalog
+    for opening in range(3):  # the second time by the catalog, the third in part
+        if opening == 2:
+            os.utime(tmp_path / "0.table", ns=(10**18, 10**18))
         source = opener([tmp_path / "0.table", tmp_path / "1.table"], label=names)
         assert isinstance(source.labels, dict)
         rows = np.arange(1206)
