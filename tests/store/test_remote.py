@@ -358,6 +358,25 @@ def test_closing_ends_what_waits_to_be_tried_again(
     source.close()
 
 
+def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(
+    server: WebServer, records: Records
+) -> None:
+    into = np.zeros(80_000, np.uint8)
+    begins = 10_000 * np.arange(9)
+    server.seconds = 1.5
+    thread = threading.Thread(target=read_group, args=(records, np.arange(8), into.copy(), begins))
+    thread.start()
+    wait_until(lambda: server.under_way == 8)
+    records.close()  # its threads end after a moment
+    server.seconds = 0.05
+
+    for _ in range(20):
+        assert read_group(records, np.arange(8), into, begins) == []
+
+    thread.join()
+    assert into.tobytes() == CONTENT[:80_000]
+
+
 def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:
     server.seconds = 0.05
     ids = np.arange(8)

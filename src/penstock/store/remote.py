@@ -66,10 +66,7 @@ class Objects:
         #: Protects `_limit`; told of when a request may begin.
         self._may_begin = threading.Condition(threading.Lock())
         self._closed = threading.Event()
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._pool_lock = threading.Lock()
-        self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._pool = _Pool()
         #: By thread, the retry that it waits for: address, number, why, since when.
         self._waiting: dict[int, tuple[str, int, str, float]] = {}
         self._lost: deque[Lost] = deque(maxlen=_KEPT_LOST)
@@ -196,12 +193,7 @@ class Objects:
         if self._process != os.getpid():
             return
         self.end_waits()
-        deadline = time.monotonic() + _IDLE_SECONDS
-        for _ in list(self._threads):
-            self._work.put(_end)
-        for thread in list(self._threads):
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        self._pool.close()
         self._begin()
 
     def end_waits(self) -> None:
@@ -322,7 +314,7 @@ class Objects:
 
         asked = 0
         try:
-            while asked < helpers and self._ask_for_help(help_out):
+            while asked < helpers and self._pool.ask(help_out, self._limit.limit):
                 asked += 1
             work()
         finally:
@@ -331,46 +323,68 @@ class Objects:
                 is_over.get()
         return answers
 
-    def _ask_for_help(self, work: Callable[[], None]) -> bool:
-        """Have a thread of the pool do something; return False where it can have no more."""
-        with self._pool_lock:
+
+class _Pool:
+    """Threads that carry requests, as many as there is work for. One that is closed is not used again."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        #: Protects what follows: the threads, how many have nothing to do, and whether it is closed.
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._idle, self._is_closed = 0, False
+
+    def ask(self, work: Callable[[], None], most: int) -> bool:
+        """Have a thread do something; return False where there can be no more. most: threads there may be."""
+        with self._lock:
+            if self._is_closed:
+                return False
             if self._idle:
                 self._idle -= 1
                 self._work.put(work)
                 return True
-            if len(self._threads) >= self._limit.limit:
+            if len(self._threads) >= most:
                 return False
             thread = threading.Thread(target=self._run, args=(work,), name="penstock-request", daemon=True)
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError:  # at the limit of threads, those that there are do it
-            with self._pool_lock:
+            with self._lock:
                 self._threads.discard(thread)
             return False
         return True
 
-    def _run(self, work: Callable[[], None] | None) -> None:
-        queue, threads = self._work, self._threads
+    def close(self) -> None:
+        """End the threads, and wait a moment for those that are at a request."""
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._work.put(_end)
+        deadline = time.monotonic() + _IDLE_SECONDS
+        for thread in threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            while work is not None:
+            while work is not _end:
                 work()
-                work = None
-                with self._pool_lock:
+                work = _end
+                with self._lock:
                     self._idle += 1
                 try:
-                    work = queue.get(timeout=_IDLE_SECONDS)
+                    work = self._work.get(timeout=_IDLE_SECONDS)
                 except Empty:
-                    with self._pool_lock:
+                    with self._lock:
                         if self._idle:  # else somebody has just counted on this one
                             self._idle -= 1
-                            threads.discard(threading.current_thread())
                             return
-                    work = queue.get()
-                if work is _end:
-                    return
+                    work = self._work.get()
         finally:
-            threads.discard(threading.current_thread())
+            with self._lock:
+                self._threads.discard(threading.current_thread())
 
 
 class MissingObject(DataError):
