@@ -155,3 +155,55 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"a\.arrow is not a regular file"):
         ArrowFiles(tmp_path / "a.arrow")
+
+
+def test_a_text_that_ends_beyond_its_file_is_an_error_and_not_read(tmp_path: Path) -> None:
+    """Where texts end is believed by pyarrow itself, which would end the process."""
+    file = write(tmp_path / "a.arrow", pictures([b"x" * 40] * 3, ["cat", "dog", "ape"]))
+    data = file.read_bytes()
+    at = data.index(bytes([0, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0]))
+    file.write_bytes(data[: at + 8] + b"\xff\xff\xff\x7f" + data[at + 12 :])
+
+    with pytest.raises(DataError, match=r"a\.arrow is no complete Arrow file .*out of bounds"):
+        ArrowFiles(file)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=5))
+def test_damage_is_a_data_error_or_another_picture(
+    tmp_path: Path, changes: list[tuple[int, int]], stream: bool
+) -> None:
+    table = pictures([b"x" * 40] * 12, [f"c{number % 3}" for number in range(12)])
+    file = write(tmp_path / "a.arrow", table, stream=stream, rows=5)
+    data = bytearray(file.read_bytes())
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    file.write_bytes(data)
+
+    try:
+        source = ArrowFiles(file, sample="image", label="label")
+    except (DataError, ConfigError):
+        return
+    assert all(len(source.read(sample)) for sample in np.flatnonzero(source.sizes_bytes).tolist())
+
+
+def test_an_empty_batch_among_others_is_no_damage(tmp_path: Path) -> None:
+    table = pictures([b"1", b"2"], [0, 1])
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        for part in (table.slice(0, 1), table.slice(1, 0), table.slice(1)):
+            for batch in part.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+                writer.write_batch(batch)
+
+    assert contents(ArrowFiles(tmp_path / "a.arrow")) == [b"1", b"2"]
+
+
+def test_columns_that_no_reader_takes_are_named_as_what_they_are(tmp_path: Path) -> None:
+    twice = pa.table([pa.array([b"1"]), pa.array([b"2"])], names=["image", "image"])
+    with pytest.raises(DataError, match="has the column 'image' more than once: rename or drop one"):
+        ArrowFiles(write(tmp_path / "a.arrow", twice))
+    coded = pa.table({"image": pa.array([b"1"]).dictionary_encode()})
+    with pytest.raises(
+        DataError, match=r"has its samples as a dictionary, .*: write it with table.cast to binary"
+    ):
+        ArrowFiles(write(tmp_path / "b.arrow", coded))

@@ -232,6 +232,48 @@ def test_labels_of_another_type_in_one_file_are_an_error(tmp_path: Path) -> None
         ParquetFiles(tmp_path, label=["weight", "box"])
 
 
+def _with_names(file: Path, names: list[str] | None) -> Path:
+    feature = datasets.Value("int64") if names is None else datasets.ClassLabel(names=names)
+    features = datasets.Features({"image": datasets.Value("binary"), "label": feature})
+    rows = datasets.Dataset.from_dict({"image": [b"x"] * 2, "label": [0, 1]}, features=features)
+    if file.suffix == ".parquet":
+        pq.write_table(rows.data.table, file)
+    else:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, rows.data.table.schema) as writer:
+            writer.write_table(rows.data.table)
+    return file
+
+
+@pytest.mark.parametrize(("opener", "ending"), [(ParquetFiles, "parquet"), (ArrowFiles, "arrow")])
+def test_class_names_that_differ_between_files_are_an_error(tmp_path: Path, opener: Any, ending: str) -> None:
+    """Else the numbers of one file would get the names of another."""
+    first = _with_names(tmp_path / f"a.{ending}", ["cat", "dog"])
+    for names in (["dog", "cat"], ["ape", "cat", "dog"]):
+        other = _with_names(tmp_path / f"b.{ending}", names)
+        with pytest.raises(
+            DataError, match=rf"b\.{ending} has \['.*, and .*a\.{ending} has \['cat', 'dog'\]"
+        ):
+            opener([first, other])
+    without = _with_names(tmp_path / f"c.{ending}", None)
+    assert opener([first, without]).classes == ("cat", "dog")
+    with pytest.raises(DataError, match=rf"a\.{ending} has .* and .*c\.{ending} has no names for it"):
+        opener([without, first])
+
+
+def test_integers_in_one_file_and_names_in_another_are_an_error(tmp_path: Path) -> None:
+    """Else the integers would be numbered anew, in the order of their digits."""
+    first = write(tmp_path / "a.parquet", pictures([b"x"] * 12, range(12)))
+    other = write(tmp_path / "b.parquet", pictures([b"x"] * 2, ["1", "cat"]))
+
+    for files in ([first, other], [other, first]):
+        with pytest.raises(DataError, match=r"a\.parquet: row 0 has 0, and .*b\.parquet: row 1 has 'cat'"):
+            ParquetFiles(files)
+    assert ParquetFiles(other).classes == ("1", "cat")
+    third = write(tmp_path / "c.parquet", pictures([b"x"], [0.5]))
+    with pytest.raises(DataError, match=r"c\.parquet has 'label' of double; labels are integers or text"):
+        ParquetFiles([first, third])
+
+
 def test_a_batch_of_several_labels_is_a_dict(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", with_measures(numbers(20, 4)), 7)
     source = ParquetFiles(file, label=["weight", "box"])

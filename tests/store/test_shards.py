@@ -414,6 +414,33 @@ def test_shards_of_different_content_are_named(tmp_path: Path) -> None:
     assert TarShards(tmp_path / "*.tar", label=None).labels.tolist() == [-1, -1]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("files", [("0.tar", "0.tar"), ("0.tar", "1.tar")])
+def test_integers_beside_names_are_an_error(tmp_path: Path, files: tuple[str, str]) -> None:
+    members = [{"a.jpg": b"1", "a.cls": b"2"}, {"b.jpg": b"2", "b.cls": b"cat"}]
+    found: dict[str, dict[str, bytes]] = {}
+    for file, each in zip(files, members, strict=True):
+        found.setdefault(file, {}).update(each)
+    for file, content in found.items():
+        write(tmp_path / file, content)
+
+    with pytest.raises(DataError, match=rf"{files[0]}: a.jpg has 2, and .*{files[1]}: b.jpg has 'cat'"):
+        TarShards(tmp_path / "*.tar")
+
+
+def test_names_of_digits_that_are_known_take_other_names_beside_them(store: Store) -> None:
+    """A catalog does not say whether digits were names; a field of JSON does."""
+    (store.data / "2.tar").unlink()
+    for number, label in enumerate(("0", "1")):
+        write(
+            store.data / f"{number}.tar",
+            {f"{number}.jpg": b"1", f"{number}.json": b'{"x": "%s"}' % label.encode()},
+        )
+    assert TarShards(store.data / "*.tar", label="json:x").classes == ("0", "1")
+    write(store.data / "2.tar", {"2.jpg": b"1", "2.json": b'{"x": "cat"}'})
+
+    assert TarShards(store.data / "*.tar", label="json:x").classes == ("0", "1", "cat")
+
+
 @pytest.mark.parametrize("member", ["", ".", "jpg;", "; ;"])
 def test_another_member_is_refused(member: str) -> None:
     with pytest.raises(ConfigError, match=r"member is .*; it is the ending of a member"):

@@ -25,6 +25,7 @@ from penstock.store.columns import (
     import_pyarrow,
     places_of,
 )
+from penstock.store.files import named_as
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
     CataloguedFiles,
@@ -114,7 +115,7 @@ class _Mapped(NamedTuple):
 
 def _mapped(path: str, pa: Any, span: tuple[int, int] | None = None) -> _Mapped:
     """Map a file, which is Arrow's from a byte to another, or as a whole. Raises: DataError."""
-    try:
+    with named_as(path, "Arrow file"):
         mapped = pa.memory_map(path)
         address = mapped.read_buffer(1).address
         if span is not None:
@@ -129,20 +130,14 @@ def _mapped(path: str, pa: Any, span: tuple[int, int] | None = None) -> _Mapped:
             reader = pa.ipc.open_stream(mapped)
             batches = iter(reader)
         return _Mapped(address, reader.schema, batches)
-    except (pa.ArrowException, OSError) as error:
-        raise _no_arrow(path, error) from error
-
-
-def _no_arrow(path: str, error: Exception) -> DataError:
-    return DataError(f"{path} is no complete Arrow file ({error}): write it again, or take it out")
 
 
 def _columns(path: str, sample: str | None, label: ColumnLabel) -> Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = import_pyarrow(path, "an Arrow file")
-    with opened(path):  # a pipe is refused, where pyarrow would wait for it
+    with opened(path), named_as(path, "Arrow file"):  # a pipe is refused, where pyarrow would wait for it
         schema = _mapped(path, pa).schema
-    return choose_columns(path, schema, sample, label, pa=pa, opener="ArrowFiles")
+        return choose_columns(path, schema, sample, label, pa=pa, opener="ArrowFiles")
 
 
 def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = None) -> Indexed:
@@ -150,7 +145,8 @@ def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = N
     pa = import_pyarrow(file.path, "an Arrow file")
     mapped = _mapped(file.path, pa, span)
     begins, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
-    try:
+    with named_as(file.path, "Arrow file"):
+        columns.check_names(file.path, mapped.schema)
         for batch in mapped.batches:
             array = column_of(file.path, batch, columns.sample, rows)
             begin, size = _extents(file, array, mapped.address, pa)
@@ -158,10 +154,6 @@ def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = N
             sizes.append(size)
             labels.append(columns.labels_in(file.path, batch, rows))
             rows += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise _no_arrow(file.path, error) from error
     if not rows:
         raise DataError(f"{file.path} has no rows: take it out")
     return Indexed(

@@ -22,7 +22,7 @@ _USUAL_LABELS = ("label", "labels", "class", "cls", "target")
 
 
 class Columns(NamedTuple):
-    """The columns that are taken, each with a field of it behind a dot; label: empty for none.
+    """The columns that are taken, each with a field of it behind a dot; label: empty for none. path: of the first file.
 
     classes: names of the labels 0, 1 ..., () where the table has none; None for labels that are text.
     labels: the columns of numbers that are labels, by their names, in place of one.
@@ -32,21 +32,37 @@ class Columns(NamedTuple):
     label: str
     classes: tuple[str, ...] | None
     labels: tuple[str, ...] = ()
+    path: str = ""
 
-    def labels_in(self, path: str, batch: Any, first_row: int) -> list[str] | dict[str, NDArray[Any]]:
-        """Return the labels of a record batch: of one column as text, of several as numbers by name."""
+    def check_names(self, path: str, schema: Any) -> None:
+        """Raise DataError if a file's names of the classes are others than those of the first, or of its own."""
+        names = _class_names(schema, self.label)
+        if names and self.classes is not None and names != self.classes:
+            first = f"{list(self.classes)!r:.200}" if self.classes else "no names for it"
+            raise DataError(
+                f"{path} has {list(names)!r:.200} as the classes of {self.label!r}, and {self.path} has {first}: "
+                "cast one to the features of the other, so that a number is one class in all files"
+            )
+
+    def labels_in(self, path: str, batch: Any, first_row: int) -> list[str | int] | dict[str, NDArray[Any]]:
+        """Return the labels of a record batch: of one column as they are, of several as numbers by name."""
         if self.labels:
             return {name: _numbers_of(column_of(path, batch, name, first_row)) for name in self.labels}
         if self.label:
-            return list(map(str, column_of(path, batch, self.label, first_row).to_pylist()))
+            column = column_of(path, batch, self.label, first_row)
+            column.validate(full=True)  # where a text ends is believed
+            found: list[str | int] = column.to_pylist()
+            if found and (isinstance(found[0], bool) or not isinstance(found[0], str | int)):
+                raise DataError(f"{path} has {self.label!r} of {column.type}; labels are integers or text")
+            return found
         return []
 
-    def joined(self, parts: Sequence[list[str] | dict[str, NDArray[Any]]]) -> FoundLabels:
+    def joined(self, parts: Sequence[list[str | int] | dict[str, NDArray[Any]]]) -> FoundLabels:
         """Return the labels of the record batches of a file, as `Indexed` has them."""
         if self.labels:
             named: Any = parts
             return {name: np.concatenate([part[name] for part in named]) for name in self.labels}
-        return [text for part in parts for text in part] if self.label else None
+        return [label for part in parts for label in part] if self.label else None
 
 
 def import_pyarrow(path: str, kind: str) -> Any:
@@ -91,7 +107,7 @@ def choose_columns(
                     f"{path}: label is {list(label)}; its columns are {has}: several are columns of numbers, or of "
                     "lists of them, all of one length"
                 )
-        return Columns(fields[sample], "", None, tuple(label))
+        return Columns(fields[sample], "", None, tuple(label), path)
     if label == AUTO_LABEL:
         label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
     if label is not None:
@@ -102,8 +118,8 @@ def choose_columns(
                 f"{path}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
             )
         if not is_text:
-            return Columns(fields[sample], label, _class_names(schema, label))
-    return Columns(fields[sample], label or "", None)
+            return Columns(fields[sample], label, _class_names(schema, label), (), path)
+    return Columns(fields[sample], label or "", None, (), path)
 
 
 def _values_of(kind: Any, pa: Any) -> Any:
@@ -141,7 +157,10 @@ def column_of(path: str, batch: Any, name: str, first_row: int) -> Any:
     if outer is not None and field:
         array = outer.field(field) if outer.type.get_field_index(field) >= 0 else None
     if array is None or outer is None:
+        if batch.schema.names.count(column) > 1:
+            raise DataError(f"{path} has the column {column!r} more than once: rename or drop one")
         raise DataError(f"{path} has no column {name!r}, unlike the first file: give files of one kind")
+    outer.validate()  # where its buffers end
     if outer.null_count:  # its fields may have bytes there, which no reader shows
         array, field = outer, ""
     if array.null_count:
@@ -170,12 +189,21 @@ def places_of(path: str, array: Any, pa: Any) -> tuple[Any, Any]:
 
     The buffer is None where nothing is in it. Raises: DataError for another kind of array, or a damaged one.
     """
+    if pa.types.is_dictionary(array.type):
+        raise DataError(
+            f"{path} has its samples as a dictionary, {array.type}: write it with table.cast to {array.type.value_type}"
+        )
     if not is_of_bytes(array.type, pa):
         raise DataError(f"{path} has {array.type} where the first file has bytes: give files of one kind")
+    if not len(array):  # its buffers may be none
+        return np.zeros(1, np.int64), None
     _, places, values = array.buffers()
     wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
     narrow = np.frombuffer(places, np.int64 if wide else np.int32)
     offsets = narrow[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    if (np.diff(offsets) < 0).any() or offsets[0] < 0:
-        raise DataError(f"{path} is damaged: a value of {array.type} ends before it begins: write it again")
+    end = 0 if values is None else values.size
+    if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > end:
+        raise DataError(
+            f"{path} is damaged: a value of {array.type} ends before it begins, or beyond its file: write it again"
+        )
     return offsets, values

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Part
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
 from penstock.store.group import check_group, read_one_by_one
@@ -241,6 +242,24 @@ def _changed(path: str, size: int) -> DataError:
         f"{path} has {how} from {size:,} to {found:,} bytes since the data set was listed: open the data set "
         'with refresh="full" once it is written, or remove its catalog by `penstock catalog FOLDER --clear`'
     )
+
+
+@contextlib.contextmanager
+def named_as(path: str, kind: str) -> Iterator[None]:
+    """Raise DataError naming a file for whatever a library raises while it looks at the bytes.
+
+    kind: of file that it should be. Of damaged bytes libraries raise errors of nearly every type.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except PermissionError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:
+        raise DataError(
+            f"{path} is no complete {kind} ({error!s:.400}): write it again, or take it out"
+        ) from error
 
 
 def unreadable(path: str, error: OSError) -> DataError:

@@ -36,7 +36,8 @@ from penstock.store.patterns import brief
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import format_count
 
-_NO_LABEL_TEXT = str(NO_LABEL)
+#: More digits are no number of a class, and `int` would be slow.
+_LABEL_DIGITS = 18
 #: Objects that are indexed at a time.
 _OBJECTS_AT_ONCE = 16
 
@@ -120,14 +121,14 @@ class Opened(NamedTuple):
 
 
 #: Labels of the samples of a file; see `Indexed`.
-FoundLabels = list[str] | dict[str, NDArray[Any]] | None
+FoundLabels = Sequence[str | int] | dict[str, NDArray[Any]] | None
 
 
 class Indexed(NamedTuple):
     """What a file has.
 
-    names, offsets, sizes: of its samples, in their order. labels: of each as text; several of numbers by name; None
-        where they have none.
+    names, offsets, sizes: of its samples, in their order. labels: a list with one of each, the number of a class or a
+        name; several of numbers by name; None where they have none.
     """
 
     file: Opened
@@ -202,7 +203,8 @@ def index_files(
     kind: name of the source's class. label: as the user gave it, for errors.
     classes: names of the labels 0, 1 ..., which the files have as numbers; () where these have no names. None: labels
         are names, or whatever is found.
-    Raises: DataError where some files have labels and others none; what `index` and `number_labels` raise.
+    Raises: DataError where some files have labels and others none, or some have integers and others names; what `index`
+        and `number_labels` raise.
     """
     calls, progress, objects = asking.calls, asking.progress, asking.objects
     known: dict[str, int] = {}
@@ -245,6 +247,10 @@ def index_files(
     # An object's headers are requests, which the limit of all of them holds together.
     at_once = 1 if objects is None else _OBJECTS_AT_ONCE
     found = calls.each(one, files, look=progress.look, threads_at_once=at_once)
+    if mixed := _integers_beside_names(found):
+        if known:  # of digits in a catalog it is not known whether they were names
+            return index_files(key, None, asking, files, index, kind=kind, label=label, classes=classes)
+        raise mixed
     return _joined(key, kind, found, label, classes)
 
 
@@ -258,13 +264,14 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
     has_numbers: whether files have the labels as numbers, whatever these are called.
     """
     assert old.packed is not None
+    has_numbers = has_numbers or old.classes == _digits_of(old.classes)
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
     labels: FoundLabels = None
     if not isinstance(old.labels, np.ndarray):
         labels = {name: each[first:last] for name, each in old.labels.items()}
     elif old.classes:  # all files have labels, or none has: a file may have but samples without one
         numbers = old.labels[first:last].tolist()
-        labels = [str(number) if has_numbers or number < 0 else old.classes[number] for number in numbers]
+        labels = numbers if has_numbers else [old.classes[number] for number in numbers]
     file_bytes, file_time, stamp = (
         int(each[index]) for each in (old.packed.file_bytes, old.packed.file_times, old.stamps)
     )
@@ -293,7 +300,7 @@ def _joined(
     if isinstance(found[0].labels, dict):
         labels = _joined_by_name(found)
     elif texts := _joined_texts(kind, found, label):
-        labels, classes = number_labels(texts, describe)
+        labels, classes = number_labels(list(map(str, texts)), describe)
         if names and len(names) >= len(classes) and classes == _digits_of(classes):
             classes = names
     return Catalog(
@@ -315,10 +322,45 @@ def _joined(
     )
 
 
-def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> list[str]:
-    """Return the labels of all samples as text; nothing where none has one."""
+def number_or_name(text: str) -> int | str:
+    """Return a label that a file has as text, which is the number of a class where it is one."""
+    return int(text) if _is_number(text) and len(text) <= _LABEL_DIGITS else text
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _integers_beside_names(found: Sequence[Indexed]) -> DataError | None:
+    """Return what to raise where some labels are integers and others names: those would be numbered anew."""
+
+    def first(is_wanted: Callable[[str | int], bool]) -> str:
+        each = (
+            f"{file.file.path}: {os.fsdecode(name)} has {label!r:.80}"
+            for file in found
+            if isinstance(file.labels, list)
+            for name, label in zip(file.names, file.labels, strict=True)
+            if is_wanted(label)
+        )
+        return next(each, "")
+
+    integer = first(lambda label: isinstance(label, int))
+    name = (
+        first(lambda label: isinstance(label, str) and label != "" and not _is_number(label))
+        if integer
+        else ""
+    )
+    if not name:
+        return None
+    return DataError(
+        f"some labels are integers and others names: {integer}, and {name}: write one kind in all files"
+    )
+
+
+def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> list[str | int]:
+    """Return the labels of all samples; nothing where none has one."""
     texts = [each.labels if isinstance(each.labels, list) else [] for each in found]
-    if not any(set(each) - {_NO_LABEL_TEXT} for each in texts):
+    if not any(set(each) - {NO_LABEL, str(NO_LABEL)} for each in texts):
         return []
     without = next((each.file.path for each in found if each.labels is None), None)
     if without is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints
 from penstock.store.columns import (
@@ -27,6 +27,7 @@ from penstock.store.columns import (
     places_of,
 )
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
+from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
@@ -196,14 +197,11 @@ def _parquet(path: str, descriptor: int, pa: Any, metadata: Any = None) -> Itera
             yield pa.parquet.ParquetFile(
                 file, metadata=metadata, pre_buffer=False, buffer_size=_READ_AT_ONCE_BYTES
             )
-    except DataError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        if "encrypt" in str(error).lower():
+    except Exception as error:
+        if "encrypt" in str(error).lower() and not isinstance(error, PenstockError):
             raise DataError(f"{path} is encrypted ({error}): write it without") from error
-        raise DataError(
-            f"{path} is no complete Parquet file ({error}): write it again, or take it out"
-        ) from error
+        with named_as(path, "Parquet file"):
+            raise
 
 
 def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
@@ -212,6 +210,7 @@ def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
     wanted = [each for each in (columns.sample, columns.label, *columns.labels) if each]
     places, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
     with _parquet(file.path, file.descriptor, pa) as parquet:
+        columns.check_names(file.path, parquet.schema_arrow)
         for group in range(parquet.num_row_groups):
             place = 0
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, [group], wanted, use_threads=False):

@@ -111,10 +111,10 @@ def _begins(file: Opened, kind: str) -> Ints:
     return begins
 
 
-def _labels(file: Opened, kind: str, values: list[bytes], encoding: str) -> list[str]:
+def _labels(file: Opened, kind: str, values: list[bytes], encoding: str) -> Sequence[str | int]:
     if encoding in _INTEGERS:
         numbers: NDArray[Any] = np.frombuffer(b"".join(values), _INTEGERS[encoding])
-        return list(map(str, numbers.tolist()))
+        return list(numbers.tolist())
     try:
         return [value.decode("utf-8") for value in values]
     except UnicodeDecodeError as error:

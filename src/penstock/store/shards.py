@@ -16,7 +16,14 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.files import unreadable
 from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, files_alone_in, index_files
+from penstock.store.packed_listing import (
+    CataloguedFiles,
+    Indexed,
+    Opened,
+    files_alone_in,
+    index_files,
+    number_or_name,
+)
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.remote import Objects, objects_of
 from penstock.store.tar import Members, read_members
@@ -273,24 +280,24 @@ class _Samples:
             f"dot of its name; {count:,} end in {commonest!r}: {advice}"
         )
 
-    def _read_labels(self, file: Opened, members: Members) -> list[str] | None:
-        """Return the label of each sample as text; None where none is wanted, or none is there."""
+    def _read_labels(self, file: Opened, members: Members) -> list[str | int] | None:
+        """Return the label of each sample; None where none is wanted, or none is there."""
         found = [self._labels.get(key) for key in self.samples]
         if self._label is None or (
             self._label == _USUAL_LABEL and not any(index is not None for index in found)
         ):
             return None
-        texts = []
+        labels = []
         for key, index in zip(self.samples, found, strict=True):
             if index is None:
                 raise DataError(
                     f"{self.path}: {os.fsdecode(key)} has no label, .{self._label_ending.decode()}: write one, or "
                     "give another label= to TarShards, None for no labels"
                 )
-            texts.append(self._text_of(file, members, index))
-        return texts
+            labels.append(self._label_of(file, members, index))
+        return labels
 
-    def _text_of(self, file: Opened, members: Members, index: int) -> str:
+    def _label_of(self, file: Opened, members: Members, index: int) -> str | int:
         size = members.sizes[index]
         if size > _MOST_LABEL_BYTES:
             raise self._no_label(members, index, f"has {size:,} bytes")
@@ -304,7 +311,7 @@ class _Samples:
         _, _, path = self._label.partition(":")
         try:
             if not path:
-                return content.decode("utf-8").strip()
+                return number_or_name(content.decode("utf-8").strip())
             value: Any = json.loads(content)
             for name in path.split("."):
                 value = value[int(name)] if isinstance(value, list) else value[name]
@@ -313,7 +320,7 @@ class _Samples:
             raise self._no_label(members, index, f"{what} ({type(error).__name__})") from error
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise self._no_label(members, index, f"has {path} = {value!r:.80}")
-        return str(value)
+        return value
 
     def _no_label(self, members: Members, index: int, why: str) -> DataError:
         return DataError(

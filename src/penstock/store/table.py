@@ -132,7 +132,7 @@ class ArrowTable(Selectable):
             return found, ()
         if found is None:
             return {"": np.full(rows.num_rows, NO_LABEL, np.int64)}, ()
-        labels, classes = number_labels(found, lambda row: f"{self.place}: row {row:,}")
+        labels, classes = number_labels(list(map(str, found)), lambda row: f"{self.place}: row {row:,}")
         names = columns.classes or ()
         return {"": labels}, names if len(names) >= len(classes) else classes
 
