@@ -44,6 +44,44 @@ def labels_of(manifest: Manifest) -> np.ndarray:
     return manifest.labels
 
 
+class TestNumbers:
+    @pytest.mark.parametrize("number", [2**63, 2**64 + 1, -(2**63) - 1])
+    def test_an_integer_of_more_than_64_bits_is_named_by_its_line(self, tmp_path: Path, number: int) -> None:
+        lines = f"file_name,label\n0.jpg,1\n1.jpg,{number}\n2.jpg,1\n"
+
+        with pytest.raises(
+            DataError, match=rf"a\.csv, line 3: label is '{number}': an integer has at most 64 bits"
+        ):
+            Manifest(write(tmp_path, "a.csv", lines))
+        with pytest.raises(DataError, match=rf"line 2: label is {number}: an integer has at most 64 bits"):
+            Manifest(write_json(tmp_path, {"label": 1}, {"label": number}))
+
+    def test_no_integer_changes_among_numbers_with_fractions(self, tmp_path: Path) -> None:
+        for values in ([2**24 + 1, 1.5], [[2**24 + 1, 2], [0.5, 1]]):
+            labels = labels_of(Manifest(write_json(tmp_path, *({"label": each} for each in values))))
+            assert labels.dtype == np.float64
+            assert labels.tolist() == values
+        lines = "file_name,label,other\n0.jpg,16777216,0.5\n1.jpg,1.5,2\n2.jpg,2,3\n"
+        assert labels_of(Manifest(write(tmp_path, "a.csv", lines))).dtype == np.float32
+        with pytest.raises(DataError, match=r"line 1: label is 9007199254740993, which no float64 holds"):
+            Manifest(write_json(tmp_path, {"label": 2**53 + 1}, {"label": 1.5}))
+
+    def test_columns_of_integers_and_of_fractions_become_float32_unless_one_would_change(
+        self, tmp_path: Path
+    ) -> None:
+        for number, dtype in ((3, np.float32), (2**24 + 1, np.float64)):
+            lines = f"file_name,a,b\n0.jpg,1,0.1\n1.jpg,{number},0.5\n"
+            labels = Manifest(write(tmp_path, "a.csv", lines), labels={"t": ["a", "b"]}).labels["t"]
+            assert labels.dtype == dtype
+            assert labels.tolist() == [[1, float(np.float32(0.1))], [number, 0.5]]
+
+    def test_classes_called_nan_and_inf_are_names(self, tmp_path: Path) -> None:
+        source = Manifest(write(tmp_path, "a.csv", "file_name,label\n0.jpg,nan\n1.jpg,inf\n"))
+
+        assert source.classes == ("inf", "nan")
+        assert labels_of(source).tolist() == [1, 0]
+
+
 class TestTables:
     @pytest.mark.parametrize(
         ("name", "text"),

@@ -15,7 +15,7 @@ import pytest
 from penstock import Loader, open_source
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import ToTensor
-from penstock.store import ArrowFiles
+from penstock.store import ArrowFiles, Manifest
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,24 @@ def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_pa
     np.savez(tmp_path / "a.npz", rows=np.zeros(3))
     (tmp_path / "a.bin").write_bytes(bytes(100))
     (tmp_path / "a.tfrecord").write_bytes(b"no record")
+    for name in ("a.zip", "a.pt", "a.safetensors", "a.jpg", "a.json"):
+        (tmp_path / name).write_bytes(b'[{"file_name": "a.jpg"}]')
 
     with pytest.raises(ConfigError, match=r"a\.npz has compressed arrays, .* write each by numpy\.save"):
         open_source(tmp_path / "a.npz")
     with pytest.raises(ConfigError, match=r"a\.bin does not say what numbers .*Records\(path, dtype"):
         open_source(tmp_path / "a.bin")
+    for name, message in (
+        ("a.zip", "is an archive, which is not read: unpack it"),
+        ("a.pt", "is not read, as what is pickled in it would be run"),
+        ("a.safetensors", r"has tensors, and is not read: .* numpy\.save"),
+        ("a.jpg", "is one picture: give its folder"),
+        ("a.json", r"is JSON: open COCO's with penstock\.store\.CocoImages.* called \.jsonl"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} {message}"):
+            open_source(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"a\.json is JSON: open COCO's"):
+        Manifest(tmp_path / "a.json")
     with pytest.raises(DataError, match=r"a\.tfrecord is (cut off|damaged)"):
         open_source(tmp_path / "a.tfrecord")
 

@@ -447,7 +447,13 @@ def test_another_member_is_refused(member: str) -> None:
         TarShards("a.tar", member=member)
 
 
-@pytest.mark.parametrize("label", ["", "json:", "cls:x", ":x", 3])
+def test_a_label_is_given_with_a_dot_or_without(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", [("0.jpg", b"x"), ("0.cls", b"3")])
+
+    assert TarShards(tmp_path / "a.tar", label=".cls").labels.tolist() == [3]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("label", ["", ".", "json:", "cls:x", ":x", 3])
 def test_another_label_is_refused(label: Any) -> None:
     with pytest.raises(ConfigError, match=r"label is .*; it is the ending of a member"):
         TarShards("a.tar", label=label)

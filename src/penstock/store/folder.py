@@ -36,7 +36,7 @@ from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, are_parquet, l
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths, place_on_disk
 from penstock.store.remote import Objects, objects_of
 from penstock.store.shards import TarShards, are_shards, list_shards
-from penstock.store.text_rows import JSON_LINES
+from penstock.store.text_rows import JSON_ADVICE, JSON_LINES
 from penstock.store.tfrecords import TFRecords, are_records, list_records
 
 
@@ -172,8 +172,19 @@ Kind = type[
 
 #: How the names of lists end that are on a remote store.
 _LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list", *JSON_LINES)
-#: How the names of NumPy's archives end, and those of files of numbers alone.
-_COMPRESSED_ARRAYS, _NUMBERS = (".npz",), (".bin",)
+_PICKLED = (
+    "is not read, as what is pickled in it would be run: write numbers by numpy.save, and open the .npy files"
+)
+#: By the end of a file's name, why it is not opened.
+_NOT_READ = {
+    ".npz": "has compressed arrays, of which no row can be read by itself: write each by numpy.save, and open the .npy "
+    "files",
+    ".bin": "does not say what numbers are in it: open it with penstock.store.Records(path, dtype, shape), or "
+    "Tokens(path, length=, dtype=) for a language model",
+    ".json": f"is JSON: {JSON_ADVICE}",
+    ".zip": "is an archive, which is not read: unpack it, or write what is in it as tar shards",
+    ".safetensors": "has tensors, and is not read: write them by numpy.save, and open the .npy files",
+} | dict.fromkeys((".pt", ".pth", ".pkl", ".pickle"), _PICKLED)
 
 
 def open_source(
@@ -253,16 +264,11 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
         return list_litdata(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place, objects)):
         return list_records(place, None, "auto", key, old, asking)
-    if place.lower().endswith(_COMPRESSED_ARRAYS):
-        raise ConfigError(
-            f"{brief(place)} has compressed arrays, of which no row can be read by itself: write each by numpy.save, "
-            "and open the .npy files"
-        )
-    if place.lower().endswith(_NUMBERS):
-        raise ConfigError(
-            f"{brief(place)} does not say what numbers are in it: open it with penstock.store.Records(path, dtype, "
-            "shape), or Tokens(path, length=, dtype=) for a language model"
-        )
+    ending = os.path.splitext(place)[1].lower()
+    if ending in _NOT_READ and not os.path.isdir(place):
+        raise ConfigError(f"{brief(place)} {_NOT_READ[ending]}")
+    if ending in IMAGE_EXTENSIONS and objects is None and os.path.isfile(place):
+        raise ConfigError(f"{place} is one picture: give its folder, or a list file with one path a line")
     if is_of_several(place):
         first = files_of(place, objects)[0]
         raise ConfigError(

@@ -684,7 +684,7 @@ def read_list(place: str, objects: Objects | None = None) -> ListedFiles:
         raise DataError(f"{place} lists no files: write one path a line, with or without ,label")
     for line, fields in rows:
         if len(fields) > 2 or not fields[0]:
-            raise DataError(f"{place}, line {line}: {fields!r} is neither a path nor a path and a label")
+            raise DataError(f"{place}, line {line}: {fields!s:.200} is neither a path nor a path and a label")
         if len(fields) != len(rows[0][1]):
             raise DataError(
                 f"{place}, line {line}: {fields[0]} has {'a' if len(fields) == 2 else 'no'} label, "

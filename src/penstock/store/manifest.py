@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from penstock.store.listing import (
 from penstock.store.object_store import is_address
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
-from penstock.store.text_rows import JSON_LINES, Records, read_records, read_rows
+from penstock.store.text_rows import JSON_ADVICE, JSON_LINES, Records, read_records, read_rows
 from penstock.units import is_integer
 
 #: What columns of files and of labels are called, the usual first.
@@ -52,6 +53,7 @@ Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 Classes = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 _MOST_TAGS_BYTES = 1 << 30
+_EXACT_IN_FLOAT32 = 1 << 24
 
 
 class Manifest(FileSource):
@@ -71,9 +73,9 @@ class Manifest(FileSource):
     folder: where the files are, if not in the table's folder. ending: put behind each path, such as ".jpg".
     refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
-    Integers become int64, other numbers float32, text is numbered (see `classes`, and `label_classes` of several);
-    lists of numbers become arrays, all of one shape, and lists of texts become uint8[classes], 1 for each that is
-    there. Without labels all are -1.
+    Integers become int64, other numbers float32, or float64 where an integer among them would change; text is numbered
+    (see `classes`, and `label_classes` of several); lists of numbers become arrays, all of one shape, and
+    lists of texts become uint8[classes], 1 for each that is there. Without labels all are -1.
 
     Raises: DataError naming table and line for what cannot be read, a missing file, a file that is there twice, an
         empty, unlike or unknown label; ConfigError for a column that there is not.
@@ -194,11 +196,13 @@ def _records_of(place: str, objects: Objects | None) -> Records:
     """Return the rows of a table by column. Raises: DataError."""
     if place.lower().endswith(JSON_LINES):
         records = read_records(place, objects)
+    elif place.lower().endswith(".json"):
+        raise ConfigError(f"{place} is JSON: {JSON_ADVICE}")
     else:
         rows = read_rows(place, objects)
         heading = rows[0][1] if rows else []
         if len(set(heading)) != len(heading):
-            raise DataError(f"{place}, line 1: {heading} names a column twice: correct the heading")
+            raise DataError(f"{place}, line 1: {heading!s:.200} names a column twice: correct the heading")
         for line, fields in rows[1:]:
             if len(fields) != len(heading):
                 raise DataError(
@@ -246,7 +250,13 @@ def _label(
     parts = [label_array(_values(records, name, where), name, None, where)[0] for name in columns]
     if not parts or len({part.shape for part in parts}) > 1:
         raise ConfigError(f"labels joins {columns}, which have not one shape: name columns that are alike")
-    return np.stack(parts, axis=1), ()
+    joined = np.stack(parts, axis=1)
+    if joined.dtype == np.float64:  # of integers and float32, unless one is that itself
+        if any(part.dtype == np.int64 and (part.astype(np.float64) != part).any() for part in parts):
+            raise ConfigError(f"labels joins {columns}: an integer has more than the 53 bits of a float64")
+        narrow = joined.astype(np.float32)
+        joined = narrow if np.array_equal(narrow[joined % 1 == 0], joined[joined % 1 == 0]) else joined
+    return joined, ()
 
 
 def _values(records: Records, column: str, where: Callable[[int], str]) -> list[Any]:
@@ -285,7 +295,7 @@ def label_array(
     kinds = [_kind_of(value) for value in values]
     if all(kind == "text" for kind in kinds):
         if classes is None and (numbers := _as_numbers(values)) is not None:
-            return _numbers(numbers)
+            return _numbers(numbers, wrong)
         return _numbered(values, classes, wrong)
     if all(kind in ("text", "tags", "numbers") for kind in kinds) and any(kind == "tags" for kind in kinds):
         for position, kind in enumerate(kinds):
@@ -301,14 +311,14 @@ def label_array(
     if classes is not None:
         raise ConfigError(f"classes are given for {name}, whose values are numbers: leave them out")
     if first == "number":
-        return _numbers(values)
+        return _numbers(values, wrong)
     shape = np.shape(values[0])
     for position, value in enumerate(values):
         if np.shape(value) != shape:
             raise wrong(
                 position, f", of another length than the first, {values[0]!r:.80}: give lists of one length"
             )
-    return _narrow(np.array(values)), ()
+    return _array_of(values, wrong), ()
 
 
 def _kind_of(value: Any) -> str | None:
@@ -321,7 +331,7 @@ def _kind_of(value: Any) -> str | None:
             return "tags"
         try:
             array = np.array(value)
-        except ValueError:  # lists of several lengths
+        except (ValueError, OverflowError):  # lists of several lengths, and more than a float64 holds
             return None
         return "numbers" if array.dtype.kind in "biuf" else None
     return None
@@ -332,23 +342,48 @@ def _as_numbers(texts: list[str]) -> list[int | float] | None:
     if any("_" in text for text in texts):  # which Python reads over
         return None
     try:
-        return [int(text) if text.lstrip("+-").isdecimal() else float(text) for text in texts]
+        numbers = [int(text) if text.lstrip("+-").isdecimal() else float(text) for text in texts]
     except ValueError:
         return None
+    # Where no number is among them, "nan" and "inf" are names.
+    return numbers if any(abs(number) < math.inf for number in numbers) else None
 
 
-def _numbers(values: Sequence[bool | int | float]) -> tuple[NDArray[Any], tuple[str, ...]]:
-    array = _narrow(np.array(values))
+def _numbers(
+    values: Sequence[bool | int | float], wrong: Callable[[int, str], DataError]
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    array = _array_of(values, wrong)
     if array.dtype != np.int64 or array.min() < NO_LABEL or array.max() >= MOST_CLASSES:
         return array, ()
     return array, tuple(str(number) for number in range(int(array.max()) + 1))
 
 
-def _narrow(array: NDArray[Any]) -> NDArray[Any]:
-    """Return numbers in the types that trainings take."""
-    if array.dtype.kind == "O":  # integers beyond 64 bits
-        array = array.astype(np.float64)
-    return array.astype({"b": np.int64, "i": np.int64, "u": np.int64, "f": np.float32}[array.dtype.kind])
+def _array_of(values: Sequence[Any], wrong: Callable[[int, str], DataError]) -> NDArray[Any]:
+    """Return numbers, or lists of them, as `Manifest` says. Raises: DataError for what no type holds."""
+    is_float, is_wide = False, False
+    unlike: int | None = None  # the first sample with an integer that a float64 does not hold
+    for position, value in enumerate(values):
+        for each in _flat(value):
+            if isinstance(each, float):
+                is_float = True
+            elif not -(2**63) <= each < 2**63:
+                raise wrong(position, ": an integer has at most 64 bits; what is a name has a letter")
+            elif abs(each) > _EXACT_IN_FLOAT32 and float(np.float32(each)) != each:
+                is_wide = True
+                unlike = position if unlike is None and float(each) != each else unlike
+    if not is_float:
+        return np.array(values, np.int64)
+    if unlike is not None:
+        raise wrong(unlike, ", which no float64 holds, and other samples have fractions: correct one of them")
+    return np.array(values, np.float64 if is_wide else np.float32)
+
+
+def _flat(value: Any) -> Iterator[int | float]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
 
 
 def _numbered(

@@ -74,6 +74,8 @@ class TarShards(CataloguedFiles):
         place = place_of_paths(shards)
         objects = objects_of(place, storage_options)
         endings = _endings(member)
+        if isinstance(label, str):
+            label = label.lstrip(".")
         _check_label(label)
         list_anew = partial(list_shards, place, endings, member is not None, label)
         super().__init__(

@@ -14,6 +14,11 @@ from penstock.store.remote import Objects
 
 #: How files of JSON lines end.
 JSON_LINES = (".jsonl", ".ndjson")
+#: What to do with another file of JSON.
+JSON_ADVICE = (
+    "open COCO's with penstock.store.CocoImages(annotations, folder), and write any other as one object a line, in a "
+    "file called .jsonl"
+)
 
 #: The number of a line, the first is 1, and what it has.
 Rows = list[tuple[int, list[str]]]
