@@ -359,8 +359,10 @@ def test_closing_ends_what_waits_to_be_tried_again(
 
 
 def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(
-    server: WebServer, records: Records
+    server: WebServer,
 ) -> None:
+    server.objects["data.bin"] = CONTENT
+    records = Records(f"{server.address}/data.bin", "u1", 10_000)
     into = np.zeros(80_000, np.uint8)
     begins = 10_000 * np.arange(9)
     server.seconds = 1.5
@@ -369,12 +371,14 @@ def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(
     wait_until(lambda: server.under_way == 8)
     records.close()  # its threads end after a moment
     server.seconds = 0.05
-
-    for _ in range(20):
-        assert read_group(records, np.arange(8), into, begins) == []
-
     thread.join()
+
+    assert read_group(records, np.arange(8), into, begins) == []
+    found = objects_in(records)
+    assert found is not None
+    assert found._limit.in_flight == 0
     assert into.tobytes() == CONTENT[:80_000]
+    records.close()
 
 
 def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:

@@ -220,7 +220,7 @@ class Objects:
         me = threading.get_ident()
         try:
             while True:
-                self._await_turn(closed)
+                limit = self._await_turn(closed)
                 began = time.perf_counter()
                 kind, nbytes = "final", 0
                 try:
@@ -229,7 +229,7 @@ class Objects:
                 except RequestError as error:
                     kind, reason = error.kind, error
                 finally:
-                    self._has_ended(kind, nbytes)
+                    self._has_ended(limit, kind, nbytes)
                 if reason.kind not in ("refused", "passing"):
                     raise self._said(address, client, reason) from reason
                 now = time.perf_counter()
@@ -263,22 +263,24 @@ class Objects:
             )
         return DataError(f"{shown} {reason}")
 
-    def _await_turn(self, closed: threading.Event) -> None:
+    def _await_turn(self, closed: threading.Event) -> RequestLimit:
+        """Wait until a request may begin; return the limit that counts it, which `close` replaces."""
         with self._may_begin:
             while not self._limit.has_space and not closed.is_set():
                 self._may_begin.wait()
             if closed.is_set():
                 raise ClosedError("closed while a request to the store was to be made")
             self._limit.began()
+            return self._limit
 
-    def _has_ended(self, kind: str, nbytes: int) -> None:
+    def _has_ended(self, limit: RequestLimit, kind: str, nbytes: int) -> None:
         with self._may_begin:
-            before = self._limit.limit
+            before = limit.limit
             if kind == "refused":
-                self._limit.refused(time.perf_counter())
+                limit.refused(time.perf_counter())
             else:
-                self._limit.ended(nbytes, time.perf_counter())
-            self._may_begin.notify(1 + max(0, self._limit.limit - before))
+                limit.ended(nbytes, time.perf_counter())
+            self._may_begin.notify(1 + max(0, limit.limit - before))
 
     def _client_of(self, address: str) -> ObjectStore:
         if self._process != os.getpid():  # after a fork another thread may have held a lock
