@@ -833,3 +833,11 @@ if child:
         assert Path(folder).parent == tmp_path
         assert was_there == "True"
         assert not Path(folder).exists()
+
+
+def test_a_kernel_is_compiled_again_when_the_plain_functions_that_it_copies_change() -> None:
+    package = Path(kernel_cache.__file__).parent
+    for file in package.rglob("_*kernels.py"):
+        for name in re.findall(r"compiled_copy\((\w+)", file.read_text()):
+            known = [Path(each).stem for each in kernel_cache._PLAIN.get(file.parent.name, ())]
+            assert name in known, f"{file} copies {name}, of which the cache of kernels does not know"

@@ -29,6 +29,7 @@ from penstock.machine_code import Loop, MachineCode, Signature
 #: What is plain Python and compiled as well, by folder.
 _PLAIN = {
     "policy": ["decisions.py"],
+    "store": ["examples.py"],
     "transforms": ["geometry.py", "jpeg.py"],
     "simulate": ["_clock.py", "../policy/decisions.py"],
 }

@@ -20,6 +20,7 @@ from tests.store.litdata_files import write_litdata
 from penstock import open_source
 from penstock.errors import ConfigError, DataError
 from penstock.store import LitDataChunks
+from penstock.store.calls import Calls
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "litdata"
 TWO: list[list[tuple[bytes, int]]] = [[(b"one", 3), (b"", 1)], [(b"three", 2)]]
@@ -59,7 +60,9 @@ class TestChunksOfAnotherProgram:
 
         assert contents(source) == [b"pair" * number for number in range(1, 6)]
         assert labels_of(source) == [0, 1, 2, 3, 4]
-        assert labels_of(LitDataChunks(GOLDEN / "pairs")) == [-1] * 5
+        calls = Calls(report=(lines := list[str]()).append)
+        assert labels_of(LitDataChunks(GOLDEN / "pairs", calls=calls)) == [-1] * 5
+        assert any("no labels are taken" in line and "give label='1' if that is it" in line for line in lines)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -124,6 +127,7 @@ def test_a_folder_of_another_kind_is_none(tmp_path: Path, rows: Sequence[Any]) -
         ({"data_format": ["bytes"]}, "is no index of LitData chunks"),
         ({"data_spec": "[1, 2]"}, "is no index of LitData chunks"),
         ({"data_spec": None}, "is no index of LitData chunks"),
+        ({"data_format": [None, "int"]}, "is no index of LitData chunks"),
     ],
 )
 def test_what_cannot_be_read_is_answered_with_what_to_do(
@@ -170,3 +174,16 @@ def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
     os.remove(tmp_path / "chunk-0-1.bin")
     with pytest.raises(DataError, match=r"chunk-0-1\.bin cannot be opened"):
         LitDataChunks(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["no_header_tensor:9", "tensor", "boolean", "float"])
+def test_a_column_called_label_that_cannot_be_one_is_an_error(tmp_path: Path, kind: str) -> None:
+    """As `optimize` stores torch.tensor(3); else a training would learn from -1."""
+    write_litdata(tmp_path, TWO)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["config"]["data_format"] = ["bytes", kind]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ConfigError, match=rf"label is 'label'; its columns are .*label \({kind}\)"):
+        open_source(tmp_path)
+    assert labels_of(LitDataChunks(tmp_path, label=None)) == [-1, -1, -1]

@@ -82,6 +82,10 @@ def test_a_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
         ({"format": "json"}, "is no index of MDS shards"),
         ({"column_sizes": [None, 8]}, "is no index of MDS shards"),
         ({"column_sizes": [None, -8, 4]}, "is no index of MDS shards"),
+        ({"column_sizes": [None, 2**70, 4]}, "is no index of MDS shards"),
+        ({"column_names": [[], "label", "name"]}, "is no index of MDS shards"),
+        ({"column_encodings": [None, "int", "str"]}, "is no index of MDS shards"),
+        ({"raw_data": {"basename": "\0"}}, "is no index of MDS shards"),
         ({"raw_data": {"basename": "../shard.00000.mds"}}, "which is not beside it"),
         ({"raw_data": None}, "is no index of MDS shards"),
         (
@@ -139,3 +143,13 @@ def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         MosaicShards(tmp_path)
     with pytest.raises(DataError):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["float32", "ndarray:int32", "json"])
+def test_a_column_called_label_that_cannot_be_one_is_an_error(tmp_path: Path, encoding: str) -> None:
+    """Else a training would learn from -1."""
+    write_mds(tmp_path, TWO, column_encodings=["bytes", encoding, "float32"])
+
+    with pytest.raises(ConfigError, match=rf"label is 'label'; its columns are .*label \({encoding}\)"):
+        open_source(tmp_path)
+    assert labels_of(MosaicShards(tmp_path, label=None)) == [-1, -1, -1]

@@ -71,7 +71,7 @@ def test_samples_and_labels_are_those_that_protobuf_reads(
     loop = tfrecords.INDEX_EXAMPLES.wait() if is_compiled else None
     pictures = [b"picture %d" % number * (1 + 100 * number) for number in range(len(records))]
     for record, picture, label in zip(records, pictures, labels, strict=False):
-        record |= {"image/encoded": picture, "the label": [label, 7]}
+        record |= {"image/encoded": picture, "the label": [label]}
     file = write_records(tmp_path / "a", records)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -218,3 +218,50 @@ def test_features_that_are_not_there_are_named(tmp_path: Path) -> None:
         TFRecords(file, sample="one", label="n")
     with pytest.raises(ConfigError, match="sample is 7; it is the name of a feature"):
         TFRecords(file, sample=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("several", [[3, 7], [b"cat", b"dog"]])
+def test_a_label_of_several_values_is_an_error(tmp_path: Path, several: Any) -> None:
+    file = write_records(
+        tmp_path / "a", [{"image": b"1", "label": several[:1]}, {"image": b"2", "label": several}]
+    )
+
+    with pytest.raises(DataError, match="record 1 has several values as its label 'label'"):
+        TFRecords(file)
+
+
+def test_several_values_that_are_not_packed_are_an_error_too(tmp_path: Path) -> None:
+    entry = b"\x0a\x05label" + b"\x12\x06\x1a\x04\x08\x03\x08\x07"
+    image = b"\x0a\x05image" + b"\x12\x05\x0a\x03\x0a\x011"
+    features = b"".join(b"\x0a" + bytes([len(each)]) + each for each in (image, entry))
+    file = write_records(tmp_path / "a", [b"\x0a" + bytes([len(features)]) + features])
+
+    with pytest.raises(DataError, match="record 0 has several values as its label 'label'"):
+        TFRecords(file)
+
+
+def test_a_label_that_the_first_record_lacks_is_an_error(tmp_path: Path) -> None:
+    others: list[dict[str, Feature]] = [{"image": b"2", "label": [1]}] * 5
+    file = write_records(tmp_path / "a", [{"image": b"1"}, *others])
+
+    with pytest.raises(DataError, match="record 0 has no label 'label', an integer or a name"):
+        TFRecords(file)
+
+
+def test_an_empty_list_is_no_label_and_the_record_an_example(tmp_path: Path) -> None:
+    """As TensorFlow writes a feature of a record that has none."""
+    without = example_class()()
+    without.features.feature["image"].byteslist.value.append(b"2")
+    without.features.feature["label"].int64list.SetInParent()
+    file = write_records(tmp_path / "a", [{"image": b"1", "label": [0]}, bytes(without.SerializeToString())])
+
+    with pytest.raises(DataError, match="record 1 has no label 'label', an integer or a name"):
+        TFRecords(file)
+    assert contents(TFRecords(file, label=None)) == [b"1", b"2"]
+
+
+def test_integers_in_one_record_and_names_in_another_are_an_error(tmp_path: Path) -> None:
+    records: list[dict[str, Feature]] = [{"image": b"1", "label": [2]}, {"image": b"2", "label": b"cat"}]
+
+    with pytest.raises(DataError, match=r"record 0 has 2, and .*: record 1 has 'cat'"):
+        TFRecords(write_records(tmp_path / "a", records))

@@ -23,6 +23,8 @@ SIGNATURE = Signature(
 BEGIN, SIZE, LABEL_KIND, LABEL, LABEL_SIZE, COLUMNS = 0, 1, 2, 3, 4, 5
 #: Kinds of labels, as the fields of `Feature` are numbered.
 NO_LABEL, BYTES, FLOATS, INTEGERS = 0, 1, 2, 3
+#: The kind of a label that is several integers or texts.
+SEVERAL = 4
 #: What is wrong with a file.
 CUT_OFF, NO_FRAME, NO_EXAMPLE = -1, -2, -3
 
@@ -31,7 +33,7 @@ CUT_OFF, NO_FRAME, NO_EXAMPLE = -1, -2, -3
 PLACE, CONTENT_END, FIELD, VALUE, DESCRIPTOR, WINDOW, WINDOW_END, NUMBERS = 0, 1, 2, 3, 4, 5, 6, 7
 
 #: Of a frame, before its content and behind it.
-FRAME_BYTES, _CHECKSUM_BYTES = 12, 4
+FRAME_BYTES, CHECKSUM_BYTES = 12, 4
 #: Wire types of protobuf: integers, 8 bytes, with a length, 4 bytes.
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 
@@ -56,14 +58,14 @@ def index_examples(
         if masked_crc32c(window, at, frame, 8) != little(window, at, frame + 8, 4):
             return NO_FRAME
         begin = frame + FRAME_BYTES
-        if length < 0 or length > end - begin - _CHECKSUM_BYTES:
+        if length < 0 or length > end - begin - CHECKSUM_BYTES:
             return CUT_OFF
         rows[count, SIZE], rows[count, LABEL_KIND] = -1, NO_LABEL
         at[PLACE] = begin
         if not _find_features(window, begin + length, sample_name, label_name, rows, count, at):
             at[PLACE] = frame
             return NO_EXAMPLE
-        at[PLACE] = begin + length + _CHECKSUM_BYTES
+        at[PLACE] = begin + length + CHECKSUM_BYTES
         count += 1
     return count
 
@@ -101,14 +103,17 @@ def _take_entry(
         if at[FIELD] == 1:
             is_sample = _is_name(window, at, field_end, sample_name)
             is_label = _is_name(window, at, field_end, label_name)
-        elif at[FIELD] == 2 and (is_sample or is_label):
+        elif at[FIELD] == 2 and at[PLACE] < field_end and (is_sample or is_label):
             if not next_field(window, at, field_end):
                 return False
             kind, list_end = at[FIELD], at[CONTENT_END]
             if kind == INTEGERS and is_label:
-                if not _first_integer(window, list_end, at):
+                found = _first_integer(window, list_end, at)
+                if found < 0:
                     return False
-                rows[row, LABEL_KIND], rows[row, LABEL] = kind, at[VALUE]
+                if found > 0:
+                    rows[row, LABEL_KIND] = kind if at[PLACE] == list_end else SEVERAL
+                    rows[row, LABEL] = at[VALUE]
             elif kind == BYTES:
                 if at[PLACE] < list_end and not next_field(window, at, list_end):
                     return False
@@ -119,7 +124,7 @@ def _take_entry(
                         at[CONTENT_END] - at[PLACE] if is_one else -1,
                     )
                 if is_label:
-                    rows[row, LABEL_KIND] = kind
+                    rows[row, LABEL_KIND] = kind if is_one else SEVERAL
                     rows[row, LABEL], rows[row, LABEL_SIZE] = at[PLACE], at[CONTENT_END] - at[PLACE]
             elif is_label:
                 rows[row, LABEL_KIND] = kind
@@ -127,19 +132,19 @@ def _take_entry(
     return True
 
 
-def _first_integer(window: Any, end: int, at: Any) -> bool:
-    """Read the first integer of a list, packed or not."""
+def _first_integer(window: Any, end: int, at: Any) -> int:
+    """Read the first integer of a list, packed or not; return 1, 0 where it has none, or -1 where it is no list."""
     while at[PLACE] < end:
         if not _varint(window, at, end):
-            return False
+            return -1
         tag = at[VALUE]
         if tag >> 3 == 1 and tag & 7 == _VARINT:
-            return _varint(window, at, end)
+            return 1 if _varint(window, at, end) else -1
         if tag >> 3 != 1 or tag & 7 != _LENGTH or not _varint(window, at, end):
-            return False
+            return -1
         if at[VALUE] > 0:
-            return _varint(window, at, end)
-    return False
+            return 1 if _varint(window, at, end) else -1
+    return 0
 
 
 def next_field(window: Any, at: Any, end: int) -> bool:

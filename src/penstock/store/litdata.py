@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
-from penstock.store.columns import Columns
+from penstock.store.columns import AUTO_LABEL, Columns
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
@@ -26,14 +26,14 @@ from penstock.store.patterns import is_of_several, place_of_paths
 from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import (
     INDEX_NAME,
-    LABEL_ENCODINGS,
     RowColumns,
+    check_beside,
+    choose_columns,
     index_rows,
     read_at,
     read_json,
 )
 
-_AUTO = "auto"
 _KIND = "LitData chunk"
 #: Encodings whose bytes are a picture, text, or whatever the user makes of them; those that are taken first.
 _PICTURES = ("jpeg", "image", "bytes", "file")
@@ -67,7 +67,7 @@ class LitDataChunks(CataloguedFiles):
         folder: str | os.PathLike[str],
         *,
         sample: str | None = None,
-        label: str | None = _AUTO,
+        label: str | None = AUTO_LABEL,
         classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
@@ -113,7 +113,7 @@ def list_litdata(
 ) -> Catalog:
     """Index LitData's chunks; see `LitDataChunks`. Of those that did not change, what an old catalog says is taken."""
     found = asking.calls.one(place, partial(_read_index, place, asking.objects))
-    columns = _columns(place, found.kinds, sample, label)
+    columns = _columns(place, found.kinds, sample, label, asking.calls)
     by_path = {joined(place, name): count for name, count in found.chunks.items()}
     keys = list(found.kinds)
 
@@ -165,8 +165,9 @@ def _read_index(place: str, objects: Objects | None) -> _Index:
             )
         kinds = dict(zip(_keys_of(config["data_spec"]), config["data_format"], strict=True))
         for name in chunks:
-            if os.path.basename(name) != name or name in ("", ".", ".."):
-                raise ValueError(f"a chunk called {name!r}, which is not beside it")
+            check_beside(name)
+        if wrong := [kind for kind in kinds.values() if not isinstance(kind, str)]:
+            raise ValueError(f"a column stored as {wrong[0]!r}")
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -194,9 +195,10 @@ def _keys_of(spec: Any) -> list[str]:
     return list(walk(tree, ""))
 
 
-def _columns(place: str, kinds: dict[str, str], sample: str | None, label: str | None) -> RowColumns:
+def _columns(
+    place: str, kinds: dict[str, str], sample: str | None, label: str | None, calls: Calls
+) -> RowColumns:
     has = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
-    names = list(kinds)
     if sample is None:
         sample = next((name for name, kind in kinds.items() if kind.partition(":")[0] in _PICTURES), None)
     if sample not in kinds or kinds[sample].partition(":")[0] not in _OF_SAMPLES:
@@ -204,14 +206,7 @@ def _columns(place: str, kinds: dict[str, str], sample: str | None, label: str |
             f"{place}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.LitDataChunks, one "
             f"stored as {', '.join(_OF_SAMPLES)}"
         )
-    if label == _AUTO:
-        usual = (name for name in _USUAL_LABELS if kinds.get(name) in LABEL_ENCODINGS and name != sample)
-        label = next(usual, None)
-    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
-        raise ConfigError(
-            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
-        )
-    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+    return choose_columns(place, kinds, sample, label, _USUAL_LABELS, calls)
 
 
 def _begin_of_arrow(file: Opened) -> int | None:

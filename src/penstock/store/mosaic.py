@@ -16,14 +16,22 @@ from typing import Any
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.columns import AUTO_LABEL
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
 from penstock.store.patterns import is_of_several, place_of_paths
 from penstock.store.remote import Objects, RemoteFile, objects_of
-from penstock.store.row_shards import INDEX_NAME, LABEL_ENCODINGS, RowColumns, index_rows, read_json
+from penstock.store.row_shards import (
+    INDEX_NAME,
+    MOST_COLUMN_BYTES,
+    RowColumns,
+    check_beside,
+    choose_columns,
+    index_rows,
+    read_json,
+)
 
-_AUTO = "auto"
 #: Encodings whose bytes are a picture, or whatever the user makes of them.
 _OF_SAMPLES = ("jpeg", "png", "bytes")
 #: Columns that are taken for the label, the first that there is.
@@ -53,7 +61,7 @@ class MosaicShards(CataloguedFiles):
         folder: str | os.PathLike[str],
         *,
         sample: str | None = None,
-        label: str | None = _AUTO,
+        label: str | None = AUTO_LABEL,
         classes: Sequence[str] | None = None,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
@@ -101,7 +109,7 @@ def list_mosaic(
 ) -> Catalog:
     """Index MDS shards; see `MosaicShards`. Of those that did not change, what an old catalog says is taken."""
     shards = asking.calls.one(place, partial(_read_index, place, asking.objects))
-    columns = _columns(place, shards[0], sample, label)
+    columns = _columns(place, shards[0], sample, label, asking.calls)
     by_path = {joined(place, shard["raw_data"]["basename"]): shard for shard in shards}
 
     def index(file: Opened) -> Indexed:
@@ -130,10 +138,13 @@ def _read_index(place: str, objects: Objects | None) -> list[dict[str, Any]]:
             basename = (shard["raw_data"] or {"basename": ""})["basename"]
             if shard["format"] != "mds" or not len(names) == len(encodings) == len(sizes) > 0:
                 raise ValueError(f"a shard of format {shard['format']!r}")
-            if not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
+            if not all(isinstance(each, str) for each in (*names, *encodings)):
+                raise ValueError(f"columns called {names} of {encodings}")
+            if not all(
+                size is None or (isinstance(size, int) and 0 <= size <= MOST_COLUMN_BYTES) for size in sizes
+            ):
                 raise ValueError(f"columns of {sizes} bytes")
-            if os.path.basename(basename) != basename or basename in ("", ".", ".."):
-                raise ValueError(f"a shard called {basename!r}, which is not beside it")
+            check_beside(basename)
             if shard["zip_data"] and not _is_there(joined(place, basename), objects):
                 raise DataError(
                     f"{joined(place, shard['zip_data']['basename'])} is compressed ({shard['compression']}), so "
@@ -152,21 +163,16 @@ def _is_there(path: str, objects: Objects | None) -> bool:
     return os.path.exists(path) if objects is None else objects.find(path) is not None
 
 
-def _columns(place: str, shard: dict[str, Any], sample: str | None, label: str | None) -> RowColumns:
+def _columns(
+    place: str, shard: dict[str, Any], sample: str | None, label: str | None, calls: Calls
+) -> RowColumns:
     names, encodings, _ = _facts(shard)
     kinds = dict(zip(names, encodings, strict=True))
     has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     if sample is None:
         sample = next((name for name, kind in kinds.items() if kind in _OF_SAMPLES), None)
-    if sample not in kinds or kinds[sample] == "pkl":
+    if sample is None or sample not in kinds or kinds[sample] == "pkl":
         raise ConfigError(
             f"{place}: sample is {sample!r}; its columns are {has}: give one of bytes, and of no pickled objects"
         )
-    if label == _AUTO:
-        usual = (name for name in _USUAL_LABELS if kinds.get(name) in LABEL_ENCODINGS and name != sample)
-        label = next(usual, None)
-    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
-        raise ConfigError(
-            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
-        )
-    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+    return choose_columns(place, kinds, sample, label, _USUAL_LABELS, calls)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
+from penstock.store.calls import Calls
 from penstock.store.catalog import Ints
+from penstock.store.columns import AUTO_LABEL
 from penstock.store.packed_listing import Indexed, Opened
 from penstock.store.remote import Objects, RemoteFile
 
@@ -31,6 +33,8 @@ _TEXTS = ("str", "str_int")
 #: Encodings that a label may have.
 LABEL_ENCODINGS = (*_INTEGERS, *_TEXTS)
 _MOST_INDEX_BYTES = 1 << 30
+#: Places in a shard have 32 bits.
+MOST_COLUMN_BYTES = 2**32 - 1
 
 
 class RowColumns(NamedTuple):
@@ -39,6 +43,36 @@ class RowColumns(NamedTuple):
     sample: int
     label: int
     encoding: str
+
+
+def choose_columns(
+    place: str, kinds: dict[str, str], sample: str, label: str | None, usual: Sequence[str], calls: Calls
+) -> RowColumns:
+    """Return which columns are taken. kinds: how each column is stored, by name. usual: names of labels.
+
+    A line says so where no column is called as labels are, and one has integers.
+    Raises: ConfigError if the label is no column, or neither integers nor text.
+    """
+    has, names = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()), list(kinds)
+    if label == AUTO_LABEL:
+        label = next((name for name in usual if name in kinds and name != sample), None)
+        integers = [name for name, kind in kinds.items() if kind in _INTEGERS and name != sample]
+        if label is None and integers:
+            calls.report(
+                f"{place}: no column is called {', '.join(usual)}: no labels are taken; its columns are {has}: give "
+                f"label={integers[0]!r} if that is it, or label=None"
+            )
+    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
+        raise ConfigError(
+            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
+        )
+    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+
+
+def check_beside(name: object) -> None:
+    """Raise ValueError unless a shard that an index names is a file beside it."""
+    if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        raise ValueError(f"a shard called {name!r}, which is not beside it")
 
 
 def read_json(path: str, kind: str, objects: Objects | None = None) -> Any:

@@ -40,6 +40,8 @@ RECORD_ENDINGS = (".tfrecord", ".tfrecords")
 _WINDOW_BYTES = 4096
 _AT_ONCE = 4096
 _MOST_LABEL_BYTES = 1 << 16
+#: Records of the first file that are looked at for a label.
+_FIRST_RECORDS = 4
 
 
 class TFRecords(CataloguedFiles):
@@ -50,8 +52,8 @@ class TFRecords(CataloguedFiles):
     files: a path, a pattern such as "train-*-of-00128" or "train-{000..127}.tfrecord", or a list of these.
     sample: the feature that is the sample, such as "image/encoded". Unless given, the first that the first record has
         of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
-    label: the feature that is the label, an integer or a name; "auto" is the first that the first record has of
-        image/class/label, label, class and cls, or no label; None takes none. Names are numbered in sorted order.
+    label: the feature that is the label, an integer or a name; "auto" is the first that one of the first four records
+        has of image/class/label, label, class and cls, or no label; None takes none. Names are numbered as they sort.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A file that did not change is not indexed again.
@@ -146,9 +148,10 @@ def _names(path: str, sample: str | None, label: str | None, objects: Objects | 
     if sample is not None and label != _AUTO:
         return _Names(sample, label or "")
     with opened(path, objects) as file:
-        kinds = dict(_features(file))
+        kinds, *others = (dict(features) for features in _features(file))
     if label == _AUTO:
-        label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
+        names = kinds.keys() | set().union(*others)  # a record may lack the label, which is an error
+        label = next((name for name in _USUAL_LABELS if name in names and name != sample), None)
     if sample is None:
         of_bytes = [name for name, kind in kinds.items() if kind == examples.BYTES and name != label]
         usual = [name for name in _USUAL_SAMPLES if name in of_bytes] or of_bytes
@@ -232,16 +235,18 @@ def _index(names: _Names, asking: Asking, file: Opened) -> Indexed:
     )
 
 
-def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str]:
+def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str | int]:
     kinds = rows[:, examples.LABEL_KIND]
     is_text = kinds == examples.BYTES
     wrong = (kinds != examples.INTEGERS) & ~(is_text & (rows[:, examples.LABEL_SIZE] <= _MOST_LABEL_BYTES))
     if wrong.any():
+        record = int(wrong.argmax())
+        what = "several values as its" if kinds[record] == examples.SEVERAL else "no"
         raise DataError(
-            f"{file.path}: record {wrong.argmax()} has no label {name!r}, an integer or a name: give the right "
+            f"{file.path}: record {record} has {what} label {name!r}, an integer or a name: give the right "
             "label= to penstock.store.TFRecords, None for no labels"
         )
-    labels = list(map(str, rows[:, examples.LABEL].tolist()))
+    labels: list[str | int] = rows[:, examples.LABEL].tolist()
     for number in np.flatnonzero(is_text).tolist():
         begin, size = rows[number, examples.LABEL : examples.LABEL_SIZE + 1].tolist()
         try:
@@ -257,17 +262,20 @@ def _bytes_of(name: str) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(name.encode()), np.uint8)
 
 
-def _features(file: Opened) -> Iterator[tuple[str, int]]:
-    """Yield name and kind of each feature of a file's first record."""
-    _Reader(file, _Names("", "")).read(1)  # raises what is wrong with it
+def _features(file: Opened) -> Iterator[list[tuple[str, int]]]:
+    """Yield name and kind of each feature of a file's first records."""
+    number = len(_Reader(file, _Names("", "")).read(_FIRST_RECORDS))  # raises what is wrong with one
     with readable(file.pread if file.remote is not None else None) as descriptor:
-        yield from _features_of(file.descriptor if descriptor is None else descriptor)
+        window, at = memoryview(bytearray(_WINDOW_BYTES)), [0] * examples.NUMBERS
+        at[examples.DESCRIPTOR], begin = file.descriptor if descriptor is None else descriptor, 0
+        for _ in range(number):
+            at[examples.PLACE] = begin + examples.FRAME_BYTES
+            end = at[examples.PLACE] + examples.little(window, at, begin, 8)
+            yield list(_features_of(window, at, end))
+            begin = end + examples.CHECKSUM_BYTES
 
 
-def _features_of(descriptor: int) -> Iterator[tuple[str, int]]:
-    window, at = memoryview(bytearray(_WINDOW_BYTES)), [0] * examples.NUMBERS
-    at[examples.DESCRIPTOR], at[examples.PLACE] = descriptor, examples.FRAME_BYTES
-    end = examples.FRAME_BYTES + examples.little(window, at, 0, 8)
+def _features_of(window: memoryview, at: list[int], end: int) -> Iterator[tuple[str, int]]:
 
     def fields(end: int) -> Iterator[tuple[int, int]]:
         """Yield number and end of each field from here on."""
