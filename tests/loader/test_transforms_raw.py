@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from penstock.loader import Loader
+from penstock.loader.transforms import DecodeRaw
 from penstock.loader.transforms.raw import place_of, write_group
-from penstock.store import Tokens
+from penstock.store import FlatFolder, Tokens
 
 PAIRS = [
     ("<u2", "<i8"),
@@ -63,3 +66,22 @@ def test_tokens_are_read_into_the_slot(tmp_path: object) -> None:
 
     expected = order[:, None] * 100 + np.arange(101)
     assert np.array_equal(np.concatenate(batches), expected)
+
+
+def test_a_sample_of_another_shape_is_told_which_one_sets_it(tmp_path: Path) -> None:
+    for number, size in enumerate((6, 40, 40)):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(size))
+    with Loader(
+        FlatFolder(tmp_path, extensions=None),
+        batch_size=3,
+        epochs=1,
+        shuffle=False,
+        transforms=[DecodeRaw("u1")],
+        on_error="skip",
+        report=None,
+    ) as loader:
+        list(loader)
+
+        assert [skip.sample for skip in loader.skipped] == [1, 2]
+        for skip in loader.skipped:
+            assert f"has space for (6,), the shape of {tmp_path}/0.bin: all must have one shape" in skip.error

@@ -431,7 +431,8 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
 
     def probe(sample: int) -> None:
         try:
-            pipeline.probe(calls.one(source.describe(sample), lambda: source.read(sample)))
+            name = source.describe(sample)
+            pipeline.probe(calls.one(name, lambda: source.read(sample)), name)
         except Exception as error:
             if (placed := located(error, sample, source.describe)) is error:
                 raise

@@ -136,6 +136,8 @@ class Pipeline:
         )
         self._stages = self._make_stages(transforms[:tail])
         self._output_shape = _known_shape(transforms, layout)
+        #: Where a sample had to say the shape, its name.
+        self._shape_is_of = ""
         self._is_raw = isinstance(transforms[0], DecodeRaw)
         #: The type of the stored bytes where nothing is done but to take them as numbers of the slot's type.
         self._stored: np.dtype[Any] | None = None
@@ -232,10 +234,10 @@ class Pipeline:
             )
         return self._output_shape
 
-    def probe(self, data: Encoded) -> tuple[int, ...]:
+    def probe(self, data: Encoded, name: str = "") -> tuple[int, ...]:
         """Run one sample to find the shape of the result; all others must have the same. Returns the shape.
 
-        Call it before threads share the pipeline.
+        Call it before threads share the pipeline. name: of the sample, for errors of others.
         Raises: DataError if the sample cannot be decoded; whatever a callable raises.
         """
         if self._output_shape is None:
@@ -244,6 +246,7 @@ class Pipeline:
                 self._output_shape = self._sink.shape(value.geometry.size)
             else:
                 self._output_shape = self._finished(value).shape
+            self._shape_is_of = name
         return self._output_shape
 
     def decode_bytes(self, height: int, width: int, like: JpegHeader | bytes) -> int:
@@ -383,9 +386,10 @@ class Pipeline:
         if shape != out.shape:
             shaping = [step for step in self.transforms if not isinstance(step, ToTensor | Normalize)]
             after = f" after {name_of(shaping[-1])}" if shaping else ""
+            because = f", the shape of {self._shape_is_of}" if self._shape_is_of else ""
             raise ConfigError(
-                f"the sample has shape {shape}{after}, and the batch has space for {out.shape}: all must have one "
-                "shape (Resize((height, width)) or CenterCrop sees to it)"
+                f"the sample has shape {shape}{after}, and the batch has space for {out.shape}{because}: "
+                "all must have one shape (Resize((height, width)) or CenterCrop sees to it)"
             )
 
 
