@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -57,6 +59,7 @@ from penstock.store import (
     read_all_merged,
     read_group,
 )
+from penstock.store.calls import Calls
 from penstock.store.files import FileSource
 from penstock.store.remote import Objects, objects_in
 
@@ -652,3 +655,50 @@ def test_credentials_are_found_where_awss_tools_find_them(
     source = Records("s3://bucket/found.bin", "u1", 10_000)
     assert source.read(3) == record(3)
     source.close()
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The address of a port that refuses connections."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_store_that_does_not_answer_is_reported_with_the_retry_and_its_cause(
+    refusing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.calls._FAILING_SECONDS", 0.01)
+    lines: list[str] = []
+
+    with pytest.raises(DataError, match="check the address, as nothing has answered there yet"):
+        open_source(
+            f"{refusing}/a.tar", calls=Calls(report=lines.append), storage_options={"retry_seconds": 0.5}
+        )
+
+    assert lines
+    wanted = rf"waits for {refusing}/a.tar, retry \d+ after a broken or refused connection, failing for .*s"
+    assert all(re.fullmatch(wanted, line) for line in lines)
+
+
+def test_a_store_that_has_never_answered_is_given_up_sooner(
+    refusing: str, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.remote.FIRST_ANSWER_SECONDS", 0.01)
+    server.objects["a"] = b"content"
+
+    for objects in (Objects(), pickle.loads(pickle.dumps(Objects()))):
+        with pytest.raises(DataError, match="nothing has answered there yet"):
+            objects.facts([f"{refusing}/a"])
+        # One that has answered is waited for as ever.
+        facts = objects.facts([f"{server.address}/a"])[0]
+        server.fault = first(Answer(reset=True), 5)
+        assert objects.content(facts) == b"content"
+        objects.close()
+
+
+def test_a_redirect_in_a_circle_is_an_error_at_once(server: WebServer) -> None:
+    server.fault = lambda request: Answer(status=302, location=f"{server.address}/a.bin")
+
+    with pytest.raises(DataError, match="it leads from one address to the next without an end"):
+        Objects().facts([f"{server.address}/a.bin"])

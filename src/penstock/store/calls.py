@@ -22,6 +22,8 @@ _SERIAL_CALLS = 4
 _THREADS = 16
 #: For threads to end whose caller was interrupted: a store that answers has done so by then.
 _LEAVE_SECONDS = 1.0
+#: A wait for no answer is reported after so long, and again at twice the time; that for one that fails sooner.
+_PATIENCE_SECONDS, _FAILING_SECONDS = 60.0, 5.0
 
 
 class _Left(BaseException):
@@ -35,19 +37,22 @@ class Calls:
     thread that hangs is left, with a warning that names what it asked for; it does not keep the process from its end.
 
     watch: called in the waiting thread; returns the seconds after which it wants to be called again, None for never.
-        What it raises ends the wait.
+        What it raises ends the wait. Unless given, long waits are reported.
     in_own_thread: whether the caller's thread makes the calls, as a debugger wants it; nothing is watched then.
     report: gets lines about what is opened: a long listing, a catalog that is damaged.
     """
 
     def __init__(
         self,
-        watch: Callable[[], float | None] = lambda: None,
+        watch: Callable[[], float | None] | None = None,
         *,
         in_own_thread: bool = False,
         report: Callable[[str], None] = print_report,
     ) -> None:
-        self._watch = watch
+        self._watch = watch or self._report_wait
+        #: Says which retry is waited for, of a store that has some; see `Objects.failing`.
+        self.failing: Callable[[], str] = str
+        self._reported_seconds = 0.0
         self.report = report
         self._in_own_thread = in_own_thread
         #: By thread: what it asks for, and since when. Each thread writes its own entry.
@@ -68,13 +73,25 @@ class Calls:
         return time.monotonic() - self._last_seconds
 
     def line(self) -> str:
-        """Name the call under way that is the longest, and since when; empty where there is none."""
+        """Name the retry that is waited for, else the call under way that is the longest; empty where there is none."""
+        if failing := self.failing():
+            return failing
         under_way = sorted(self._at.copy().values(), key=lambda entry: entry[1])
         if not under_way:
             return ""
         place, since = under_way[0]
         others = f"; {len(under_way)} calls under way" if len(under_way) > 1 else ""
         return f"{place}, asked for {time.monotonic() - since:.1f} s ago{others}"
+
+    def _report_wait(self) -> float:
+        failing, silent_seconds = self.failing(), self.silent_seconds
+        if silent_seconds < self._reported_seconds:  # it has answered since
+            self._reported_seconds = 0.0
+        due_seconds = max(_FAILING_SECONDS if failing else _PATIENCE_SECONDS, 2 * self._reported_seconds)
+        if silent_seconds >= due_seconds and (line := self.line()):
+            self._reported_seconds = silent_seconds
+            self.report(f"waits for {line}")
+        return _FAILING_SECONDS
 
     def one(self, place: str, call: Callable[[], R]) -> R:
         """Return what a call returns. Raises: as `each`."""

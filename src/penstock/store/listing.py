@@ -108,6 +108,8 @@ def catalog_of(
     Raises: ConfigError for another word as refresh; what `lister` raises.
     """
     check_refresh(refresh)
+    if objects is not None:
+        calls.failing = objects.failing
     key = calls.one(place, lambda: _key(opener, place, extensions, objects))
     old = None if refresh == "full" else read_catalog(key, calls)
     if old is not None and refresh == "never":

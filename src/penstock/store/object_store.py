@@ -72,13 +72,18 @@ class RequestError(Exception):
     """What became of a request that failed.
 
     kind: "refused" (too many, or not in time), "passing" (worth trying again), "missing", "forbidden", or "final".
+    is_answer: whether the store has said anything.
     """
 
     def __init__(
-        self, kind: Literal["refused", "passing", "missing", "forbidden", "final"], text: str
+        self,
+        kind: Literal["refused", "passing", "missing", "forbidden", "final"],
+        text: str,
+        *,
+        is_answer: bool = True,
     ) -> None:
         super().__init__(text)
-        self.kind = kind
+        self.kind, self.is_answer = kind, is_answer
 
 
 class ObjectStore(Protocol):

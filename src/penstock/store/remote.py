@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 #: For how long a request that fails is made again, unless `storage_options` says another.
 RETRY_SECONDS = 900.0
+#: And at most for so long where the store has never answered, as its address may be wrong.
+FIRST_ANSWER_SECONDS = 120.0
 #: Without a byte for so long, a request has failed.
 TIMEOUT_SECONDS = 30.0
 #: A thread without work ends then.
@@ -54,7 +56,9 @@ class Objects:
     def __init__(self, options: Mapping[str, Any] | None = None, *, most: int = MOST_LIMIT) -> None:
         self.options = dict(options or {})
         self._most = most
+        is_given = "retry_seconds" in self.options
         self._retry_seconds = _seconds(self.options, "retry_seconds", RETRY_SECONDS)
+        self._first_answer_seconds = self._retry_seconds if is_given else FIRST_ANSWER_SECONDS
         self._timeout_seconds = _seconds(self.options, "timeout_seconds", TIMEOUT_SECONDS)
         self._begin()
 
@@ -70,12 +74,16 @@ class Objects:
         #: By thread, the retry that it waits for: address, number, why, since when.
         self._waiting: dict[int, tuple[str, int, str, float]] = {}
         self._lost: deque[Lost] = deque(maxlen=_KEPT_LOST)
+        #: Those that have answered at all.
+        self._answered: set[ObjectStore] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Objects, most=self._most), (self._all_options(),)
 
     def _all_options(self) -> dict[str, Any]:
-        own = {"retry_seconds": self._retry_seconds, "timeout_seconds": self._timeout_seconds}
+        own = {"timeout_seconds": self._timeout_seconds}
+        if self._first_answer_seconds == self._retry_seconds:  # else it was not given
+            own["retry_seconds"] = self._retry_seconds
         return self.options | own
 
     # -- What is asked -------------------------------------------------------------------------------------
@@ -177,16 +185,19 @@ class Objects:
         return lost
 
     def waits(self) -> str:
-        """Name the retry that is waited for the longest; empty where none is."""
+        """Say which retry is waited for the longest; empty where none is."""
+        failing = self.failing()
+        return f"waits for {failing}" if failing else ""
+
+    def failing(self) -> str:
+        """Name the retry that is waited for the longest, without the verb; empty where none is."""
         waiting = sorted(self._waiting.copy().values(), key=lambda each: each[3])
         if not waiting:
             return ""
         address, number, why, since = waiting[0]
         others = f"; {format_count(len(waiting), 'request')} failing" if len(waiting) > 1 else ""
         seconds = format_seconds(time.perf_counter() - since)
-        return (
-            f"waits for {without_secrets(address)}, retry {number} after {why}, failing for {seconds}{others}"
-        )
+        return f"{without_secrets(address)}, retry {number} after {why}, failing for {seconds}{others}"
 
     def close(self) -> None:
         """End all that waits, and the threads. What is asked for afterwards begins anew."""
@@ -225,6 +236,7 @@ class Objects:
                 kind, nbytes = "final", 0
                 try:
                     answer, nbytes = attempt(client)
+                    self._answered.add(client)
                     return answer
                 except RequestError as error:
                     kind, reason = error.kind, error
@@ -234,13 +246,18 @@ class Objects:
                     raise self._said(address, client, reason) from reason
                 now = time.perf_counter()
                 retrying = retrying or Retrying(self._retry_seconds, began)
+                if reason.is_answer:
+                    self._answered.add(client)
+                is_known = client in self._answered
+                retrying.budget_seconds = self._retry_seconds if is_known else self._first_answer_seconds
                 pause = retrying.pause_seconds(now, random.random())
                 if pause is None:
                     self._lost.append(Lost(began, now))
                     attempts = format_count(retrying.count, "attempt")
+                    what = "store" if is_known else "address, as nothing has answered there yet"
                     raise DataError(
                         f"{without_secrets(address)} cannot be read: {reason}; {attempts} in "
-                        f"{format_seconds(now - retrying.began)} failed: check the store, or give more time by "
+                        f"{format_seconds(now - retrying.began)} failed: check the {what}, or give more time by "
                         "storage_options={'retry_seconds': ...}"
                     ) from reason
                 self._waiting[me] = address, retrying.count, str(reason), retrying.began

@@ -392,11 +392,12 @@ def _of_obstore(error: Exception) -> RequestError:
     if isinstance(error, FileNotFoundError):
         return RequestError("missing", "not found")
     if "kind: Timeout" in text:
-        return RequestError("refused", "no answer in time")
+        return RequestError("refused", "no answer in time", is_answer=False)
     for sign, why in (
         ("InvalidCertificate", "its certificate is not valid"),
         ("dns error", "its host is not known"),
         ("redirect without LOCATION", "it is in another region: name that, as AWS_REGION"),
+        ("TooManyRedirects", "it leads from one address to the next without an end"),
         ("Requested ", "another part was sent than was asked for"),
         ("Content-Range header", "a part was sent that is not said to be the one asked for"),
         ("non-partial response", "all was sent where a part was asked for"),
@@ -404,8 +405,9 @@ def _of_obstore(error: Exception) -> RequestError:
         if sign in text:
             return RequestError("final", f"cannot be read: {why} ({_brief(reason)})")
     if "HTTP error" in reason:
-        why = "a body that was cut off" if "body" in reason else "a broken or refused connection"
-        return RequestError("passing", why)
+        if "body" in reason:
+            return RequestError("passing", "a body that was cut off")
+        return RequestError("passing", "a broken or refused connection", is_answer=False)
     return RequestError("final", f"cannot be read: {_brief(reason)}")
 
 
@@ -570,12 +572,12 @@ def _of_driver(error: Exception) -> RequestError:
     if isinstance(error, PermissionError):
         return RequestError("forbidden", text)
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
-        return RequestError("refused", "no answer in time")
+        return RequestError("refused", "no answer in time", is_answer=False)
     is_of_network = (
         type(error).__module__.partition(".")[0] in _NETWORK and "Credentials" not in type(error).__name__
     )
     if isinstance(error, OSError) or is_of_network:
-        return RequestError("passing", text)
+        return RequestError("passing", text, is_answer=False)
     return RequestError("final", f"cannot be read: {text}")
 
 
