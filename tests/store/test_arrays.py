@@ -314,6 +314,16 @@ def npy(array: Any) -> bytes:
         (b"", DataError, "is no complete .npy file"),
         (b"garbage" * 40, DataError, "is no complete .npy file"),
         (npy(np.zeros((9, 9)))[:-1], DataError, "is no complete .npy file"),
+        (
+            npy(np.zeros((9, 9))).replace(b"(9, 9)", b"(9, 9,"),
+            DataError,
+            "is no complete .npy file of numbers",
+        ),
+        (
+            npy(np.zeros((9, 9))).replace(b"(9, 9)", b"(-9,9)"),
+            DataError,
+            "is no complete .npy file of numbers",
+        ),
         (npy(np.array([{}, []], object)), DataError, "is no complete .npy file of numbers"),
         (npy(np.zeros((9, 9), order="F")), ConfigError, "is in Fortran's order"),
         (npy(np.zeros((), "f4")), ConfigError, "is a single number"),

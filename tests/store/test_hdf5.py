@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock import Loader, open_source
@@ -191,7 +194,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         Hdf5(file)
     with pytest.raises(DataError, match=r"^\S+/a\.h5 has no array 'two': it has filler"):
         Hdf5(file, data="two")
-    with pytest.raises(DataError, match="has no array 'one more' with 23 rows, a label for each"):
+    with pytest.raises(
+        DataError, match="has no array 'one more'; labels are an array with 23 rows, one for each"
+    ):
         Hdf5(file, data="one", labels="one more")
     with pytest.raises(DataError, match=r"/no\.h5 cannot be opened"):
         Hdf5(tmp_path / "no.h5")
@@ -218,3 +223,55 @@ def test_files_of_other_rows_are_an_error(tmp_path: Path) -> None:
 def test_a_path_of_another_kind_of_file_is_no_hdf5(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         open_source(tmp_path / "missing.h5")
+
+
+def test_a_file_that_another_process_writes_is_not_called_damaged(tmp_path: Path) -> None:
+    """Written again, as for a damaged one, it would be lost to whoever writes it."""
+    file = write(tmp_path / "a.h5")
+    with open(file, "r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)  # as HDF5 does
+        with pytest.raises(DataError, match=r"a\.h5 is open for writing in another process: wait"):
+            Hdf5(file, data="data")
+
+
+def test_labels_of_another_length_are_named_with_their_shape(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5")
+    with h5py.File(file, "r+") as out:
+        del out["labels"]
+        out["labels"] = LABELS[:-1]
+
+    with pytest.raises(DataError, match=r"has 'labels' of shape \[22\]; labels are an array with 23 rows"):
+        Hdf5(file, data="data")
+
+
+@pytest.mark.parametrize("data", [None, "data"])
+def test_a_link_to_another_file_is_named(tmp_path: Path, data: str | None) -> None:
+    write(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "b.h5", "w") as out:
+        out["data"] = h5py.ExternalLink("a.h5", "data")
+
+    with pytest.raises(ConfigError, match=r"b\.h5: data lies in another file, a\.h5: give that"):
+        Hdf5(tmp_path / "b.h5", data=data)
+
+
+@pytest.mark.parametrize("how", [{"compression": "gzip", "chunks": (5, 2, 3)}, {"chunks": (5, 4, 3)}])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=5))
+def test_damage_is_a_data_error_or_other_numbers(
+    tmp_path: Path, how: dict[str, Any], changes: list[tuple[int, int]]
+) -> None:
+    content = bytearray(write(tmp_path / "a.h5", **how).read_bytes())
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    (tmp_path / "b.h5").write_bytes(content)
+
+    try:
+        source = Hdf5(tmp_path / "b.h5", data="data", labels=None)
+    except (DataError, ConfigError):
+        return
+    count = min(len(source), 23)
+    into = np.empty(count * source.sample_bytes, np.uint8)
+    failed = read_group(source, np.arange(count), into, np.arange(count + 1) * source.sample_bytes)
+    source.close()
+
+    assert all(isinstance(error, DataError) for _, error in failed)

@@ -22,6 +22,7 @@ from penstock.store import (
     ArrowFiles,
     ArrowTable,
     FileList,
+    Hdf5,
     ImageFolder,
     LitDataChunks,
     Manifest,
@@ -167,3 +168,30 @@ def test_classes_for_labels_that_are_no_names_are_refused(tmp_path: Path) -> Non
     for label in (None, ["x", "y"]):
         with pytest.raises(ConfigError, match="classes are given, and labels of the source are no names"):
             ParquetFiles(tmp_path / "a.parquet", label=label, classes=["cat"])
+
+
+@pytest.mark.parametrize(
+    ("opener", "arguments", "message"),
+    [
+        (ParquetFiles, {"sample": ["image"]}, r"sample is \['image'\]; it is a name"),
+        (ArrowFiles, {"label": [["a"]]}, r"label is \['a'\]; it is a name"),
+        (ParquetFiles, {"label": []}, r"label is \[\]; it is the name of a column, a list of names"),
+        (MosaicShards, {"label": ["label"]}, r"label is \['label'\]; it is a name"),
+        (LitDataChunks, {"sample": 0}, "sample is 0; it is a name"),
+        (Hdf5, {"data": ["data"]}, r"data is \['data'\]; it is a name"),
+        (TarShards, {"member": ["png"]}, r"member is \['png'\]; it is the ending"),
+        (Manifest, {"labels": 3}, "labels is 3; it names columns"),
+    ],
+)
+def test_an_argument_that_is_no_name_is_refused(
+    tmp_path: Path, opener: Any, arguments: dict[str, Any], message: str
+) -> None:
+    table = pa.table({"image": [b"1"], "a": [1]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "a.csv").write_text("file,label\nb.jpg,1\n")
+    place = {ParquetFiles: "a.parquet", ArrowFiles: "a.arrow", Manifest: "a.csv"}.get(opener, "a")
+
+    with pytest.raises(ConfigError, match=message):
+        opener(tmp_path / place, **arguments)

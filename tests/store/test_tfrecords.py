@@ -216,7 +216,7 @@ def test_features_that_are_not_there_are_named(tmp_path: Path) -> None:
         TFRecords(file, sample="n")
     with pytest.raises(DataError, match="record 1 has no label 'n', an integer or a name"):
         TFRecords(file, sample="one", label="n")
-    with pytest.raises(ConfigError, match="sample is 7; it is the name of a feature"):
+    with pytest.raises(ConfigError, match="sample is 7; it is a name"):
         TFRecords(file, sample=7)  # type: ignore[arg-type]
 
 

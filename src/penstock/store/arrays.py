@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.files import unreadable
+from penstock.store.files import named_as
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.object_store import Facts, is_address
@@ -29,6 +29,7 @@ ARRAY_ENDING = ".npy"
 _LABELS_AT_ONCE_BYTES = 16 << 20
 #: No header of a .npy file is longer.
 _MOST_HEADER_BYTES = 1 << 16
+_KIND = ".npy file of numbers"
 
 #: Labels of rows: the name of a field, a .npy file, an array, or several arrays by name.
 RowLabels = str | os.PathLike[str] | NDArray[Any] | dict[str, NDArray[Any]] | None
@@ -231,31 +232,23 @@ def _rows_of(path: str, objects: Objects | None = None) -> _Rows:
     if objects is not None:
         return _rows_of_object(objects.facts([path])[0], objects)
     stats_of([path])
-    try:
+    with named_as(path, _KIND):
         array = np.lib.format.open_memmap(path, mode="r")
-    except PermissionError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is no complete .npy file of numbers: {error}; write it again") from error
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     return _checked_rows(path, int(array.offset), array.shape, array.dtype, is_fortran=is_fortran)
 
 
 def _rows_of_object(facts: Facts, objects: Objects) -> _Rows:
     front = io.BytesIO(RemoteFile(objects, facts).pread(_MOST_HEADER_BYTES, 0))
-    try:
+    with named_as(facts.address, _KIND):
         version = np.lib.format.read_magic(front)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
             version
         ]
         shape, is_fortran, dtype = read(front)
         wanted = front.tell() + dtype.itemsize * math.prod(shape)
-        if dtype.hasobject or wanted > facts.nbytes:
+        if dtype.hasobject or min(shape, default=0) < 0 or wanted > facts.nbytes:
             raise ValueError(f"it has {facts.nbytes:,} bytes, and by its header {wanted:,}")
-    except (ValueError, EOFError, KeyError) as error:
-        raise DataError(
-            f"{facts.address} is no complete .npy file of numbers: {error}; write it again"
-        ) from error
     is_fortran = is_fortran and sum(size > 1 for size in shape) > 1
     return _checked_rows(facts.address, front.tell(), shape, dtype, is_fortran=is_fortran)
 

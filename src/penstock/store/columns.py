@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.store.labels import check_names
 from penstock.store.packed_listing import FoundLabels
 
 #: The label that is taken where there is one of the usual names.
@@ -83,6 +84,11 @@ def choose_columns(
     sample, label: as the user gave them. opener: name of the source's class, for errors.
     Raises: ConfigError if the columns do not tell which is the sample, or one does not do.
     """
+    check_names(sample=sample, label=label if isinstance(label, str) else None)
+    if label is not None and (not isinstance(label, str | list | tuple) or not label):
+        raise ConfigError(f"label is {label!r:.80}; it is the name of a column, a list of names, or None")
+    for each in label if isinstance(label, list | tuple) else ():
+        check_names(label=each or "")
     kinds = {field.name: _values_of(field.type, pa) for field in schema}
     fields = {
         name: name if is_of_bytes(kind, pa) else f"{name}.bytes"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
-from penstock.store.files import unreadable
+from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
-from penstock.store.labels import Labels
+from penstock.store.labels import Labels, check_names
 from penstock.store.packed import stats_of
 from penstock.store.patterns import Paths, files_of, place_on_disk
 from penstock.store.rows import RowFiles, check_alike, copied_labels
@@ -65,6 +65,7 @@ class Hdf5(DecodedFiles, RowFiles):
         labels: str | NDArray[Any] | dict[str, NDArray[Any]] | None = _AUTO,
         memory: str | int = DECODED_MEMORY,
     ) -> None:
+        check_names(data=data)
         place = place_on_disk(paths, "HDF5 files")
         files = files_of(place)
         stats_of(files)  # says what is missing
@@ -114,7 +115,7 @@ class Hdf5(DecodedFiles, RowFiles):
         first = (unit - int(self._first_places[file])) * rows
         try:
             found = self._arrays.read(file, descriptor, first, first + rows)
-        except OSError as error:
+        except Exception as error:  # as in `named_as`
             raise DataError(
                 f"{self.files[file]}: {self._unit_named(unit)} cannot be decoded ({error}): write it again"
             ) from error
@@ -201,8 +202,15 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
         raise ConfigError(
             f"{path} is an HDF5 file, which needs h5py: pip install 'penstock[hdf5]'"
         ) from error
-    try:
-        with h5py.File(path, "r") as file:
+    with named_as(path, "HDF5 file"):
+        try:
+            opened = h5py.File(path, "r")
+        except BlockingIOError as error:
+            raise DataError(
+                f"{path} is open for writing in another process: wait until it is closed there; where nobody "
+                "writes, set HDF5_USE_FILE_LOCKING=FALSE in the environment"
+            ) from error
+        with opened as file:
             array = _array(path, file, h5py, data)
             places, rows, is_plain = _places_of(path, array)
             if is_plain:
@@ -211,12 +219,6 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
                 _try_to_decode(path, array)
             found = _labels_in(path, file, h5py, labels, len(array))
             return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, is_plain, found)
-    except DataError:  # an OSError itself, which says what is wrong
-        raise
-    except PermissionError as error:
-        raise unreadable(path, error) from error
-    except OSError as error:
-        raise DataError(f"{path} is no complete HDF5 file: {error}; write it again") from error
 
 
 def _array(path: str, file: Any, h5py: Any, data: str | None) -> Any:
@@ -227,18 +229,29 @@ def _array(path: str, file: Any, h5py: Any, data: str | None) -> Any:
         alone = [name for name in arrays if name not in _USUAL_LABELS]
         usual = [name for name in _USUAL_DATA if name in arrays] or (alone if len(alone) == 1 else [])
         if not usual:
+            _refuse_links(path, file, h5py, _USUAL_DATA)
             raise ConfigError(
                 f"{path} does not tell which array has the samples: it has {has}; give data= to penstock.store.Hdf5"
             )
         data = usual[0]
     array = arrays.get(data.strip("/"))
     if array is None:
+        _refuse_links(path, file, h5py, [data])
         raise DataError(f"{path} has no array {data!r}: it has {has}")
     if not array.shape or not len(array) or not array.size:
         raise DataError(f"{path}: {data} has the shape {list(array.shape)}; samples are rows, one at least")
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{path}: {data} has {array.dtype}; rows are real numbers")
     return array
+
+
+def _refuse_links(path: str, file: Any, h5py: Any, names: Sequence[str]) -> None:
+    for name in names:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise ConfigError(
+                f"{path}: {name} lies in another file, {link.filename}: give that, or a copy with all in it"
+            )
 
 
 def _places_of(path: str, array: Any) -> tuple[Ids, int, bool]:
@@ -299,7 +312,12 @@ def _labels_in(path: str, file: Any, h5py: Any, labels: str | None, number: int)
         return None
     array = file.get(labels)
     if not isinstance(array, h5py.Dataset) or not array.shape or len(array) != number:
-        raise DataError(f"{path} has no array {labels!r} with {number:,} rows, a label for each sample")
+        is_there = isinstance(array, h5py.Dataset)
+        what = f"{labels!r} of shape {list(array.shape)}" if is_there else f"no array {labels!r}"
+        raise DataError(
+            f"{path} has {what}; labels are an array with {number:,} rows, one for each sample: give labels= to "
+            "penstock.store.Hdf5, None for no labels"
+        )
     found: NDArray[Any] = array[()]
     return found
 

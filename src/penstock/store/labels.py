@@ -35,6 +35,13 @@ def labels_of(labels: Labels, samples: int) -> NDArray[Any] | dict[str, NDArray[
     return array.astype(np.int64, copy=False) if array.ndim == 1 and array.dtype.kind in "biu" else array
 
 
+def check_names(**names: object) -> None:
+    """Raise ConfigError for what is neither None nor the name of a column, feature or array."""
+    for argument, name in names.items():
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f'{argument} is {name!r:.80}; it is a name, such as "{argument}"')
+
+
 def in_classes(
     classes: Sequence[str] | None, labels: Labels, names: Sequence[str], describe: Callable[[int], str]
 ) -> tuple[Labels, tuple[str, ...]]:

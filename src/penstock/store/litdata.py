@@ -19,6 +19,7 @@ from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL, Columns
+from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
@@ -74,6 +75,7 @@ class LitDataChunks(CataloguedFiles):
         catalog: Catalog | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_names(sample=sample, label=label)
         place = place_of_paths(folder)
         objects = objects_of(place, storage_options)
         list_anew = partial(list_litdata, place, sample, label)

@@ -235,6 +235,8 @@ def _columns_of(
     """Return the columns of each label by its name."""
     if isinstance(labels, str):
         return {labels: labels}
+    if not isinstance(labels, Sequence | Mapping):
+        raise ConfigError(f"labels is {labels!r}; it names columns, or is None for none")
     if not isinstance(labels, Mapping):
         labels = {name: name for name in labels}
     if not labels or not all(isinstance(name, str) and name for name in labels):

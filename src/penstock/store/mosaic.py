@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL
+from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
@@ -68,6 +69,7 @@ class MosaicShards(CataloguedFiles):
         catalog: Catalog | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_names(sample=sample, label=label)
         place = place_of_paths(folder)
         objects = objects_of(place, storage_options)
         list_anew = partial(list_mosaic, place, sample, label)

@@ -134,7 +134,8 @@ def list_shards(
 def _endings(member: str | None) -> tuple[str, ...]:
     if member is None:
         return IMAGE_EXTENSIONS
-    given = tuple("." + each.strip().lstrip(".").lower() for each in member.split(";")) if member else ()
+    parts = member.split(";") if isinstance(member, str) else []
+    given = tuple("." + each.strip().lstrip(".").lower() for each in parts)
     if not all(len(each) > 1 for each in given) or not given:
         raise ConfigError(
             f'member is {member!r}; it is the ending of a member, such as "png", or several, "jpg;png"'

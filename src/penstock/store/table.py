@@ -21,7 +21,7 @@ from penstock.store.columns import (
     places_of,
 )
 from penstock.store.group import Bytes, Failed, Ids, check_group
-from penstock.store.labels import Labels, in_classes
+from penstock.store.labels import Labels, check_names, in_classes
 from penstock.store.listing import NO_LABEL, number_labels
 from penstock.store.selection import Selectable
 from penstock.store.source import Numbers
@@ -76,6 +76,7 @@ class ArrowTable(Selectable):
         self.names = np.frombuffer(digest, np.uint8)
 
     def _find_columns(self, rows: Any, sample: str | None, label: ColumnLabel, pa: Any) -> Columns:
+        check_names(sample=sample)
         kinds = {field.name: field.type for field in rows.schema}
         if sample in kinds and pa.types.is_fixed_size_list(kinds[sample]):
             element = kinds[sample].value_type

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store import examples
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
@@ -76,11 +77,7 @@ class TFRecords(CataloguedFiles):
     ) -> None:
         place = place_of_paths(files)
         objects = objects_of(place, storage_options)
-        for name, value in (("sample", sample), ("label", label)):
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(
-                    f'{name} is {value!r}; it is the name of a feature, such as "image/encoded"'
-                )
+        check_names(sample=sample, label=label)
         list_anew = partial(list_records, place, sample, label)
         super().__init__(
             place,
