@@ -24,6 +24,10 @@ from penstock.store import ArrowFiles, Manifest
         ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
         ("a.tfrecord", r"open them with penstock\.store\.TFRecords\('\S+/folder/\*\.tfrecord'\)"),
         ("a.h5", r"open them with penstock\.store\.Hdf5\('\S+/folder/\*\.h5'\)"),
+        (
+            "train-00001-of-00002",
+            r"open them with penstock\.store\.TFRecords\('\S+/folder/\*-of-\*'\) if they are",
+        ),
         ("a.unknown", r"pass extensions=\('\.unknown',\), or None for every file"),
     ],
 )
@@ -35,6 +39,18 @@ def test_a_folder_of_other_files_is_answered_with_what_reads_them(
 
     with pytest.raises(DataError, match=message):
         Loader(tmp_path / "folder", batch_size=2, epochs=1, report=None)
+
+
+def test_what_is_read_otherwise_is_named_although_other_files_lie_beside_it(tmp_path: Path) -> None:
+    """As `save_to_disk` of a DatasetDict leaves it."""
+    (tmp_path / "train").mkdir()
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
+        (tmp_path / "train" / name).write_bytes(b"1")
+
+    with pytest.raises(
+        DataError, match=r"1 end in '\.arrow': open them .*ArrowFiles\('\S+/train/\*\.arrow'\)"
+    ):
+        open_source(tmp_path)
 
 
 def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_path: Path) -> None:

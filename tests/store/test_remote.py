@@ -605,6 +605,17 @@ def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
         ("/tmp/x", {"anon": True}, r"storage_options \(anon\) are of an address .* /tmp/x is a path"),
         ("s3://bucket", {"retry_seconds": 0}, "retry_seconds=0; it is a number of seconds above zero"),
         ("s3://", None, "names no bucket or host"),
+        (
+            "http://x/y",
+            {"zzz": "me"},
+            r"storage_options has 'zzz', which http:// does not take: correct its name",
+        ),
+        (
+            "http://x/y",
+            {"usr": "me"},
+            "has 'usr', which http:// does not take: 'username' is alike",
+        ),
+        ("s3://x/y", {"end_point_url": "me"}, "which s3:// does not take: 'endpoint_url' is alike"),
         ("nosuch://x/y", None, "nosuch://x cannot be opened"),
         (["s3://a/b.tar", "/c.tar"], None, "the list has paths and addresses"),
     ],

@@ -77,6 +77,12 @@ class TestSelect:
         assert isinstance(chosen.source, OfOnesOwn)
         assert chosen.ids.tolist() == [7, 9]
 
+    def test_a_slice_is_taken_as_of_a_list(self) -> None:
+        source = Selection(OfOnesOwn(10))
+
+        for chosen in (slice(0, 5), slice(-3, None), slice(None, None, 4), slice(8, 20)):
+            assert source.select(chosen).ids.tolist() == list(range(10))[chosen]
+
     def test_named_labels_stay_named(self) -> None:
         labels = {"size": np.arange(4.0), "box": np.arange(8).reshape(4, 2)}
 

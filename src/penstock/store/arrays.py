@@ -165,7 +165,7 @@ class Tokens(_EvenFiles):
     ahead: tokens behind the input that a sample has too; 0 for models that predict none.
 
     No window goes beyond its file's end; what is left there is not used. Batches are int64, as embeddings take them;
-    the loader's dtype= says another, such as "int32" for half the memory.
+    the loader's dtype= says another, such as "int32" for half the memory, if it holds all of the stored type.
 
     Raises: ConfigError naming the argument; DataError naming the file if it is missing, no whole number of tokens, or,
         where there is no other, shorter than a window.

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import stat
 import struct
 import sys
@@ -465,8 +466,11 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     if not names:
         return DataError(f"{folder} has no files: add some, or remove the folder")
     found = Counter(os.path.splitext(name)[1].lower() for name in names)
-    (commonest, count), *_ = found.most_common(1)
-    advice = f"pass extensions=({commonest!r},), or None for every file"
+    # Of what is read otherwise, one is enough: notes and facts lie beside it.
+    commonest, count = max(found.items(), key=lambda each: (each[0] in _OTHER_FILES, each[1]))
+    advice = f"pass extensions=({commonest!r},), or None for every file, to ImageFolder or FlatFolder"
+    if commonest == "" and all(_SHARD_NUMBERS.search(name) for name in names):
+        advice = f"open them with penstock.store.TFRecords('{folder}/*-of-*') if they are TFRecords"
     if commonest in _OTHER_FILES:
         advice = _OTHER_FILES[commonest].format(folder)
     return DataError(
@@ -475,6 +479,8 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     )
 
 
+#: As the names of TFRecord files often end.
+_SHARD_NUMBERS = re.compile(r"-\d+-of-\d+$")
 #: What opens files that are no samples by themselves, by their ending. {}: their folder.
 _OTHER_FILES = {
     ".mds": "MDS shards are read with index.json beside them, which is missing",

@@ -52,8 +52,9 @@ def place_on_disk(paths: Paths, what: str) -> str:
     place = place_of_paths(paths)
     if is_address(place):
         raise ConfigError(
-            f"{brief(place)} is an address, and {what} are read from file systems alone: mount or copy them; tar "
-            "shards, arrays, tokens, TFRecords and MDS shards are read from addresses"
+            f"{brief(place)} is an address, and {what} are read from file systems alone: mount or copy them; "
+            "folders, lists and tables of files, tar, TFRecord, MDS and LitData shards, arrays, records and tokens are "
+            "read from addresses"
         )
     return place
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import difflib
 import functools
 import html
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -442,11 +444,14 @@ class ByFsspec:
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{without_secrets(root)} cannot be opened: {error}") from error
         try:
+            _check_known(scheme, kind, options)
             more = kind._get_kwargs_from_urls(root)
             more = {name: value for name, value in more.items() if name not in ("path", "protocol", "fo")}
             self._files = fsspec.filesystem(
                 scheme, **{**more, **options}, skip_instance_cache=True, use_listings_cache=False
             )
+        except ConfigError:
+            raise
         except Exception as error:
             names = ", ".join(sorted(options)) or "none"
             raise ConfigError(
@@ -525,6 +530,28 @@ class ByFsspec:
         if len(content) < length:
             raise RequestError("passing", f"a body of {len(content):,} bytes in place of {length:,}")
         piece.into[:] = content
+
+
+def _check_known(scheme: str, kind: Any, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError naming the option that a driver takes without a word, and never uses."""
+    known = {*inspect.signature(kind.__init__).parameters, *_OF_ALL_DRIVERS}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        known |= {*inspect.signature(aiohttp.ClientSession._request).parameters, *_WEB_KNOWN}
+    elif scheme not in ("s3", "s3a"):
+        return
+    known -= {"self", "storage_options", "kwargs", "method", "str_or_url", "data", "json"}
+    for name in sorted(options.keys() - known):
+        close = difflib.get_close_matches(name, known, 1, 0.5)
+        raise ConfigError(
+            f"storage_options has {name!r}, which {scheme}:// does not take: "
+            + (f"{close[0]!r} is alike" if close else "correct its name, or leave it out")
+        )
+
+
+#: What fsspec itself takes for every driver.
+_OF_ALL_DRIVERS = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")
 
 
 def _text_of(tag: object) -> str | None:

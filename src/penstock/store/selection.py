@@ -29,12 +29,12 @@ class Selectable:
     """What every source has to choose from its samples; a source of one's own has it as `Selection(source)`."""
 
     def select(
-        self: Any, ids: ArrayLike | None = None, *, labels: Iterable[str | int] | None = None
+        self: Any, ids: ArrayLike | slice | None = None, *, labels: Iterable[str | int] | None = None
     ) -> Selection:
         """Return a source of some samples, numbered in the order that they are given in.
 
-        ids: integers, which may repeat, or one bool for each sample. labels: names or numbers of classes, all of
-            whose samples are taken; of the ids, if both are given. Labels keep their numbers.
+        ids: integers, which may repeat, one bool for each sample, or a slice. labels: names or numbers of classes, all
+            of whose samples are taken; of the ids, if both are given. Labels keep their numbers.
         Raises: ConfigError for ids or labels that there are not, and where nothing is left.
         """
         chosen = _checked_ids(ids, len(self))
@@ -173,10 +173,12 @@ def unselected(source: Any) -> Any:
     return source.source if isinstance(source, Selection) else source
 
 
-def _checked_ids(ids: ArrayLike | None, samples: int) -> Ids:
+def _checked_ids(ids: ArrayLike | slice | None, samples: int) -> Ids:
     """Return ids as an array of their own. Raises: ConfigError."""
     if ids is None:
         return np.arange(samples)
+    if isinstance(ids, slice):
+        return np.arange(samples)[ids]
     found = np.array(list(ids) if isinstance(ids, Iterable) and not isinstance(ids, np.ndarray) else ids)
     if found.dtype == np.bool_ and found.shape == (samples,):
         return np.flatnonzero(found)
