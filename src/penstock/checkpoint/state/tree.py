@@ -565,10 +565,8 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     A bfloat16 or 8-bit float is that of the package ml_dtypes where it is installed, else unsigned integers with the
     same bits.
     """
-    try:
+    if hasattr(np, dtype.name):
         return np.dtype(dtype.name)
-    except TypeError:
-        pass
     try:
         import ml_dtypes  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
