@@ -317,7 +317,7 @@ def _check_numpy(tree: Tree, only: Iterable[str] | None) -> None:
                     f"{leaf.name} is a quantised tensor of {leaf.type_name}, which NumPy has not: ask for "
                     'framework="torch"'
                 )
-            if dtype.name not in np.sctypeDict and numpy_dtype(dtype).kind == "u":
+            if not hasattr(np, dtype.name) and numpy_dtype(dtype).kind == "u":
                 raise ConfigError(
                     f"{leaf.name or 'the state'} is of {dtype.name}, which NumPy has not: install ml_dtypes "
                     '(pip install ml_dtypes), or ask for framework="torch"'
