@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
-from penstock.store.decoded import DecodedUnits
+from penstock.store.decoded import DecodedUnits, Turns
 
 
 def content_of(unit: int, size: int = 10) -> NDArray[np.uint8]:
@@ -171,3 +171,18 @@ def test_a_copy_begins_empty() -> None:
     assert 1 not in copy
     units.close()
     assert 1 not in units
+
+
+def test_as_much_is_decoded_at_once_as_fits_and_what_is_larger_by_itself() -> None:
+    turns = Turns(100)
+
+    assert turns.fits(1000)
+    with turns.of(60):
+        assert turns.fits(40)
+        assert not turns.fits(41)
+        with turns.of(40):
+            assert not turns.fits(1)
+        assert turns.fits(40)
+    with turns.of(1000):
+        assert not turns.fits(1)
+    assert turns.fits(1000)

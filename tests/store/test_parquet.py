@@ -23,6 +23,7 @@ from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.store import ArrowFiles, ParquetFiles, catalogs, listing, parquet, read_group
+from penstock.store.decoded import Turns
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "parquet"
 
@@ -164,9 +165,9 @@ def test_a_catalog_is_kept_and_a_changed_file_is_listed_again(
     indexed = list[str]()
     index = parquet._index
 
-    def index_and_note(columns: Any, asking: Any, file: Any) -> Any:
+    def index_and_note(columns: Any, asking: Any, turns: Any, file: Any) -> Any:
         indexed.append(file.path)
-        return index(columns, asking, file)
+        return index(columns, asking, turns, file)
 
     monkeypatch.setattr(parquet, "_index", index_and_note)
     after = ParquetFiles(tmp_path)
@@ -521,3 +522,26 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ParquetFiles(tmp_path / "no.parquet")
     with pytest.raises(DataError, match="is a folder without Parquet files"):
         ParquetFiles(tmp_path / "empty")
+
+
+def test_row_groups_are_indexed_within_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another writer may have one row group of a GB; those of all threads would be decoded at once."""
+    asked: list[int] = []
+    made: list[int] = []
+
+    class Counted(Turns):
+        def __init__(self, capacity_bytes: int) -> None:
+            made.append(capacity_bytes)
+            super().__init__(capacity_bytes)
+
+        def of(self, nbytes: int) -> Any:
+            asked.append(nbytes)
+            return super().of(nbytes)
+
+    monkeypatch.setattr("penstock.store.parquet.Turns", Counted)
+    table = pictures(numbers(7, 1000), range(7)).append_column("other", [[b"x" * 10**6] * 7])
+    write(tmp_path / "a.parquet", table, rows=4, use_dictionary=False, write_statistics=False)
+    ParquetFiles(tmp_path / "a.parquet", sample="image", memory="5 kB")
+
+    assert made == [5000]
+    assert [round(nbytes, -3) for nbytes in asked] == [4000, 3000]

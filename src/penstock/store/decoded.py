@@ -27,6 +27,32 @@ from penstock.units import format_bytes, parse_bytes
 DECODED_MEMORY = "1 GiB"
 
 
+class Turns:
+    """Lets threads decode at the same time what fits into a number of bytes; what is larger, by itself."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes, self._used_bytes = capacity_bytes, 0
+        #: Protects `_used_bytes`; notified when they become fewer.
+        self._changed = threading.Condition()
+
+    def fits(self, nbytes: int) -> bool:
+        """Return whether so many more bytes may be decoded now."""
+        return not self._used_bytes or self._used_bytes + nbytes <= self._capacity_bytes
+
+    @contextlib.contextmanager
+    def of(self, nbytes: int) -> Iterator[None]:
+        """Wait until so many bytes fit, and keep them while the context is open."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.fits(nbytes))
+            self._used_bytes += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used_bytes -= nbytes
+                self._changed.notify_all()
+
+
 @dataclass
 class _Unit:
     """A unit that is decoded. content: None until it is there. users: how many read from it."""

@@ -26,7 +26,7 @@ from penstock.store.columns import (
     import_pyarrow,
     places_of,
 )
-from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
+from penstock.store.decoded import DECODED_MEMORY, DecodedFiles, Turns
 from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.listing import Asking, Refresh
@@ -39,6 +39,7 @@ from penstock.store.packed_listing import (
     opened,
 )
 from penstock.store.patterns import Paths, files_of, is_of_several, place_on_disk
+from penstock.units import parse_bytes
 
 #: How the names of Parquet files usually end.
 PARQUET_ENDINGS = (".parquet", ".pq", ".parq")
@@ -68,7 +69,8 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
-        are being decoded, as many as there are cores, take up to four times their size meanwhile.
+        are being decoded, as many as there are cores, take up to four times their size meanwhile; while files are
+        indexed, as many as memory holds.
     refresh, calls, catalog: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Parquet file, cut off, damaged, encrypted, of other columns
@@ -90,7 +92,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     ) -> None:
         place = place_on_disk(paths, "Parquet files")
         calls, self.units_are = calls or Calls(), "row groups"
-        list_anew = partial(list_parquet, place, sample, label)
+        list_anew = partial(list_parquet, place, sample, label, memory=memory)
         super().__init__(
             place, list_anew, refresh, calls, catalog, sample=sample, label=label, classes=classes
         )
@@ -145,12 +147,18 @@ def are_parquet(place: str) -> bool:
 
 
 def list_parquet(
-    place: str, sample: str | None, label: ColumnLabel, key: CatalogKey, old: Catalog | None, asking: Asking
+    place: str,
+    sample: str | None,
+    label: ColumnLabel,
+    key: CatalogKey,
+    old: Catalog | None,
+    asking: Asking,
+    memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
     """Index Parquet files; see `ParquetFiles`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: _files_of(place))
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
-    index = partial(_index, columns, asking)
+    index = partial(_index, columns, asking, Turns(parse_bytes(memory)))
     return index_files(
         key, old, asking, files, index, kind="ParquetFiles", label=columns.label, classes=columns.classes
     )
@@ -204,7 +212,7 @@ def _parquet(path: str, descriptor: int, pa: Any, metadata: Any = None) -> Itera
             raise
 
 
-def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
+def _index(columns: Columns, asking: Asking, turns: Turns, file: Opened) -> Indexed:
     """Return how large the samples of a file are, by decoding them, and their labels."""
     pa = import_pyarrow(file.path, "a Parquet file")
     wanted = [each for each in (columns.sample, columns.label, *columns.labels) if each]
@@ -213,14 +221,15 @@ def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
         columns.check_names(file.path, parquet.schema_arrow)
         for group in range(parquet.num_row_groups):
             place = 0
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE, [group], wanted, use_threads=False):
-                _, size = _values(file.path, column_of(file.path, batch, columns.sample, rows), pa)
-                places.append((group << _PLACE_BITS) + place + np.cumsum(size) - size)
-                sizes.append(size)
-                place += int(size.sum())
-                labels.append(columns.labels_in(file.path, batch, rows))
-                rows += batch.num_rows
-                asking.found(file.path, batch.num_rows)
+            with turns.of(_stored_bytes(parquet.metadata.row_group(group), wanted)):
+                for batch in parquet.iter_batches(_ROWS_AT_ONCE, [group], wanted, use_threads=False):
+                    _, size = _values(file.path, column_of(file.path, batch, columns.sample, rows), pa)
+                    places.append((group << _PLACE_BITS) + place + np.cumsum(size) - size)
+                    sizes.append(size)
+                    place += int(size.sum())
+                    labels.append(columns.labels_in(file.path, batch, rows))
+                    rows += batch.num_rows
+                    asking.found(file.path, batch.num_rows)
     if not rows:
         raise DataError(f"{file.path} has no rows: take it out")
     return Indexed(
@@ -229,6 +238,15 @@ def _index(columns: Columns, asking: Asking, file: Opened) -> Indexed:
         np.concatenate(places),
         np.concatenate(sizes),
         columns.joined(labels),
+    )
+
+
+def _stored_bytes(group: Any, wanted: list[str]) -> int:
+    """Return what columns of a row group take before they are compressed."""
+    names = {each.partition(".")[0] for each in wanted}
+    columns = map(group.column, range(group.num_columns))
+    return sum(
+        each.total_uncompressed_size for each in columns if each.path_in_schema.partition(".")[0] in names
     )
 
 
