@@ -30,6 +30,7 @@ from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
+    Look,
     Opened,
     files_alone_in,
     index_files,
@@ -80,12 +81,13 @@ class ArrowFiles(CataloguedFiles):
         )
 
 
-def are_arrow(place: str) -> bool:
+def are_arrow(place: str, look: Look) -> bool:
     """Return whether a place, of `place_of_paths`, is of Arrow files by its name, or a folder with nothing else.
 
     That is what `save_to_disk` of datasets writes, and files of JSON. It asks the file system.
+    look: what lists a folder.
     """
-    return place.lower().endswith(ARROW_ENDINGS) or bool(files_alone_in(place, ARROW_ENDINGS))
+    return place.lower().endswith(ARROW_ENDINGS) or bool(files_alone_in(place, ARROW_ENDINGS, look))
 
 
 def list_arrow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,11 @@ from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.object_store import is_address
 from penstock.store.packed import PackedFiles
+from penstock.store.packed_listing import files_alone
 from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, are_parquet, list_parquet
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths, place_on_disk
 from penstock.store.remote import Objects, objects_of
+from penstock.store.row_shards import front_of_index
 from penstock.store.shards import TarShards, are_shards, list_shards
 from penstock.store.text_rows import JSON_ADVICE, JSON_LINES
 from penstock.store.tfrecords import TFRecords, are_records, list_records
@@ -249,18 +251,20 @@ def open_source(
 def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
     """List what is found at a place."""
     objects = asking.objects if is_address(place) else None
-    if asking.calls.one(place, lambda: are_shards(place, objects)):
+    look = cache(partial(files_alone, objects=objects))
+    if asking.calls.one(place, lambda: are_shards(place, objects, look)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
-    if asking.calls.one(place, lambda: are_arrow(place)):
+    if asking.calls.one(place, lambda: are_arrow(place, look)):
         place_on_disk(place, "Arrow files")
         return list_arrow(place, None, "auto", key, old, asking)
     if place.lower().endswith(PARQUET_ENDINGS):
         place_on_disk(place, "Parquet files")
-    if objects is None and asking.calls.one(place, lambda: are_parquet(place)):
+    if objects is None and asking.calls.one(place, lambda: are_parquet(place, look)):
         return list_parquet(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: is_mosaic(place, objects)):
+    front = asking.calls.one(place, lambda: front_of_index(place, objects))
+    if is_mosaic(front):
         return list_mosaic(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: is_litdata(place, objects)):
+    if is_litdata(front):
         return list_litdata(place, None, "auto", key, old, asking)
     if asking.calls.one(place, lambda: are_records(place, objects)):
         return list_records(place, None, "auto", key, old, asking)

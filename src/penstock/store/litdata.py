@@ -23,7 +23,7 @@ from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
-from penstock.store.patterns import is_of_several, place_of_paths
+from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import (
     INDEX_NAME,
@@ -92,22 +92,9 @@ class LitDataChunks(CataloguedFiles):
         )
 
 
-def is_litdata(place: str, objects: Objects | None = None) -> bool:
-    """Return whether a place is a folder of LitData's chunks by its index. It asks the file system, or the store.
-
-    objects: what reads addresses.
-    """
-    path = joined(place, INDEX_NAME)
-    if objects is not None:
-        if is_of_several(place) or objects.find(path) is None:
-            return False
-    elif not os.path.isfile(path):  # a pipe would be waited for
-        return False
-    try:
-        found = read_json(path, _KIND, objects)
-    except DataError:
-        return False
-    return isinstance(found, dict) and {"chunks", "config"} <= found.keys()
+def is_litdata(front: bytes) -> bool:
+    """Return whether what `front_of_index` found is of LitData's chunks."""
+    return b'"chunks"' in front and b'"chunk_size"' in front
 
 
 def list_litdata(

@@ -21,8 +21,8 @@ from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
-from penstock.store.patterns import is_of_several, place_of_paths
-from penstock.store.remote import Objects, RemoteFile, objects_of
+from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import (
     INDEX_NAME,
     MOST_COLUMN_BYTES,
@@ -86,24 +86,9 @@ class MosaicShards(CataloguedFiles):
         )
 
 
-def is_mosaic(place: str, objects: Objects | None = None) -> bool:
-    """Return whether a place is a folder of MDS shards by its index. It asks the file system, or the store.
-
-    objects: what reads addresses.
-    """
-    path = joined(place, INDEX_NAME)
-    if objects is not None:
-        if is_of_several(place):
-            return False
-        facts = objects.find(path)
-        return facts is not None and b'"mds"' in RemoteFile(objects, facts).pread(1 << 16, 0)
-    if not os.path.isfile(path):  # a pipe would be waited for
-        return False
-    try:
-        with open(path, "rb") as file:
-            return b'"mds"' in file.read(1 << 16)
-    except OSError:
-        return False
+def is_mosaic(front: bytes) -> bool:
+    """Return whether what `front_of_index` found is of MDS shards."""
+    return b'"mds"' in front
 
 
 def list_mosaic(

@@ -168,18 +168,46 @@ def opened(path: str, objects: Objects | None = None) -> Iterator[Opened]:
         os.close(descriptor)
 
 
-def files_alone_in(folder: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the files directly in a folder that end so, sorted; none where pictures or folders lie beside them."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        found = sorted(
-            (entry for entry in entries if not entry.name.startswith(".")), key=lambda each: each.name
-        )
-        files = [entry.path for entry in found if entry.name.lower().endswith(endings)]
-        if files and not any(
-            entry.name.lower().endswith(IMAGE_EXTENSIONS) or entry.is_dir() for entry in found
-        ):
-            return files
-    return []
+#: Lists a folder, as `files_alone` does.
+Look = Callable[[str], Sequence[str]]
+
+
+def files_alone(folder: str, objects: Objects | None = None) -> Sequence[str]:
+    """Return the files directly in a folder, sorted, but hidden ones; none where pictures or folders lie beside them.
+
+    A folder that cannot be listed has none: whoever opens it says what is wrong. objects: what reads addresses.
+    """
+    found = []
+    with contextlib.suppress(OSError, DataError):
+        if objects is not None:
+            files, folders = objects.level(folder)
+            names = [each.address for each in files if not _is_hidden(each.address)]
+            has_more = any(not _is_hidden(each) for each in folders)
+            return [] if has_more or any(map(_is_picture, names)) else sorted(names)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_picture(entry.name) or entry.is_dir():  # a folder of a million is left at the first
+                    return []
+                found.append(entry.path)
+    return sorted(found)
+
+
+def files_alone_in(folder: str, endings: tuple[str, ...], look: Look = files_alone) -> list[str]:
+    """Return the files directly in a folder that end so, sorted; none where pictures or folders lie beside them.
+
+    look: what lists it.
+    """
+    return [path for path in look(folder) if path.lower().endswith(endings)]
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def _is_hidden(address: str) -> bool:
+    return address.rstrip("/").rpartition("/")[2].startswith(".")
 
 
 def opened_object(objects: Objects, facts: Facts) -> Opened:

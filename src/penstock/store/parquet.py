@@ -33,6 +33,7 @@ from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
+    Look,
     Opened,
     files_alone_in,
     index_files,
@@ -135,15 +136,15 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def are_parquet(place: str) -> bool:
+def are_parquet(place: str, look: Look) -> bool:
     """Return whether a place, of `place_of_paths`, is of Parquet files by its name, or is a folder with nothing else.
 
-    It asks the file system.
+    It asks the file system. look: what lists a folder.
     """
     if is_of_several(place):
         return files_of(place)[0].lower().endswith(PARQUET_ENDINGS)
     is_file = place.lower().endswith(PARQUET_ENDINGS) and not os.path.isdir(place)
-    return is_file or bool(files_alone_in(place, PARQUET_ENDINGS))
+    return is_file or bool(files_alone_in(place, PARQUET_ENDINGS, look))
 
 
 def list_parquet(

@@ -8,6 +8,7 @@ MosaicML's Streaming and LitData write their data so, beside an index in JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Ints
 from penstock.store.columns import AUTO_LABEL
+from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened
+from penstock.store.patterns import is_of_several
 from penstock.store.remote import Objects, RemoteFile
 
 INDEX_NAME = "index.json"
@@ -33,6 +36,7 @@ _TEXTS = ("str", "str_int")
 #: Encodings that a label may have.
 LABEL_ENCODINGS = (*_INTEGERS, *_TEXTS)
 _MOST_INDEX_BYTES = 1 << 30
+_FRONT_BYTES = 1 << 16
 #: Places in a shard have 32 bits.
 MOST_COLUMN_BYTES = 2**32 - 1
 
@@ -73,6 +77,24 @@ def check_beside(name: object) -> None:
     """Raise ValueError unless a shard that an index names is a file beside it."""
     if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         raise ValueError(f"a shard called {name!r}, which is not beside it")
+
+
+def front_of_index(place: str, objects: Objects | None = None) -> bytes:
+    """Return how the index of a folder of shards begins, nothing where there is none. objects: what reads addresses.
+
+    It asks the file system, or the store.
+    """
+    if is_of_several(place):
+        return b""
+    path = joined(place, INDEX_NAME)
+    if objects is not None:
+        facts = objects.find(path)
+        return b"" if facts is None else RemoteFile(objects, facts).pread(_FRONT_BYTES, 0)
+    with contextlib.suppress(OSError):
+        if os.path.isfile(path):  # a pipe would be waited for
+            with open(path, "rb") as file:
+                return file.read(_FRONT_BYTES)
+    return b""
 
 
 def read_json(path: str, kind: str, objects: Objects | None = None) -> Any:

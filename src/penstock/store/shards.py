@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
 from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
+    Look,
     Opened,
+    files_alone,
     files_alone_in,
     index_files,
     number_or_name,
@@ -92,17 +94,17 @@ class TarShards(CataloguedFiles):
         )
 
 
-def are_shards(place: str, objects: Objects | None = None) -> bool:
+def are_shards(place: str, objects: Objects | None, look: Look) -> bool:
     """Return whether a place, of `place_of_paths`, is of tar shards by its name, or is a folder with nothing but them.
 
-    It asks the file system, or the store. objects: what reads addresses.
+    It asks the file system, or the store. objects: what reads addresses. look: what lists a folder.
     """
     endings = TAR_ENDINGS + COMPRESSED_TAR_ENDINGS
     if place.lower().endswith(endings):
         return not os.path.isdir(place)
     if is_of_several(place):
         return files_of(place, objects)[0].lower().endswith(endings)
-    return bool(_shards_in(place, objects))
+    return bool(_shards_in(place, look))
 
 
 def list_shards(
@@ -154,36 +156,20 @@ def _check_label(label: object) -> None:
         )
 
 
-def _shards_in(folder: str, objects: Objects | None) -> list[str]:
-    if objects is not None:
-        return _objects_in(folder, objects)
-    return files_alone_in(folder, TAR_ENDINGS) or files_alone_in(folder, COMPRESSED_TAR_ENDINGS)
-
-
-def _objects_in(folder: str, objects: Objects) -> list[str]:
-    try:
-        files, folders = objects.level(folder)
-    except DataError:  # whoever lists it says what is wrong
-        return []
-    names = sorted(each.address for each in files if not _is_hidden(each.address))
-    shards = [name for name in names if name.lower().endswith(TAR_ENDINGS)]
-    others = any(name.lower().endswith(IMAGE_EXTENSIONS) for name in names)
-    return [] if others or any(not _is_hidden(each) for each in folders) else shards
-
-
-def _is_hidden(address: str) -> bool:
-    return address.rstrip("/").rpartition("/")[2].startswith(".")
+def _shards_in(folder: str, look: Look) -> list[str]:
+    return files_alone_in(folder, TAR_ENDINGS, look) or files_alone_in(folder, COMPRESSED_TAR_ENDINGS, look)
 
 
 def _shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
     found: list[str] = []
+    look = cache(partial(files_alone, objects=objects))
     for path in files_of(place, objects):
         is_file = not os.path.isdir(path)
         if objects is not None:
             is_file = path.lower().endswith(TAR_ENDINGS + COMPRESSED_TAR_ENDINGS) or is_of_several(place)
         if is_file:
             found.append(path)
-        elif shards := _shards_in(path, objects):
+        elif shards := _shards_in(path, look):
             found += shards
         else:
             raise DataError(
