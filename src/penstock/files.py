@@ -1,4 +1,4 @@
-"""A file that is replaced whole."""
+"""A file that is replaced whole, and a folder that outlives a loss of power."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def write_whole(path: Path, data: bytes) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Return once the names in a folder would outlive a loss of power. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

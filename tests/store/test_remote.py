@@ -62,6 +62,7 @@ from penstock.store import (
 from penstock.store.calls import Calls
 from penstock.store.files import FileSource
 from penstock.store.remote import Objects, objects_in
+from penstock.store.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("obstore_threads", "s3_options", "signed_s3_options")
 
@@ -395,7 +396,11 @@ def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, record
     assert server.most_at_once == 8
 
 
-def test_merged_reads_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:
+@pytest.mark.parametrize("is_selection", [False, True])
+def test_merged_reads_of_a_group_are_under_way_at_once(
+    server: WebServer, records: Records, is_selection: bool
+) -> None:
+    source: Records | Selection = records.select(slice(None)) if is_selection else records
     ids = np.array([8, 0, 9, 1, 4, 5])
     extents = Extents(*records.extents(ids))
     reads = merge_reads(extents, lambda requests, nbytes: requests * 1e-6 + nbytes * 1e-9)
@@ -405,7 +410,7 @@ def test_merged_reads_of_a_group_are_under_way_at_once(server: WebServer, record
     server.fault = lambda request: Answer(status=403) if request.between == (40_000, 60_000) else None
     before = len(server.requests)
 
-    assert read_all_merged(records, reads, ids[reads.which], into, 10_000 * np.arange(7)) == []
+    assert read_all_merged(source, reads, ids[reads.which], into, 10_000 * np.arange(7)) == []
 
     assert into.tobytes() == b"".join(record(number) for number in ids[reads.which])
     assert server.most_at_once == 3

@@ -12,15 +12,12 @@ import numpy as np
 from penstock.errors import ConfigError, DataError, printable
 from penstock.flow.engine import Failed
 from penstock.loader.config import LoaderConfig
-from penstock.loader.fetching import SourceFetcher
 from penstock.loader.loader import Loader
-from penstock.loader.setup import near_on_unknown_store
+from penstock.loader.setup import reader_of
 from penstock.loader.skips import BadSample, SkipList
 from penstock.loader.transforms import Resize
 from penstock.simulate.layout import cut_windows
 from penstock.store import Numeric, Source
-from penstock.store.calls import Calls
-from penstock.trace.schema import SOURCE, STAGING
 
 _BATCH = 64
 #: Read at a time, by one thread, where nothing is decoded.
@@ -58,9 +55,8 @@ def check_source(
         return "skip"
 
     kept = clock()
-    with Loader(
-        _config(source, note) if decodes else _config_of_reads(_Reads(source, note)), report=None
-    ) as loader:
+    config = _config(source, note) if decodes else _config_of_reads(_Reads(source, note))
+    with Loader(config, report=None) as loader:
         try:
             if not found.is_complete:
                 done(found.checked)
@@ -107,7 +103,7 @@ class _Reads:
     """
 
     def __init__(self, source: Source, note: Note) -> None:
-        self._fetcher = SourceFetcher(source, {}, near_on_unknown_store(source, Calls()))
+        self._fetcher = reader_of(source)
         self._sizes, self._note = source.sizes_bytes, note
 
     def __len__(self) -> int:
@@ -120,7 +116,7 @@ class _Reads:
         cuts = np.flatnonzero(np.diff(cut_windows(self._sizes[indices], _READ_BYTES))) + 1
         for group in np.split(indices, cuts):
             ids = group.tolist()
-            data = self._fetcher.fetch(ids, SOURCE, [STAGING] * len(ids), lambda sample: None, lasting=False)
+            data = self._fetcher.read(ids)
             for sample, each in zip(ids, data, strict=True):
                 if isinstance(each, Failed):
                     self._note(each.error, sample)

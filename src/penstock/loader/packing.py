@@ -23,20 +23,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.files import sync_folder
 from penstock.flow.engine import Failed
-from penstock.loader.fetching import SourceFetcher
 from penstock.loader.loader import Loader
 from penstock.loader.resume import describe_data
-from penstock.loader.setup import near_on_unknown_store
+from penstock.loader.setup import reader_of
 from penstock.plan import FullShuffle
 from penstock.simulate.layout import cut_windows
 from penstock.store import Source
-from penstock.store.calls import Calls
 from penstock.store.group import Ids
 from penstock.store.object_store import is_address, without_secrets
 from penstock.store.pack_file import PACK_NAME, TITLE, VERSION
 from penstock.store.shard_formats import Part, ShardFormat, format_for
-from penstock.trace.schema import SOURCE, STAGING
 from penstock.units import format_bytes
 
 #: How large a shard is: large enough to be read in sequence, small enough to be written again.
@@ -73,7 +71,7 @@ class _Chunks:
         self._source, self._order, self._chunks = source, order, chunks
         sizes = source.sizes_bytes[order]
         self._bytes = max(int(sizes[chunk.first : chunk.last].sum()) for chunk in chunks)
-        self._fetcher = SourceFetcher(source, {}, near_on_unknown_store(source, Calls()))
+        self._fetcher = reader_of(source)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -81,7 +79,7 @@ class _Chunks:
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
         chunk = self._chunks[index]
         ids = self._order[chunk.first : chunk.last].tolist()
-        found = self._fetcher.fetch(ids, SOURCE, [STAGING] * len(ids), lambda sample: None, lasting=False)
+        found = self._fetcher.read(ids)
         content = np.empty(self._bytes, np.uint8)
         at = 0
         for data in found:
@@ -190,9 +188,9 @@ class _Packing:
                 self._write_shards(first)
             self._finish()
             (self._work / _JOURNAL).unlink()
-            _sync_folder(self._work)
+            sync_folder(self._work)
             self._work.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         return self._shards
 
     # The journal
@@ -328,7 +326,7 @@ class _Packing:
                 "what it is given"
             )
         os.replace(unfinished, self._work / name)
-        _sync_folder(self._work)
+        sync_folder(self._work)
         endings = tuple(sorted(self.format.endings))
         return PackedShard(name, ids.size, written.nbytes, written.hexdigest(), endings)
 
@@ -382,11 +380,3 @@ def _digest_of_file(path: Path) -> str:
         while content := file.read(_READ_BYTES):
             digest.update(content)
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -362,16 +362,16 @@ def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[n
     return Near(extents, machine.source_price(ranks, mean_bytes), machine.sequential_rate(ranks))
 
 
-def near_on_unknown_store(source: Source, calls: Calls) -> Near | None:
-    """Return what says which samples are read together from a store that nobody measured; reads correct it."""
-    extents = _all_extents(source, calls)
+def reader_of(source: Source) -> SourceFetcher:
+    """Return what reads samples from a store that nobody measured, those together that lie near each other."""
+    extents = _all_extents(source, Calls())
     if extents is None:
-        return None
+        return SourceFetcher(source, {})
 
     def price(requests: float, nbytes: float) -> float:
         return requests * _UNKNOWN_LATENCY_SECONDS + nbytes / _UNKNOWN_BYTES_PER_SECOND
 
-    return Near(extents, price, _UNKNOWN_BYTES_PER_SECOND)
+    return SourceFetcher(source, {}, Near(extents, price, _UNKNOWN_BYTES_PER_SECOND))
 
 
 def _all_extents(source: Source, calls: Calls) -> Extents | None:

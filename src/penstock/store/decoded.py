@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.group import Bytes, Failed, Ids, check_group, observer
+from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, observer
 from penstock.store.packed import PackedFiles
 from penstock.units import format_bytes, parse_bytes
 
@@ -240,12 +240,7 @@ class DecodedFiles(PackedFiles):
         if self._units is None:
             return super().read_into(sample, buffer)
         size = self._size_of(sample)
-        target = np.frombuffer(buffer.cast("B"), np.uint8)
-        if target.size < size:
-            raise ConfigError(
-                f"a buffer of {target.size:,} bytes cannot hold {self.describe(sample)} ({size:,} bytes): "
-                "make it larger"
-            )
+        target = np.frombuffer(front_of(buffer, size, self.describe(sample)), np.uint8)
         for _, error in self.read_group(np.array([sample]), target, np.array([0, size])):
             raise error
         return size

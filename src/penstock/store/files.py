@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Part
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import DataError, PenstockError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
-from penstock.store.group import check_group, read_one_by_one
+from penstock.store.group import check_group, front_of, read_one_by_one
 from penstock.store.labels import in_classes
 from penstock.store.object_store import Piece, is_address, joined, without_secrets
 from penstock.store.remote import Objects
@@ -99,10 +99,7 @@ class FileSource(Selectable):
         if self.objects is None:
             read_file_into(path, size, buffer)
             return size
-        target = buffer.cast("B")
-        if len(target) < size:
-            raise _too_small(len(target), path, size)
-        self._read_object(path, sample, target[:size])
+        self._read_object(path, sample, front_of(buffer, size, path))
         return size
 
     def prepare_group(self) -> None:
@@ -189,9 +186,7 @@ def read_file_into(
     Raises: DataError if the file is missing, not allowed, empty, or of another size by now; ConfigError if
         the buffer is smaller than `size`.
     """
-    target = buffer.cast("B")
-    if len(target) < size:
-        raise _too_small(len(target), path, size)
+    target = front_of(buffer, size, path)
     descriptor = _open(path, size)
     # One byte more than the size is asked for: in the same call it shows that the file has grown.
     beyond = bytearray(1)
@@ -221,10 +216,6 @@ def _open(path: str, size: int) -> int:
         raise
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def _too_small(nbytes: int, path: str, size: int) -> ConfigError:
-    return ConfigError(f"a buffer of {nbytes:,} bytes cannot hold {path} ({size:,} bytes): make it larger")
 
 
 def _changed(path: str, size: int) -> DataError:

@@ -24,6 +24,16 @@ Failed = list[tuple[int, Exception]]
 _thread = threading.local()
 
 
+def front_of(buffer: memoryview, size: int, name: str) -> memoryview:
+    """Return the first bytes of a buffer, where a sample goes. Raises: ConfigError if they are too few."""
+    target = buffer.cast("B")
+    if len(target) < size:
+        raise ConfigError(
+            f"a buffer of {len(target):,} bytes cannot hold {name} ({size:,} bytes): make it larger"
+        )
+    return target[:size]
+
+
 def read_group(
     source: Source,
     ids: Ids,

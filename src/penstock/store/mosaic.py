@@ -22,7 +22,7 @@ from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
-from penstock.store.remote import Objects, objects_of
+from penstock.store.remote import Objects
 from penstock.store.row_shards import (
     INDEX_NAME,
     MOST_COLUMN_BYTES,
@@ -71,7 +71,6 @@ class MosaicShards(CataloguedFiles):
     ) -> None:
         check_names(sample=sample, label=label)
         place = place_of_paths(folder)
-        objects = objects_of(place, storage_options)
         list_anew = partial(list_mosaic, place, sample, label)
         super().__init__(
             place,
@@ -79,7 +78,7 @@ class MosaicShards(CataloguedFiles):
             refresh,
             calls,
             catalog,
-            objects=objects,
+            storage_options=storage_options,
             sample=sample,
             label=label,
             classes=classes,

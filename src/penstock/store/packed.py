@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from penstock.compiling import Part
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.machine_code import Signature
 from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
-from penstock.store.group import Bytes, Failed, Ids, check_group, read_one_by_one
+from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, read_one_by_one
 from penstock.store.labels import Labels
 from penstock.store.object_store import Piece
 from penstock.store.pack_file import named_classes
@@ -112,12 +112,7 @@ class PackedFiles(Selectable, ABC):
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
         size = self._size_of(sample)
-        target = buffer.cast("B")
-        if len(target) < size:
-            raise ConfigError(
-                f"a buffer of {len(target):,} bytes cannot hold {self.describe(sample)} ({size:,} bytes): "
-                "make it larger"
-            )
+        target = front_of(buffer, size, self.describe(sample))
         if size == 0:
             raise DataError(f"{self.describe(sample)} is empty (0 bytes): take it out, or write it again")
         units, offsets, _ = self.extents(np.array([sample]))

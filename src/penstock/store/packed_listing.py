@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from penstock.store.listing import (
 from penstock.store.object_store import Facts
 from penstock.store.packed import PackedFiles
 from penstock.store.patterns import brief
-from penstock.store.remote import Objects, RemoteFile
+from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.units import format_count
 
 #: More digits are no number of a class, and `int` would be slow.
@@ -45,8 +45,8 @@ _OBJECTS_AT_ONCE = 16
 class CataloguedFiles(PackedFiles):
     """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
 
-    place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog: as in `open_source`.
-    objects: what reads addresses.
+    place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog, storage_options: as in
+        `open_source`.
     endings: of the members that are samples. classes: the names that labels are numbered by, or None.
     options: as the user gave them; other options list other samples.
     """
@@ -60,10 +60,11 @@ class CataloguedFiles(PackedFiles):
         catalog: Catalog | None,
         *,
         endings: Collection[str] = (),
-        objects: Objects | None = None,
         classes: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         **options: object,
     ) -> None:
+        objects = objects_of(place, storage_options)
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         opener = f"{type(self).__name__}({given})"
         catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls(), objects)

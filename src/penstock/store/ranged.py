@@ -226,8 +226,9 @@ def _read_together(
 
     The others are left to whoever reads one after the other, and says what is wrong with which sample.
     """
-    read_pieces: Any = getattr(source, "read_pieces", None)
-    if read_pieces is None or getattr(source, "objects", None) is None or which.sum() < 2:
+    whole = getattr(source, "source", source)  # a selection's units are those of its source
+    read_pieces: Any = getattr(whole, "read_pieces", None)
+    if read_pieces is None or getattr(whole, "objects", None) is None or which.sum() < 2:
         return set()
     numbers = np.flatnonzero(which)
     if at is not None:

@@ -27,7 +27,7 @@ from penstock.store.packed_listing import (
     number_or_name,
 )
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
-from penstock.store.remote import Objects, objects_of
+from penstock.store.remote import Objects
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
 
@@ -74,7 +74,6 @@ class TarShards(CataloguedFiles):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(shards)
-        objects = objects_of(place, storage_options)
         endings = _endings(member)
         if isinstance(label, str):
             label = label.lstrip(".")
@@ -87,7 +86,7 @@ class TarShards(CataloguedFiles):
             calls,
             catalog,
             endings=endings,
-            objects=objects,
+            storage_options=storage_options,
             member=member,
             label=label,
             classes=classes,

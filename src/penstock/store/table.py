@@ -20,7 +20,7 @@ from penstock.store.columns import (
     import_pyarrow,
     places_of,
 )
-from penstock.store.group import Bytes, Failed, Ids, check_group
+from penstock.store.group import Bytes, Failed, Ids, check_group, front_of
 from penstock.store.labels import Labels, check_names, in_classes
 from penstock.store.listing import NO_LABEL, number_labels
 from penstock.store.selection import Selectable
@@ -154,13 +154,7 @@ class ArrowTable(Selectable):
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
         value = self._value_of(sample)
-        target = buffer.cast("B")
-        if len(target) < value.size:
-            raise ConfigError(
-                f"a buffer of {len(target):,} bytes cannot hold {self.describe(sample)} ({value.size:,} bytes): "
-                "make it larger"
-            )
-        target[: value.size] = value.data
+        front_of(buffer, value.size, self.describe(sample))[:] = value.data
         return value.size
 
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:

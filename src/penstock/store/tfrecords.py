@@ -19,7 +19,7 @@ from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
-from penstock.store.remote import Objects, RemoteFile, objects_of
+from penstock.store.remote import Objects, RemoteFile
 from penstock.store.windows import readable
 
 INDEX_EXAMPLES = Part(
@@ -76,7 +76,6 @@ class TFRecords(CataloguedFiles):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         place = place_of_paths(files)
-        objects = objects_of(place, storage_options)
         check_names(sample=sample, label=label)
         list_anew = partial(list_records, place, sample, label)
         super().__init__(
@@ -85,7 +84,7 @@ class TFRecords(CataloguedFiles):
             refresh,
             calls,
             catalog,
-            objects=objects,
+            storage_options=storage_options,
             sample=sample,
             label=label,
             classes=classes,

@@ -16,6 +16,7 @@ from penstock.checkpoint.state.staging import StagingArea
 from penstock.checkpoint.tiers import local as local_module
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.errors import DataError
+from penstock.files import sync_folder
 
 
 def state(step: int) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def test_one_that_cannot_be_opened_for_writing_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fast").mkdir()
-    sync = local_module.sync_folder
+    sync = sync_folder
 
     def of_fast(path: Path) -> None:
         if str(path).endswith("fast"):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.checkpoint.tiers.local import sync_folder
 from penstock.errors import DataError
+from penstock.files import sync_folder
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.errors import DataError
+from penstock.files import sync_folder
 
 _UNFINISHED = ".unfinished-"
 _DELETED = ".deleted-"
@@ -297,15 +298,6 @@ class LocalReader:
                 os.close(descriptor)
             except OSError as error:
                 raise _named(error, self._path) from error
-
-
-def sync_folder(path: Path) -> None:
-    """Return once the names in a folder would outlive a loss of power. Raises: OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open_plain(path: Path) -> tuple[int, int]:
