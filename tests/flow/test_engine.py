@@ -44,6 +44,7 @@ class NumberWork:
         *,
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
     ) -> list[Any]:
         data: list[Any] = []
         for sample in samples:

@@ -153,7 +153,7 @@ def test_the_machine_file_and_the_seed_of_random_transforms_are_named() -> None:
     plan = AccessPlan(Sequential(COUNT), 64, 1)
     flips = compile_pipeline([RandomHorizontalFlip(), *TO_ARRAY], seed=7)
 
-    first, second = start_lines(setup_of(plan, pipeline=flips, machine_file="cluster.toml"))[:2]
+    first, second = start_lines(setup_of(plan, pipeline=flips, draws_seed=7, machine_file="cluster.toml"))[:2]
     assert "in the order Sequential, transforms drawn with seed=7: 1 epoch" in first
     assert "as readers= says; machine 'cluster.toml'; takes" in second
     shuffled = AccessPlan(FullShuffle(COUNT, 7), 64, 1)

@@ -183,6 +183,7 @@ class Fetcher(Protocol):
         *,
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
     ) -> list[Any]:
         """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`.
 
@@ -190,6 +191,7 @@ class Fetcher(Protocol):
         rests: of each, the tier that is to keep what comes from the source, or STAGING.
         at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next call.
         into: where their bytes may be put one behind the other, if all have one size and fill it.
+        epoch: that they are for; code of a user may ask for it.
         """
         ...
 
@@ -789,7 +791,12 @@ class Engine:
             samples = move.samples
             begin = self._clock()
             data = self._fetcher.fetch(
-                samples, move.origin, move.rests, partial(self._note, worker), lasting=True
+                samples,
+                move.origin,
+                move.rests,
+                partial(self._note, worker),
+                lasting=True,
+                epoch=move.epoch,
             )
             end = self._clock()
             self._at.pop(worker, None)
@@ -943,7 +950,7 @@ class Engine:
         if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
-        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False, into=into)
+        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False, into=into, epoch=load.epoch)
         end, computed = self._clock(), time.thread_time() - computed
         rows = load.rows
         known: Sequence[int] | NDArray[np.int64] = samples

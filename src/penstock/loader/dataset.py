@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.flow.engine import Failed
 from penstock.flow.staging import Field
+from penstock.loader.asked import ListCode, SampleCode, list_code
 from penstock.loader.probing import from_first
 from penstock.loader.structure import Leaf, learn_structure
 from penstock.policy import Load
@@ -20,20 +21,40 @@ from penstock.store.calls import Calls
 
 
 class MapDataset(Protocol):
-    """What PyTorch calls a map-style data set."""
+    """What PyTorch calls a map-style data set.
+
+    `__getitem__` takes a sample's number, and what else it asks for by name, see `penstock.loader.asked`.
+    """
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Any: ...
+    @property
+    def __getitem__(self) -> Callable[..., Any]: ...
+
+
+#: What the generators of a data set are for; another text is other numbers.
+_DRAWS = "data set"
 
 
 class DatasetFetcher:
-    """A `Fetcher` of samples that a data set's own code makes."""
+    """A `Fetcher` of samples that a data set's own code makes.
 
-    def __init__(self, dataset: MapDataset) -> None:
+    seed: of the generators that `__getitem__` and `__getitems__` ask for, see `penstock.loader.asked`.
+    Raises: ConfigError for a `__getitems__` that asks for what `__getitem__` does not.
+    """
+
+    def __init__(self, dataset: MapDataset, seed: int = 0) -> None:
         self._dataset = dataset
+        self._get = SampleCode(dataset.__getitem__, seed, _DRAWS)
         #: PyTorch's protocol: a list of numbers to a list of samples.
-        self._get_list: Callable[[list[int]], Iterable[Any]] | None = getattr(dataset, "__getitems__", None)
+        self._get_list: ListCode | None = None
+        if (get_list := getattr(dataset, "__getitems__", None)) is not None:
+            self._get_list = list_code(get_list, self._get, seed, _DRAWS, self.place)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the data set asks for generators."""
+        return "rng" in self._get.asks
 
     @property
     def place(self) -> str:
@@ -47,7 +68,7 @@ class DatasetFetcher:
 
         def look(sample: int) -> tuple[int, Any]:
             try:
-                return sample, calls.one(self.describe(sample), lambda: self._dataset[sample])
+                return sample, calls.one(self.describe(sample), lambda: self._get(sample, 0, sample))
             except Exception as error:
                 error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
                 raise
@@ -63,13 +84,14 @@ class DatasetFetcher:
         *,
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
     ) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
         wrong = ""
         if self._get_list is not None and len(samples) > 1:
             at(samples[0])
             try:
-                values = list(self._get_list(samples))
+                values = list(self._get_list(samples, epoch))
                 if len(values) == len(samples):
                     return values
                 wrong = f"returns {len(values)} samples"
@@ -80,7 +102,7 @@ class DatasetFetcher:
         for sample in samples:
             at(sample)
             try:
-                values.append(self._dataset[sample])
+                values.append(self._get(sample, epoch, sample))
             except Exception as error:
                 values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True

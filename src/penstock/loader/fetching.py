@@ -101,6 +101,7 @@ class SourceFetcher:
         *,
         lasting: bool,
         into: Bytes | None = None,
+        epoch: int = 0,
     ) -> list[Any]:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
         at(samples[0])

@@ -499,7 +499,8 @@ class Loader:
 
     @cached_property
     def _described(self) -> dict[str, Any]:
-        return describe_run(self._plan, self._setup.source, self._setup.pipeline, self._agreed.data)
+        setup = self._setup
+        return describe_run(self._plan, setup.source, setup.pipeline, self._agreed.data, setup.draws_seed)
 
     @property
     def memory(self) -> MemoryBudget:

@@ -49,11 +49,13 @@ def describe_run(
     source: Source | MapDataset,
     pipeline: Pipeline | None,
     data: dict[str, JSON] | None = None,
+    draws_seed: int | None = None,
 ) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
     pipeline: None for a data set, whose own code makes the samples: of it, kind, length and `indices` are known.
     data: of `describe_data`, where that was asked before.
+    draws_seed: of the generators that a data set asks for, where it does.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -76,6 +78,8 @@ def describe_run(
             decoder = choose_decoder()
             found = decoder_versions().get(_PACKAGES.get(decoder, decoder), "")
             described["pixels"] = {"decoder": f"{decoder} {found}".strip(), "form": _PIXELS}
+    elif draws_seed is not None:
+        described["draws"] = {"seed": int(draws_seed)}
     return described
 
 
@@ -131,7 +135,7 @@ def read_state(
 
 def seed_of_state(state: object) -> int | None:
     """Return the seed of a state's random transforms, or of its order; None where it names none."""
-    for names in (("transforms", "seed"), ("plan", "order", "seed")):
+    for names in (("transforms", "seed"), ("draws", "seed"), ("plan", "order", "seed")):
         value: Any = state
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None

@@ -84,6 +84,7 @@ class Setup:
     machine_file: that the machine was read from; None where an object or none was given.
     seed: of the order, the policy and every random transform.
     extents: of all samples, where the source gives them.
+    draws_seed: of the random numbers that change samples; None where nothing draws any.
     """
 
     plan: AccessPlan
@@ -107,6 +108,7 @@ class Setup:
     works_in_own_thread: bool = False
     seed: int = 0
     extents: Extents | None = None
+    draws_seed: int | None = None
 
     @property
     def calls_python(self) -> bool:
@@ -291,6 +293,7 @@ def set_up(
         machine_file=config.machine if isinstance(config.machine, str) else None,
         seed=seed_of(config),
         extents=extents,
+        draws_seed=samples.draws_seed,
     )
 
 
@@ -299,6 +302,7 @@ class _Samples(NamedTuple):
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of the memory and the machine, and where they lie.
+    draws_seed: see `Setup`.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -307,6 +311,7 @@ class _Samples(NamedTuple):
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
     large_picture_bytes: int = 0
+    draws_seed: int | None = None
 
     @property
     def reads_in_place(self) -> bool:
@@ -330,7 +335,8 @@ def _of_source(
         return SourceFetcher(source, tiers, near), decoder, extents
 
     picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
-    return _Samples(sizes_bytes, image_fields(pipeline, labels), parts, pipeline, picture, large_picture)
+    fields, seed = image_fields(pipeline, labels), pipeline.seed if pipeline.is_random else None
+    return _Samples(sizes_bytes, fields, parts, pipeline, picture, large_picture, seed)
 
 
 def _of_data_set(
@@ -342,11 +348,16 @@ def _of_data_set(
     front_end: FrontEnd,
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
-    fetcher = DatasetFetcher(dataset)
+    fetcher = DatasetFetcher(dataset, seed_of(config))
     example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
     decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
     sizes_bytes = np.zeros(plan.samples, np.int64)
-    return _Samples(sizes_bytes, decoder.fields, lambda budget, machine: (fetcher, decoder, None))
+    return _Samples(
+        sizes_bytes,
+        decoder.fields,
+        lambda budget, machine: (fetcher, decoder, None),
+        draws_seed=seed_of(config) if fetcher.draws else None,
+    )
 
 
 def _steps_of_a_slot(fields: Sequence[Field], local_batch: int, memory_bytes: int) -> int:

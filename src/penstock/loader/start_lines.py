@@ -76,10 +76,10 @@ def _order(order: Order) -> str:
 
 def _draws(setup: Setup) -> str:
     """Name the seed of random transforms where the order does not name it."""
-    if setup.pipeline is None or not setup.pipeline.is_random:
+    seed = setup.draws_seed
+    if seed is None or seed == getattr(setup.plan.order, "seed", None):
         return ""
-    seed = setup.pipeline.seed
-    return "" if seed == getattr(setup.plan.order, "seed", None) else f", transforms drawn with seed={seed}"
+    return f", {'samples' if setup.pipeline is None else 'transforms'} drawn with seed={seed}"
 
 
 def _steps(plan: AccessPlan) -> str:
