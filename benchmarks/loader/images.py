@@ -101,10 +101,12 @@ def contenders(images: Path, threads: int, worker_counts: Sequence[int], cores: 
     found = [
         Contender("penstock antialiased", penstock("loader", "antialias")),
         Contender("penstock bilinear", penstock("loader", "bilinear")),
+        Contender("penstock bicubic", penstock("loader", "bicubic")),
         Contender("pipeline in threads, antialiased", penstock("threads", "antialias")),
         Contender("pipeline in threads, bilinear", penstock("threads", "bilinear")),
         Contender("bound: same calls, antialiased", limit("antialias")),
         Contender("bound: same calls, bilinear", limit("bilinear")),
+        Contender("bound: same calls, bicubic", limit("bicubic")),
         Contender("bound: cv2.resize, bilinear", limit("opencv")),
     ]
     for workers in worker_counts:
@@ -139,6 +141,7 @@ COMPARISONS = (
     ("penstock bilinear", "DataLoader expert", None),
     ("penstock antialiased", "bound: same calls, antialiased", 0.9),
     ("penstock bilinear", "bound: same calls, bilinear", 0.9),
+    ("penstock bicubic", "bound: same calls, bicubic", 0.9),
     ("pipeline in threads, antialiased", "bound: same calls, antialiased", 0.9),
     ("penstock antialiased", "FFCV raw, area", None),
     ("penstock bilinear", "DALI bilinear", None),

@@ -24,7 +24,7 @@ from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
 from penstock.loader.transforms import RandomResizedCrop
 from penstock.loader.transforms.compiled import resampler
 from penstock.loader.transforms.draws import draw_crops
-from penstock.loader.transforms.geometry import most_taps, place_crop
+from penstock.loader.transforms.geometry import CUBIC, WIDENED, most_taps, place_crop
 from penstock.loader.transforms.jpeg import read_header
 from penstock.loader.transforms.turbojpeg import find_library
 
@@ -72,7 +72,7 @@ def main() -> None:
     quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
     slow.tj3Decompress8.argtypes = (pointer, pointer, size, pointer, ctypes.c_int, ctypes.c_int)
     kernel = resampler("float32")
-    antialias = options.resampling == "antialias"
+    resampling = {"antialias": WIDENED, "bicubic": WIDENED + CUBIC}.get(options.resampling, 0)
     cv2.setNumThreads(1)
 
     def worker() -> Callable[[int, NDArray[np.float32]], None]:
@@ -100,8 +100,8 @@ def main() -> None:
                     3 * region.w,
                     across,
                     down,
-                    antialias,
-                    most_taps(width / SIZE, region.h / SIZE),
+                    resampling,
+                    most_taps(width / SIZE, region.h / SIZE, resampling),
                     scratch,
                     scale,
                     bias,

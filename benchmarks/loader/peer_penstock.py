@@ -28,7 +28,11 @@ from penstock.loader.transforms import (
 def main() -> None:
     options = arguments(threads=int, resampling=str, via=str)
     transforms = (
-        RandomResizedCrop(SIZE, antialias=options.resampling == "antialias"),
+        RandomResizedCrop(
+            SIZE,
+            interpolation="bicubic" if options.resampling == "bicubic" else "bilinear",
+            antialias=options.resampling != "bilinear",
+        ),
         RandomHorizontalFlip(),
         ToTensor(),
         Normalize(MEAN, STD),

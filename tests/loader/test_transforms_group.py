@@ -34,6 +34,8 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PIPELINES: dict[str, list[Any]] = {
     "training": [RandomResizedCrop(20), RandomHorizontalFlip()],
     "training, bilinear": [RandomResizedCrop((9, 30), antialias=False), RandomVerticalFlip(0.3)],
+    "training, bicubic": [RandomResizedCrop((30, 9), interpolation="bicubic"), RandomHorizontalFlip()],
+    "cubic, not widened": [Resize((11, 21), "bicubic", antialias=False)],
     "validation": [Resize(18), CenterCrop(16)],
     "odd order": [
         RandomVerticalFlip(),

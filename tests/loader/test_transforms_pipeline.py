@@ -61,24 +61,28 @@ def run(pipeline: Pipeline, data: bytes, sample: int = 0, epoch: int = 0, **scra
     return out
 
 
-def columns_then_rows(image: Image.Image, height: int, width: int) -> Image.Image:
+def columns_then_rows(
+    image: Image.Image, height: int, width: int, how: Image.Resampling = BILINEAR
+) -> Image.Image:
     """Pillow's resize in the order that the kernels have (Pillow 13 chooses its own)."""
-    return image.resize((width, image.height), BILINEAR).resize((width, height), BILINEAR)
+    return image.resize((width, image.height), how).resize((width, height), how)
 
 
-def test_validation_is_what_torchvision_does_to_a_pil_image() -> None:
+@pytest.mark.parametrize("how", [BILINEAR, Image.Resampling.BICUBIC])
+def test_validation_is_what_torchvision_does_to_a_pil_image(how: Image.Resampling) -> None:
     """Resize(256), CenterCrop(224), ToTensor, Normalize, worked out with Pillow and torch."""
     for height, width in [(375, 500), (500, 375), (300, 300), (640, 260)]:
         data = jpeg(scene(height, width))
         image = Image.open(io.BytesIO(data)).convert("RGB")
         short = min(height, width)
-        image = columns_then_rows(image, int(256 * height / short), int(256 * width / short))
+        image = columns_then_rows(image, int(256 * height / short), int(256 * width / short), how)
         top, left = round((image.height - 224) / 2), round((image.width - 224) / 2)
         image = image.crop((left, top, left + 224, top + 224))
         tensor = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
         expected = (tensor - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
-        got = run(compile_pipeline([Resize(256), CenterCrop(224), ToTensor(), Normalize(MEAN, STD)], 0), data)
+        resize = Resize(256, how.name.lower())
+        got = run(compile_pipeline([resize, CenterCrop(224), ToTensor(), Normalize(MEAN, STD)], 0), data)
 
         np.testing.assert_allclose(got, expected.numpy(), atol=1e-6, rtol=0)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from penstock.errors import ConfigError
 from penstock.loader.transforms import (
@@ -23,6 +25,12 @@ from penstock.loader.transforms import (
 from penstock.loader.transforms.geometry import Box, center_box, cropped, flipped, whole
 
 
+class Mode(enum.Enum):
+    """As torchvision names interpolations."""
+
+    BILINEAR = "bilinear"
+
+
 def test_a_transform_is_a_value_that_prints_and_compares() -> None:
     crop = RandomResizedCrop(224, scale=(0.2, 1.0))
     assert crop == RandomResizedCrop(224, (0.2, 1.0))
@@ -32,6 +40,8 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
     of_numpy: Any = np.int64(20)
     assert repr(Resize((of_numpy, of_numpy))) == repr(Resize((20, 20)))
     assert repr(CenterCrop(of_numpy)) == repr(CenterCrop(20))
+    assert Resize(8, Image.Resampling.BICUBIC) == Resize(8, "bicubic")  # type: ignore[arg-type]
+    assert RandomResizedCrop(8, interpolation=Mode.BILINEAR) == RandomResizedCrop(8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +60,8 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
         (lambda: RandomResizedCrop(8, scale=(0.5, 0.1)), r"scale is \(low, high\)"),
         (lambda: RandomResizedCrop(8, scale=(0.0, 1.0)), r"0 < low <= high"),
         (lambda: RandomResizedCrop(8, ratio=(0.5, float("inf"))), "ratio"),
-        (lambda: RandomResizedCrop(8, interpolation="bicubic"), 'interpolation is "bilinear"'),
+        (lambda: RandomResizedCrop(8, interpolation="area"), 'interpolation is "bilinear" or "bicubic"'),
+        (lambda: Resize(8, interpolation=Image.Resampling.NEAREST), 'interpolation is "bilinear" or'),  # type: ignore[arg-type]
         (lambda: RandomHorizontalFlip(1.1), "p is a probability"),
         (lambda: RandomVerticalFlip(float("nan")), "p is a probability"),
         (lambda: RandomHorizontalFlip("0.5"), r"RandomHorizontalFlip\(p='0.5'\): p is a probability"),  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def _geometry_of(height: Any, width: Any, steps: Any, numbers: Any) -> Any:
             int(of[3]),
             of[4],
             of[5],
-            of[6] != 0.0,
+            int(of[6]),
             of[7],
             of[8],
             of[9],
@@ -85,7 +85,7 @@ def _geometry_of(height: Any, width: Any, steps: Any, numbers: Any) -> Any:
             if rows != found.window.height or columns != found.window.width:
                 is_one_pass = not _is_resampled(found)
                 if is_one_pass:
-                    found = _resized_to(found, rows, columns, step.antialias)
+                    found = _resized_to(found, rows, columns, step.resampling)
     return is_one_pass, found
 
 
@@ -210,7 +210,9 @@ def _loop(resample: Any) -> Any:
                         header.unit_columns,
                     )
                     across, down = _axes_of(found, shrink)
-                    taps = _most_taps(across.extent / across.resized, down.extent / down.resized)
+                    taps = _most_taps(
+                        across.extent / across.resized, down.extent / down.resized, found.resampling
+                    )
                     is_done = (
                         is_one_pass
                         and height == (out.shape[1] if channels_last else out.shape[2])
@@ -229,7 +231,7 @@ def _loop(resample: Any) -> Any:
                             stride,
                             _plain(across),
                             _plain(down),
-                            found.antialias,
+                            found.resampling,
                             taps,
                             scratch,
                             parameters,
@@ -251,7 +253,7 @@ def _to_float32(
     stride: Any,
     across: Any,
     down: Any,
-    antialias: Any,
+    resampling: Any,
     taps: Any,
     scratch: Any,
     parameters: Any,
@@ -264,7 +266,7 @@ def _to_float32(
         stride,
         across,
         down,
-        antialias,
+        resampling,
         taps,
         scratch,
         parameters[0],
@@ -281,7 +283,7 @@ def _to_table(
     stride: Any,
     across: Any,
     down: Any,
-    antialias: Any,
+    resampling: Any,
     taps: Any,
     scratch: Any,
     parameters: Any,
@@ -289,7 +291,7 @@ def _to_table(
     channels_last: Any,
 ) -> None:
     resample_to_table(
-        pixels, offset, stride, across, down, antialias, taps, scratch, parameters[0], out, channels_last
+        pixels, offset, stride, across, down, resampling, taps, scratch, parameters[0], out, channels_last
     )
 
 
@@ -300,14 +302,14 @@ def _to_uint8(
     stride: Any,
     across: Any,
     down: Any,
-    antialias: Any,
+    resampling: Any,
     taps: Any,
     scratch: Any,
     parameters: Any,
     out: Any,
     channels_last: Any,
 ) -> None:
-    resample_to_uint8(pixels, offset, stride, across, down, antialias, taps, scratch, out, channels_last)
+    resample_to_uint8(pixels, offset, stride, across, down, resampling, taps, scratch, out, channels_last)
 
 
 _LOOPS = {"group_float32": _to_float32, "group_table": _to_table, "group_uint8": _to_uint8}

@@ -12,7 +12,7 @@ _AXIS = ("float64", "float64", "int64", "int64", "int64", "int64", "boolean")
 
 
 def _signature(out: str, *parameters: str) -> Signature:
-    before = ("uint8[:]", "int64", "int64", _AXIS, _AXIS, "boolean", "int64", "uint8[:]")
+    before = ("uint8[:]", "int64", "int64", _AXIS, _AXIS, "int64", "int64", "uint8[:]")
     return Signature((*before, *parameters, f"{out}[:, :, :]", "boolean"))
 
 

@@ -23,6 +23,10 @@ REDUCING_GAP = 2
 #: looks one colour column (two pixels) further than the region.
 EDGE_COLUMNS = 2
 
+#: How pixels are weighed, as a sum of these: by a cubic curve, or else by a triangle of half its width; and whether the
+#: width grows as a picture shrinks.
+WIDENED, CUBIC = 1, 2
+
 #: What `StepNumbers.what` says.
 RESIZE, RESIZE_SHORTER, CENTER_CROP, RANDOM_CROP, MIRROR, TURN_OVER = 0, 1, 2, 3, 4, 5
 
@@ -42,6 +46,7 @@ class StepNumbers(NamedTuple):
     what: RESIZE and those after it. column: of a sample's random numbers, where its own begin.
     height, width: of its result; RESIZE_SHORTER: of the shorter side, both the same.
     low, high: the least and largest ratio of RANDOM_CROP; high: the probability of a flip.
+    resampling: as of `Geometry`.
     least, most: share of the area, log_low, log_high: logarithm of the ratio, that RANDOM_CROP draws from.
     """
 
@@ -51,7 +56,7 @@ class StepNumbers(NamedTuple):
     width: int = 0
     low: float = 0.0
     high: float = 0.0
-    antialias: bool = True
+    resampling: int = WIDENED
     least: float = 0.0
     most: float = 0.0
     log_low: float = 0.0
@@ -75,7 +80,8 @@ class Geometry(NamedTuple):
     window: Box
     is_mirrored: bool = False
     is_upside_down: bool = False
-    antialias: bool = True
+    #: WIDENED, CUBIC, both or 0.
+    resampling: int = WIDENED
 
     @property
     def size(self) -> tuple[int, int]:
@@ -98,7 +104,7 @@ class Axis(NamedTuple):
 def whole(height: int, width: int) -> Geometry:
     """Return the picture as it is."""
     box = Box(0, 0, height, width)
-    return Geometry(box, (height, width), box, False, False, True)
+    return Geometry(box, (height, width), box, False, False, WIDENED)
 
 
 def is_resampled(geometry: Geometry) -> bool:
@@ -121,7 +127,7 @@ def cropped(geometry: Geometry, crop: Box) -> Geometry:
             kept,
             geometry.is_mirrored,
             geometry.is_upside_down,
-            geometry.antialias,
+            geometry.resampling,
         )
     return Geometry(
         Box(box.top + top, box.left + left, height, width),
@@ -129,11 +135,11 @@ def cropped(geometry: Geometry, crop: Box) -> Geometry:
         Box(0, 0, height, width),
         geometry.is_mirrored,
         geometry.is_upside_down,
-        geometry.antialias,
+        geometry.resampling,
     )
 
 
-def resized_to(geometry: Geometry, height: int, width: int, antialias: bool) -> Geometry:
+def resized_to(geometry: Geometry, height: int, width: int, resampling: int) -> Geometry:
     """Resample the result, which is not resampled yet, to height x width."""
     assert not is_resampled(geometry), "a picture is resampled once per pass"
     return Geometry(
@@ -142,7 +148,7 @@ def resized_to(geometry: Geometry, height: int, width: int, antialias: bool) -> 
         Box(0, 0, height, width),
         geometry.is_mirrored,
         geometry.is_upside_down,
-        antialias,
+        resampling,
     )
 
 
@@ -154,7 +160,7 @@ def flipped(geometry: Geometry, mirror: bool, turn_over: bool) -> Geometry:
         geometry.window,
         geometry.is_mirrored != mirror,
         geometry.is_upside_down != turn_over,
-        geometry.antialias,
+        geometry.resampling,
     )
 
 
@@ -238,7 +244,7 @@ def place_crop(height: int, width: int, numbers: Numbers, column: int, low: floa
 
 def choose_shrink(geometry: Geometry) -> int:
     """Return by how much the decoder may shrink the picture: 1, 2, 4 or 8; a function of sizes alone."""
-    if not geometry.antialias:
+    if geometry.resampling & WIDENED == 0:
         return 1
     box, resized = geometry.box, geometry.resized
     spare = min(box.height / resized[0], box.width / resized[1]) / REDUCING_GAP
@@ -283,9 +289,11 @@ def axes_of(geometry: Geometry, shrink: int) -> tuple[Axis, Axis]:
     return across, down
 
 
-def most_taps(across: float, down: float) -> int:
+def most_taps(across: float, down: float, resampling: int) -> int:
     """Return how many pixels of one axis make up a pixel of the result at most, where it is so much smaller."""
-    return max(math.ceil(max(across, down)) * 2 + 1, 4)
+    if resampling & CUBIC == 0:
+        return max(math.ceil(max(across, down)) * 2 + 1, 4)
+    return math.ceil(2 * max(across, down, 1.0)) * 2 + 1
 
 
 #: Each of the eight parts of the scratch begins at a cache line.

@@ -1,10 +1,11 @@
 """Compiled loops from decoded pixels to a sample's place in the slot.
 
 One call resamples (columns, then rows), crops, mirrors, converts and lays out, without the GIL. The
-arithmetic is Pillow's for 8-bit pictures (triangle filter, weights in fixed point with 22 bits, rounding to
+arithmetic is Pillow's for 8-bit pictures (triangle or cubic filter, weights in fixed point with 22 bits, rounding to
 8 bits after each of the two passes), so an antialiased result is Pillow's bit for bit, which is torchvision's
 on PIL images. (Pillow 13 turns to rows first where the height shrinks much more than the width: one level of
-difference.) Without antialiasing the filter keeps its width of two pixels when shrinking.
+difference.) Without antialiasing the filter keeps its width of two or four pixels when shrinking, and a cubic one is
+that of `torch.nn.functional.interpolate`: another curve, and pixels beyond the edge are those of the edge.
 
 Four bytes are summed in a vector for three channels (decisions/0004; the fourth byte is the next pixel's red, computed
 and dropped). Sums stay in int32 by hand, because numba widens int32 products to int64, which halves the speed.
@@ -17,6 +18,7 @@ Source: Pillow, src/libImaging/Resample.c, `precompute_coeffs` and `ImagingResam
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 
 from penstock.kernel import array_at, entry, inlined, kernel, machine_code
 from penstock.loader.transforms.compiled import SIGNATURES
-from penstock.loader.transforms.geometry import SPARE_BYTES
+from penstock.loader.transforms.geometry import CUBIC, SPARE_BYTES, WIDENED
 from penstock.machine_code import MachineCode
 
 _BITS = 22
@@ -38,6 +40,18 @@ _ONE = 1 << _BITS
 _HALF = np.int32(1 << (_BITS - 1))
 #: Taps that are written out. Weights come as two taps, or four or more, the last ones zero where not needed.
 _FEW, _SOME = 2, 4
+#: The parameter of cubic curves: of Pillow and torch with a filter that is widened, of torch and OpenCV without.
+_PILLOWS, _TORCHS = -0.5, -0.75
+
+
+@inlined
+def _cubic(away: Any, curve: Any) -> Any:
+    """Return the cubic curve of a parameter, so far from its middle. Source: Keys 1981, equation 15."""
+    if away < 1.0:
+        return ((curve + 2.0) * away - (curve + 3.0)) * away * away + 1.0
+    if away < 2.0:
+        return (((away - 5.0) * away + 8.0) * away - 4.0) * curve
+    return 0.0
 
 
 @kernel
@@ -49,7 +63,7 @@ def weigh(
     window_start: int,
     window_length: int,
     is_flipped: bool,
-    antialias: bool,
+    resampling: int,
     firsts: NDArray[np.int32],
     weights: NDArray[np.int32],
     shares: NDArray[np.float64],
@@ -58,6 +72,7 @@ def weigh(
 
     start, extent: the part of the axis that is resampled, in pixels; fractions are allowed.
     length: pixels of the axis that may contribute, from 0.
+    resampling: of `geometry.Geometry`.
     resized: pixels that `extent` becomes; of them window_length from window_start on are wanted.
     firsts: int32[window_length], written: the first contributing pixel.
     weights: int32[window_length * `most_taps`], written as [window_length, taps]: they sum to 2**22 within rounding,
@@ -65,30 +80,49 @@ def weigh(
     Returns: taps, 2, or 4 or more.
     """
     scale = extent / resized
-    stretch = max(scale, 1.0) if antialias else 1.0
+    is_cubic, is_widened = resampling & CUBIC != 0, resampling & WIDENED != 0
+    stretch = max(scale, 1.0) if is_widened else 1.0
+    reach = 2.0 * stretch if is_cubic else stretch
     widest = 0
     for place in range(window_length):
         center = start + (window_start + place + 0.5) * scale
-        widest = max(widest, min(length, int(center + stretch + 0.5)) - max(0, int(center - stretch + 0.5)))
-    taps = _FEW if widest <= _FEW else max(widest, _SOME)
+        widest = max(widest, min(length, int(center + reach + 0.5)) - max(0, int(center - reach + 0.5)))
+    taps = _FEW if widest <= _FEW and not is_cubic else max(widest, _SOME)
     for place in range(window_length):
         center = start + (window_start + place + 0.5) * scale
-        first = max(0, int(center - stretch + 0.5))
-        count = min(length, int(center + stretch + 0.5)) - first
+        first = max(0, int(center - reach + 0.5))
+        count = min(length, int(center + reach + 0.5)) - first
         total = 0.0
         for tap in range(count):
-            shares[tap] = max(0.0, 1.0 - abs((tap + first - center + 0.5) * (1.0 / stretch)))
+            away = abs((tap + first - center + 0.5) * (1.0 / stretch))
+            if is_cubic:
+                shares[tap] = _cubic(away, _PILLOWS if is_widened else _TORCHS)
+            else:
+                shares[tap] = max(0.0, 1.0 - away)
             total += shares[tap]
+        if is_cubic and not is_widened:
+            for beyond in range(4):  # pixels beyond the edges are those of the edges
+                tap = math.floor(center - 1.5) + beyond
+                if tap < 0 or tap >= length:
+                    share = _cubic(abs(tap - center + 0.5), _TORCHS)
+                    shares[0 if tap < 0 else count - 1] += share
+                    total += share
         target = window_length - 1 - place if is_flipped else place
         firsts[target] = first
         for tap in range(taps):
-            weights[target * taps + tap] = int(0.5 + shares[tap] / total * _ONE) if tap < count else 0
+            share = shares[tap] / total * _ONE if tap < count else 0.0
+            weights[target * taps + tap] = int(share + 0.5) if share >= 0.0 else int(share - 0.5)
     return taps
 
 
 @inlined
 def _add(total: Any, weight: Any, pixel: Any) -> Any:
     return int32(total + int32(weight * int32(pixel)))
+
+
+@inlined
+def _in_a_byte(total: Any) -> Any:
+    return uint8(min(max(int32(total >> _BITS), int32(0)), int32(255)))
 
 
 def _blend(taps: int) -> Any:
@@ -125,8 +159,14 @@ def _blend(taps: int) -> Any:
                 with for_range(builder, most) as loop:
                     builder.store(add_tap(builder, builder.load(sums), pixel, weight, loop.index), sums)
                 total = builder.load(sums)
-            shifted = builder.trunc(builder.ashr(total, ir.Constant(four_words, [_BITS] * 4)), four_bytes)
-            builder.store(shifted, builder.inttoptr(target, four_bytes.as_pointer())).align = 1
+            total = builder.ashr(total, ir.Constant(four_words, [_BITS] * 4))
+            # Weights of a cubic filter may be below zero. Those of two taps are none.
+            for limit, beyond in ((0, "<"), (255, ">")) if taps != _FEW else ():
+                limits = ir.Constant(four_words, [limit] * 4)
+                total = builder.select(builder.icmp_signed(beyond, total, limits), limits, total)
+            builder.store(
+                builder.trunc(total, four_bytes), builder.inttoptr(target, four_bytes.as_pointer())
+            ).align = 1
             return context.get_dummy_value()
 
         return types.void(types.uint64, types.uint64, types.uint64, types.int64), generate
@@ -189,7 +229,7 @@ def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -
     if weights.size == _SOME:
         for byte in range(line.size):
             total = _add(_add(_HALF, w0, row0[byte]), w1, row1[byte])
-            line[byte] = uint8(_add(_add(total, w2, row2[byte]), w3, row3[byte]) >> _BITS)
+            line[byte] = _in_a_byte(_add(_add(total, w2, row2[byte]), w3, row3[byte]))
         return
     for byte in range(line.size):
         total = _add(_add(_HALF, w0, row0[byte]), w1, row1[byte])
@@ -199,7 +239,7 @@ def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -
         for byte in range(line.size):
             totals[byte] = _add(totals[byte], weight, row[byte])
     for byte in range(line.size):
-        line[byte] = uint8(totals[byte] >> _BITS)
+        line[byte] = _in_a_byte(totals[byte])
 
 
 @inlined
@@ -209,14 +249,14 @@ def _after(place: Any, size: Any) -> Any:
 
 
 @inlined
-def _weigh_axis(axis: Any, antialias: Any, most_taps: Any, shares: Any, place: Any) -> Any:
+def _weigh_axis(axis: Any, resampling: Any, most_taps: Any, shares: Any, place: Any) -> Any:
     """Weigh an axis; return firsts, weights[window_length, taps], and the place after what they may take."""
     length = axis[5]
     firsts = array_at(place, (length,), np.int32)
     place = _after(place, 4 * length)
     flat = array_at(place, (length * most_taps,), np.int32)
     # mypy takes a star for any number of arguments.
-    taps = weigh(*axis, antialias, firsts, flat, shares)  # type: ignore[call-arg]
+    taps = weigh(*axis, resampling, firsts, flat, shares)  # type: ignore[call-arg]
     return firsts, array_at(place, (length, taps), np.int32), _after(place, 4 * length * most_taps)
 
 
@@ -227,7 +267,7 @@ def _prepare(
     stride: Any,
     across: Any,
     down: Any,
-    antialias: Any,
+    resampling: Any,
     most_taps: Any,
     scratch: Any,
 ) -> Any:
@@ -242,8 +282,8 @@ def _prepare(
         raise MemoryError
     shares = array_at(place, (most_taps,), np.float64)
     place = _after(place, 8 * most_taps)
-    column_firsts, column_weights, place = _weigh_axis(across, antialias, most_taps, shares, place)
-    row_firsts, row_weights, place = _weigh_axis(down, antialias, most_taps, shares, place)
+    column_firsts, column_weights, place = _weigh_axis(across, resampling, most_taps, shares, place)
+    row_firsts, row_weights, place = _weigh_axis(down, resampling, most_taps, shares, place)
     taps = row_weights.shape[1]
     totals = array_at(place, (4 * columns,), np.int32)
     place = _after(place, 16 * columns)
@@ -272,7 +312,7 @@ def resample_to_float32(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     scale: Any,
@@ -292,7 +332,7 @@ def resample_to_float32(
     and INTER_AREA 380, Pillow 472, none of which normalises (52 more). See decisions/0004.
     """
     rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, antialias, most_taps, scratch
+        pixels, offset, stride, across, down, resampling, most_taps, scratch
     )
     columns = line.size // 4
     scale0, scale1, scale2 = scale[0], scale[1], scale[2]
@@ -319,7 +359,7 @@ def resample_to_table(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     table: Any,
@@ -331,7 +371,7 @@ def resample_to_table(
     Other arguments as in `resample_to_float32`; out: uint16.
     """
     rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, antialias, most_taps, scratch
+        pixels, offset, stride, across, down, resampling, most_taps, scratch
     )
     columns = line.size // 4
     table0, table1, table2 = table[0], table[1], table[2]
@@ -357,7 +397,7 @@ def resample_to_uint8(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     out: Any,
@@ -365,7 +405,7 @@ def resample_to_uint8(
 ) -> None:
     """Write the bytes of the resampled picture. Arguments as in `resample_to_float32`; out: uint8."""
     rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, antialias, most_taps, scratch
+        pixels, offset, stride, across, down, resampling, most_taps, scratch
     )
     columns = line.size // 4
     for row in range(row_firsts.size):

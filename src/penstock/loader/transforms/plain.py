@@ -11,33 +11,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.loader.transforms.geometry import CUBIC, WIDENED
+
 _BITS = 22
 _HALF = np.int32(1 << (_BITS - 1))
 #: A large picture's rows are taken so many at a time, so that what is in between takes little memory.
 _STRIP_ROWS = 64
 
 
-def weigh(axis: Any, antialias: bool) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def weigh(axis: Any, resampling: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return which pixels of one axis make up each pixel of the result: int64[pixels], and int32[pixels, taps].
 
     axis: the first seven arguments of `kernels.weigh`.
     """
     start, extent, length, resized, window_start, window_length, is_flipped = axis
     scale = extent / resized
-    stretch = max(scale, 1.0) if antialias else 1.0
+    is_cubic, is_widened = resampling & CUBIC != 0, resampling & WIDENED != 0
+    stretch = max(scale, 1.0) if is_widened else 1.0
+    reach = 2.0 * stretch if is_cubic else stretch
     centers = start + (window_start + np.arange(window_length) + 0.5) * scale
-    firsts = np.maximum(0, (centers - stretch + 0.5).astype(np.int64))
-    counts = np.minimum(length, (centers + stretch + 0.5).astype(np.int64)) - firsts
-    taps = np.arange(max(math.ceil(stretch) * 2 + 1, counts.max()))
-    offsets = taps[:, None] + firsts - centers + 0.5
-    shares = np.maximum(0.0, 1.0 - abs(offsets * (1.0 / stretch)))
+    firsts = np.maximum(0, (centers - reach + 0.5).astype(np.int64))
+    counts = np.minimum(length, (centers + reach + 0.5).astype(np.int64)) - firsts
+    taps = np.arange(max(math.ceil(reach) * 2 + 1, counts.max()))
+    away = abs((taps[:, None] + firsts - centers + 0.5) * (1.0 / stretch))
+    shares = _cubic(away, -0.5 if is_widened else -0.75) if is_cubic else np.maximum(0.0, 1.0 - away)
     shares[taps[:, None] >= counts] = 0.0
+    if is_cubic and not is_widened:
+        _add_what_is_beyond(shares, centers, counts, length)
     # One after the other: another order would round elsewhere.
     total = np.zeros(window_length)
     for share in shares:
         total += share
-    weights = (0.5 + shares / total * (1 << _BITS)).astype(np.int32).T[:, : counts.max()]
+    scaled = shares / total * (1 << _BITS)
+    weights = np.where(scaled >= 0.0, scaled + 0.5, scaled - 0.5).astype(np.int32).T[:, : counts.max()]
     return (firsts[::-1], weights[::-1]) if is_flipped else (firsts, weights)
+
+
+def _cubic(away: NDArray[np.float64], curve: float) -> NDArray[np.float64]:
+    inner = ((curve + 2.0) * away - (curve + 3.0)) * away * away + 1.0
+    outer = (((away - 5.0) * away + 8.0) * away - 4.0) * curve
+    return np.where(away < 1.0, inner, np.where(away < 2.0, outer, 0.0))
+
+
+def _add_what_is_beyond(
+    shares: NDArray[np.float64], centers: NDArray[np.float64], counts: NDArray[np.int64], length: int
+) -> None:
+    """Add the shares of pixels beyond the edges to those of the edges."""
+    columns = np.arange(centers.size)
+    for beyond in range(4):
+        tap = np.floor(centers - 1.5).astype(np.int64) + beyond
+        share = _cubic(abs(tap - centers + 0.5), -0.75)
+        shares[0] += np.where(tap < 0, share, 0.0)
+        shares[counts - 1, columns] += np.where(tap >= length, share, 0.0)
 
 
 def resample_to_float32(
@@ -46,7 +71,7 @@ def resample_to_float32(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     scale: NDArray[np.float32],
@@ -55,7 +80,7 @@ def resample_to_float32(
     channels_last: bool,
 ) -> None:
     """Write byte * scale + bias, by channel."""
-    picture = _resampled(pixels, offset, stride, across, down, antialias)
+    picture = _resampled(pixels, offset, stride, across, down, resampling)
     for channel, target in enumerate(_planes(out, channels_last)):
         target[:] = picture[:, :, channel].astype(np.float32) * scale[channel] + bias[channel]
 
@@ -66,7 +91,7 @@ def resample_to_table(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     table: NDArray[np.uint16],
@@ -74,7 +99,7 @@ def resample_to_table(
     channels_last: bool,
 ) -> None:
     """Write what the table holds for each byte."""
-    picture = _resampled(pixels, offset, stride, across, down, antialias)
+    picture = _resampled(pixels, offset, stride, across, down, resampling)
     for channel, target in enumerate(_planes(out, channels_last)):
         target[:] = table[channel][picture[:, :, channel]]
 
@@ -85,14 +110,14 @@ def resample_to_uint8(
     stride: int,
     across: Any,
     down: Any,
-    antialias: bool,
+    resampling: int,
     most_taps: int,
     scratch: Any,
     out: NDArray[np.uint8],
     channels_last: bool,
 ) -> None:
     """Write the bytes."""
-    picture = _resampled(pixels, offset, stride, across, down, antialias)
+    picture = _resampled(pixels, offset, stride, across, down, resampling)
     for channel, target in enumerate(_planes(out, channels_last)):
         target[:] = picture[:, :, channel]
 
@@ -102,11 +127,11 @@ def _planes(out: NDArray[Any], channels_last: bool) -> list[NDArray[Any]]:
 
 
 def _resampled(
-    pixels: NDArray[np.uint8], offset: int, stride: int, across: Any, down: Any, antialias: bool
+    pixels: NDArray[np.uint8], offset: int, stride: int, across: Any, down: Any, resampling: int
 ) -> NDArray[np.uint8]:
     """Return uint8[height, width, 4], of which the last is without meaning."""
-    column_firsts, column_weights = weigh(across, antialias)
-    row_firsts, row_weights = weigh(down, antialias)
+    column_firsts, column_weights = weigh(across, resampling)
+    row_firsts, row_weights = weigh(down, resampling)
     lowest, highest = row_firsts.min(), min(down[2], (row_firsts + row_weights.shape[1]).max())
     shape = (highest - lowest, across[2], 3)
     rows = np.lib.stride_tricks.as_strided(pixels[offset + lowest * stride :], shape, (stride, 3, 1))
@@ -120,7 +145,12 @@ def _resampled(
     total = np.full((row_firsts.size, *lines.shape[1:]), _HALF)
     for place, weight in zip(places.T, row_weights.T, strict=True):
         total += lines[place] * weight[:, None, None]
-    return (total >> _BITS).astype(np.uint8)
+    return _in_bytes(total)
+
+
+def _in_bytes(total: NDArray[np.int32]) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = np.clip(total >> _BITS, 0, 255).astype(np.uint8)
+    return found
 
 
 def _blended_across(
@@ -135,4 +165,4 @@ def _blended_across(
     for place, weight in zip(places.T, weights.T, strict=True):
         taken = columns.take(place, axis=1)
         total += taken.view(np.uint8).reshape(total.shape) * weight[:, None]
-    return (total >> _BITS).astype(np.uint8)
+    return _in_bytes(total)

@@ -100,14 +100,14 @@ class Sink:
         across, down = axes_of(geometry, shrink)
         stride = 3 * pixels.columns
         offset = (box.top // shrink - pixels.top) * stride + 3 * (box.left // shrink - pixels.left)
-        taps = most_taps(across.extent / across.resized, down.extent / down.resized)
+        taps = most_taps(across.extent / across.resized, down.extent / down.resized, geometry.resampling)
         resampler(self._item)(
             pixels.storage,
             offset,
             stride,
             across,
             down,
-            geometry.antialias,
+            geometry.resampling,
             taps,
             blended.take(scratch_bytes(across.window_length, down.window_length, down.length, taps)),
             *self._parameters,
@@ -138,7 +138,7 @@ class Blended:
     def bytes_for(geometry: Geometry, shrink: int) -> int:
         """Return what `Sink.write` takes at most."""
         rows, columns = geometry.box.height // shrink + 2, geometry.box.width // shrink + 2
-        taps = most_taps(columns / geometry.resized[1], rows / geometry.resized[0])
+        taps = most_taps(columns / geometry.resized[1], rows / geometry.resized[0], geometry.resampling)
         size = scratch_bytes(geometry.window.width, geometry.window.height, rows, taps)
         return size + size // 4
 

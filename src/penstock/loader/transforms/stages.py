@@ -18,11 +18,13 @@ from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.draws import Draws, log_ratio
 from penstock.loader.transforms.geometry import (
     CENTER_CROP,
+    CUBIC,
     MIRROR,
     RANDOM_CROP,
     RESIZE,
     RESIZE_SHORTER,
     TURN_OVER,
+    WIDENED,
     Box,
     StepNumbers,
     choose_shrink,
@@ -158,6 +160,10 @@ def is_rgb(value: Value) -> bool:
     return value.shape[2] == 3 and value.size > 0
 
 
+def _resampling(step: Resize | RandomResizedCrop) -> int:
+    return WIDENED * step.antialias + CUBIC * (step.interpolation == "bicubic")
+
+
 def in_numbers(step: PictureStep, column: int) -> StepNumbers:
     """Return a built-in that moves pixels as the functions of `geometry` take it.
 
@@ -165,14 +171,21 @@ def in_numbers(step: PictureStep, column: int) -> StepNumbers:
     """
     match step:
         case Resize(size=int(size)):
-            return StepNumbers(RESIZE_SHORTER, column, size, size, antialias=step.antialias)
+            return StepNumbers(RESIZE_SHORTER, column, size, size, resampling=_resampling(step))
         case Resize(size=(height, width)):
-            return StepNumbers(RESIZE, column, height, width, antialias=step.antialias)
+            return StepNumbers(RESIZE, column, height, width, resampling=_resampling(step))
         case CenterCrop(target=(height, width)):
             return StepNumbers(CENTER_CROP, column, height, width)
         case RandomResizedCrop(target=(height, width)):
             return StepNumbers(
-                RANDOM_CROP, column, height, width, *step.ratio, step.antialias, *step.scale, *log_ratio(step)
+                RANDOM_CROP,
+                column,
+                height,
+                width,
+                *step.ratio,
+                _resampling(step),
+                *step.scale,
+                *log_ratio(step),
             )
         case RandomHorizontalFlip():
             return StepNumbers(MIRROR, column, high=step.p)
@@ -203,7 +216,7 @@ def picture_stage(step: PictureStep, place: int, numbers: StepNumbers, to_array:
         if (height, width) != image.geometry.size:
             if is_resampled(image.geometry):
                 image = Image.of(image.settled(to_array, scratch))
-            image.geometry = resized_to(image.geometry, height, width, numbers.antialias)
+            image.geometry = resized_to(image.geometry, height, width, numbers.resampling)
         return image
 
     return run

@@ -20,6 +20,10 @@ from penstock.units import is_integer
 Size = int | tuple[int, int]
 
 
+#: Pillow's numbers of interpolations.
+_PILLOWS: dict[object, str] = {2: "bilinear", 3: "bicubic"}
+
+
 def check_size(owner: str, size: object) -> Size:
     if is_integer(size):
         if size > 0:
@@ -60,9 +64,15 @@ def _check_channels(name: str, values: object) -> tuple[float, float, float]:
     )
 
 
-def _check_interpolation(owner: str, interpolation: str) -> None:
-    if interpolation != "bilinear":
-        raise ConfigError(f'{owner}(interpolation={interpolation!r}): the one interpolation is "bilinear"')
+def _check_interpolation(owner: str, interpolation: object) -> str:
+    """Return an interpolation by its name; torchvision's `InterpolationMode` and Pillow's `Resampling` are taken."""
+    name = getattr(interpolation, "value", interpolation)
+    name = _PILLOWS.get(name, name) if isinstance(name, str | int) else name
+    if name not in ("bilinear", "bicubic"):
+        raise ConfigError(
+            f'{owner}(interpolation={interpolation!r}): interpolation is "bilinear" or "bicubic"'
+        )
+    return str(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,9 @@ class Resize:
 
     size: (height, width), or one integer: the shorter side gets that length and the longer side follows
         with the picture's aspect ratio, rounded down.
+    interpolation: "bilinear" or "bicubic".
     antialias: widen the filter when shrinking, as Pillow and torchvision do by default; False samples two
-        pixels per axis whatever the shrinkage, as `torch.nn.functional.interpolate` does.
+        pixels per axis (bicubic four) whatever the shrinkage, as `torch.nn.functional.interpolate` does.
 
     Raises: ConfigError if size is not positive.
     """
@@ -115,7 +126,7 @@ class Resize:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_size("Resize", self.size))
-        _check_interpolation("Resize", self.interpolation)
+        object.__setattr__(self, "interpolation", _check_interpolation("Resize", self.interpolation))
 
     def target(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) after resizing a picture of this height and width."""
@@ -152,7 +163,7 @@ class RandomResizedCrop:
     scale: share of the picture's area to keep, drawn uniformly from (low, high).
     ratio: width over height of the crop, its logarithm drawn uniformly from (low, high). After ten draws
         that do not fit into the picture, the central crop of the nearest allowed ratio.
-    antialias: as in `Resize`.
+    interpolation, antialias: as in `Resize`.
 
     Raises: ConfigError if size, scale or ratio cannot work.
     Source: Szegedy et al., "Going deeper with convolutions", 2015, section 6; parameters as in torchvision.
@@ -168,7 +179,8 @@ class RandomResizedCrop:
         object.__setattr__(self, "size", check_size("RandomResizedCrop", self.size))
         object.__setattr__(self, "scale", _check_range("RandomResizedCrop", "scale", self.scale))
         object.__setattr__(self, "ratio", _check_range("RandomResizedCrop", "ratio", self.ratio))
-        _check_interpolation("RandomResizedCrop", self.interpolation)
+        interpolation = _check_interpolation("RandomResizedCrop", self.interpolation)
+        object.__setattr__(self, "interpolation", interpolation)
 
     @property
     def target(self) -> tuple[int, int]:
