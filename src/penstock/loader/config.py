@@ -44,6 +44,7 @@ class LoaderArguments(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     transforms: Sequence[Transform]
+    collate_fn: Callable[[list[Any]], Any] | None
     shuffle: bool | Order
     seed: int | None
     drop_last: bool
@@ -77,6 +78,8 @@ class LoaderConfig:
     steps: how many batches the run has, over all epochs; with epochs= too, the run ends with the first of the two.
     transforms: what happens to each sample of a folder or `Source`; a data set does its own. A source of numbers, such
         as a .npy file, needs none. Kept as a tuple.
+    collate_fn: makes each batch of a data set, called with the list of its samples by the thread that has loaded them;
+        it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -124,6 +127,7 @@ class LoaderConfig:
     epochs: int | None = None
     steps: int | None = None
     transforms: Sequence[Transform] = ()
+    collate_fn: Callable[[list[Any]], Any] | None = None
     shuffle: bool | Order = True
     seed: int | None = 0
     drop_last: bool = False
@@ -155,8 +159,15 @@ class LoaderConfig:
         self._check_reads()
         self._check_means()
         self._check_waits()
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise ConfigError(f"collate_fn is {self.collate_fn!r}; it is a function of a list of samples")
         if self.is_of_data_set:
             self._check_data_set()
+        elif self.collate_fn is not None:
+            raise ConfigError(
+                "collate_fn is given, and the source is no data set, whose samples it would get: bytes are decoded "
+                "into their place in the batch, so do what it does to each batch that the loader gives"
+            )
         steps = ()
         if self.transforms or not (self.is_of_data_set or self._may_do_without):
             steps = check_transforms(self.transforms, self.dtype or DTYPE, self.layout)
@@ -404,7 +415,6 @@ def check_machine(machine: object) -> None:
 #: What becomes of the arguments of PyTorch's DataLoader.
 _ADVICE = {
     "num_workers": "threads are counted by this machine; decoders= and readers= change that, decoders=0 to none",
-    "collate_fn": "arrays and numbers are stacked, anything else comes in lists",
     "pin_memory": "copy with .to(device, non_blocking=True)",
     "prefetch_factor": "memory= says how much is staged",
     "persistent_workers": "threads live as long as the loader",

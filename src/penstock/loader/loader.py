@@ -8,7 +8,7 @@ import platform
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -63,7 +63,7 @@ class Loader:
     A folder gives tuples of images, [batch, channels, height, width] or channels last, of the chosen dtype
     (bfloat16 as its bits in uint16), and labels, int64[batch], -1 where there is none. A source whose labels have names
     gives dicts: "images", and an array [batch, *shape] for each name. A data set gives the structure of its samples
-    with an array in the place of each array or number.
+    with an array in the place of each array or number; with collate_fn=, what that makes.
 
     A slot is filled again when nothing refers to its arrays any more: copy the images that you keep. Arrays of less
     than a 64th of a sample, as labels are next to images, are copies already.
@@ -166,6 +166,8 @@ class Loader:
             _check_trace(self._trace, calls)
         self._plan, self._rank = setup.plan, setup.rank
         self._fetcher, self._decoder = setup.fetcher, setup.decoder
+        if agreed.config.collate_fn is not None:  # batches are what it makes
+            self._front_end = replace(self._front_end, present=NUMPY.present)
         self._name = setup.data.name if self._plan.ranks == 1 else f"{setup.data.name}, rank {self._rank}"
         #: Number format of images, None for a data set.
         self._dtype = None if setup.pipeline is None else setup.pipeline.dtype

@@ -17,6 +17,7 @@ from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, r
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
 from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
@@ -248,8 +249,7 @@ def set_up(
     )
     sizes_bytes = samples.sizes_bytes
     local_batch = plan.max_local_batch(rank)
-    # Without threads a batch is loaded when it is asked for, and no other.
-    steps = 1 if config.decoders == 0 else _steps_of_a_slot(samples.fields, local_batch, memory_bytes)
+    steps = _steps_of_a_slot(config, samples.fields, local_batch, memory_bytes)
     budget = share_memory(
         memory_bytes,
         slot_bytes=slot_bytes(samples.fields, steps * local_batch),
@@ -284,6 +284,7 @@ def set_up(
             threads.most_decoders,
             steps,
             OWN_BYTES_IN_PLACE if samples.reads_in_place else OWN_BYTES,
+            loads_all=config.collate_fn is not None,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
@@ -349,8 +350,12 @@ def _of_data_set(
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
     fetcher = DatasetFetcher(dataset, seed_of(config))
-    example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
-    decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
+    decoder: CollatingDecoder | SampleDecoder
+    if config.collate_fn is not None:
+        decoder = CollatingDecoder(config.collate_fn, leaves_out=config.on_error != "raise")
+    else:
+        example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
+        decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
     sizes_bytes = np.zeros(plan.samples, np.int64)
     return _Samples(
         sizes_bytes,
@@ -360,8 +365,13 @@ def _of_data_set(
     )
 
 
-def _steps_of_a_slot(fields: Sequence[Field], local_batch: int, memory_bytes: int) -> int:
+def _steps_of_a_slot(
+    config: LoaderConfig, fields: Sequence[Field], local_batch: int, memory_bytes: int
+) -> int:
     """Return how many steps a slot has space for: several where they are small."""
+    # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made.
+    if config.decoders == 0 or config.collate_fn is not None:
+        return 1
     batch_bytes = max(1, slot_bytes(fields, local_batch))
     most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)
     return max(1, min(most_bytes // batch_bytes, _STAGED_TOGETHER // max(1, local_batch)))

@@ -55,6 +55,7 @@ def new_state(
     readers: int,
     undecoded_bytes: int,
     own_bytes: int = d.OWN_BYTES,
+    loads_all: bool = False,
     extents: Extents | None = None,
     due: Sequence[Kept] = (),
     reads_peers: bool = False,
@@ -71,6 +72,7 @@ def new_state(
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
+    loads_all: a Load takes all that a batch has left.
     extents: of all samples, where the source gives them.
 
     Raises: ConfigError for 2^31 samples and more.
@@ -93,6 +95,7 @@ def new_state(
     numbers[:, d.READS_PEERS] = reads_peers
     numbers[:, d.HANDS_ON] = hands_on
     numbers[:, d.HAS_HEIRS] = gives
+    numbers[:, d.LOADS_ALL] = loads_all
     numbers[:, d.DROPS] = len(spares) > 0
     numbers[:, [d.READERS, d.FILL_LIMIT]] = readers, max(1, readers // 2)
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT]] = undecoded_bytes, own_bytes

@@ -144,8 +144,9 @@ TRIED_LOADS = 3
     RELEASED,  #: entries whose bytes nobody wants any more, since the last decisions
     OUT,  #: where instructions are written
     PACE,  #: where the rank's floats are about how long Loads take
+    LOADS_ALL,  #: 1: a Load takes all that a batch has left
     NUMBERS,
-) = range(54)
+) = range(55)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -283,7 +284,10 @@ def decide(s: State, rank: int) -> int:
         if end == before:
             break
     while m[rank + LOADS] < m[rank + LOADS_ALLOWED] and m[rank + DECODABLE_PLACES] > 0:
-        end = _next_load(s, rank, end)
+        before = end
+        end = _next_load(s, rank, before)
+        if end == before:
+            break
     return end - begin
 
 
@@ -393,23 +397,26 @@ def _next_move(s: State, rank: int, begin: int) -> int:
 
 
 def _next_load(s: State, rank: int, begin: int) -> int:
-    """Write a Load of the earliest batch that has decodable places."""
+    """Write a Load of the earliest batch that has decodable places; nothing where it has to be all that is missing."""
     m = s.ints
+    loads_all = m[rank + LOADS_ALL] != 0
     slot = m[rank + FIRST_SLOT]
-    while m[slot + SLOT_DECODABLE] == 0:
+    while slot >= 0 and m[slot + SLOT_DECODABLE] < (m[slot + SLOT_MISSING] if loads_all else 1):
         slot = m[slot + SLOT_AFTER]
+    if slot < 0:
+        return begin
     # So that all threads have some.
     threads = m[rank + LOADS_ALLOWED]
     most = min(load_size(s, rank), (m[rank + DECODABLE_PLACES] + threads - 1) // threads)
     # A Load of the batch's few last places would cost as much lock as another.
-    if m[slot + SLOT_DECODABLE] < most + (most + 1) // 2:
+    if loads_all or m[slot + SLOT_DECODABLE] < most + (most + 1) // 2:
         most = m[slot + SLOT_DECODABLE]
     place = m[slot + SLOT_FIRST]
     count, own = 0, 0
     while count < min(most, m[rank + GROUP_SIZE]) and place >= 0:
         if m[place + PLACE_ORIGIN] == SOURCE:
             own += s.sizes[m[place + PLACE_SAMPLE]]
-            if count > 0 and own > m[rank + OWN_LIMIT]:
+            if count > 0 and own > m[rank + OWN_LIMIT] and not loads_all:
                 break
         m[m[rank + GROUP] + count] = place
         m[place + PLACE_STATE] = RUNNING

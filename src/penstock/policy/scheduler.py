@@ -58,6 +58,7 @@ class StagingLimits:
         yet; one sample is always allowed.
     steps: of the plan that a slot has space for.
     own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
+    loads_all: whether a `Load` takes all that a step has left: all of its samples where nothing else reads them.
     Raises: ConfigError naming the field.
     """
 
@@ -68,6 +69,7 @@ class StagingLimits:
     most_decoders: int = 0
     steps: int = 1
     own_bytes: int = decisions.OWN_BYTES
+    loads_all: bool = False
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
@@ -215,6 +217,7 @@ class Scheduler:
                 readers=limits.readers,
                 undecoded_bytes=limits.undecoded_bytes,
                 own_bytes=limits.own_bytes,
+                loads_all=limits.loads_all,
                 extents=extents,
             )
         )

@@ -1,0 +1,92 @@
+"""Batches that a function makes of all samples of a step, in the worker that has loaded them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError
+from penstock.flow.staging import Field
+from penstock.policy import Load
+
+#: What makes a batch of the samples of a step.
+Collate = Callable[[list[Any]], Any]
+
+# A byte for each row: a slot is free when nothing refers to its arrays, so it has one.
+_FIELDS = (Field("row", (), np.dtype(np.uint8)),)
+_NAMED_SAMPLES = 8
+
+
+class CollatingDecoder:
+    """A `Decoder` that keeps what a function makes of a step's samples, for slots of one step and Loads that are steps.
+
+    collate: gets a list of the samples in the order of the batch.
+    leaves_out: whether samples that failed are left out of that list, where there are others. Otherwise the function
+        is not called for a step that has such samples.
+    """
+
+    fields = _FIELDS
+
+    def __init__(self, collate: Collate, *, leaves_out: bool) -> None:
+        self._collate = collate
+        self._leaves_out = leaves_out
+        #: Batches that are made and not finished, by slot; and the one that was finished last.
+        self._made: dict[int, Any] = {}
+        self._latest: Any = None
+
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Samples are objects, whose bytes lie elsewhere."""
+
+    def decode(
+        self,
+        load: Load,
+        rows: Sequence[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Make the batch; see `Decoder`. All of its samples fail if the function does."""
+        if len(rows) < load.samples.size and not self._leaves_out:
+            return []
+        try:
+            made = self._collate(data)
+            if made is None:
+                raise DataError("it returned None: return the batch")
+        except Exception as error:
+            named = ", ".join(map(str, samples[:_NAMED_SAMPLES]))
+            more = f", ... {len(samples)} in all" if len(samples) > _NAMED_SAMPLES else ""
+            error.add_note(
+                f"while collate_fn {_name_of(self._collate)} made a batch of samples {named}{more}"
+            )
+            return [(index, error) for index in range(len(rows))]
+        self._made[load.slot] = made
+        return []
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        """Return the batch; the same again, if it is asked for again before another one, as after Ctrl-C."""
+        if slot < 0:
+            raise ConfigError(
+                f"a batch without samples is asked for, and collate_fn {_name_of(self._collate)} makes batches of "
+                "samples only: leave collate_fn out here"
+            )
+        if slot in self._made:
+            self._latest = self._made[slot]
+            del self._made[slot]
+        return self._latest
+
+    def take(self, slot: int, rows: Sequence[int]) -> Any:
+        """Return what was made for a slot, in a worker process, and keep it no longer."""
+        return self._made.pop(slot, None)
+
+    def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
+        """Keep what another process has made for a slot."""
+        if what is not None:
+            self._made[slot] = what
+
+
+def _name_of(collate: Collate) -> str:
+    return getattr(collate, "__qualname__", type(collate).__qualname__)
