@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,29 +21,36 @@ from typing import Any
 import fsspec
 import numpy as np
 import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 from tests.contracts.test_source_contract import (
     Opened,
     arrays,
+    arrow,
     file_list,
     flat_folder,
     image_folder,
     litdata,
     mosaic,
+    parquet,
     tar_shards,
     tf_records,
 )
 from tests.patience import patient, wait_until
+from tests.store.test_litdata import GOLDEN as LITDATA
 from tests.store.web_server import Answer, Request, WebServer, serving
 
 from penstock.cache_folders import Folders
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.loader import Loader
 from penstock.loader.resume import describe_data
+from penstock.loader.transforms import DecodeRaw
 from penstock.policy import Extents, merge_reads, requests
 from penstock.store import (
     Arrays,
+    ArrowFiles,
     FileList,
     FlatFolder,
     ImageFolder,
@@ -50,6 +58,7 @@ from penstock.store import (
     Manifest,
     MosaicShards,
     PackedFiles,
+    ParquetFiles,
     Records,
     TarShards,
     TFRecords,
@@ -78,6 +87,10 @@ KINDS: list[tuple[Callable[[Path], Opened], Callable[..., Any], str]] = [
     (tf_records, TFRecords, "/*.tfrecord"),
     (mosaic, MosaicShards, "/mds"),
     (litdata, LitDataChunks, "/lit"),
+    (arrow, ArrowFiles, ""),
+    (arrow, ArrowFiles, "/*.arrow"),
+    (parquet, ParquetFiles, ""),
+    (parquet, ParquetFiles, "/*.parquet"),
     (arrays, Arrays, "/*.npy"),
 ]
 
@@ -315,6 +328,57 @@ def test_a_picture_of_the_same_size_and_another_content_is_an_error(server: WebS
         with_source.read(1)
     assert with_source.read(2) == bytes([2]) * 100
     with_source.close()
+
+
+def test_row_groups_at_an_address_come_by_few_requests_and_only_their_column(
+    server: WebServer, tmp_path: Path
+) -> None:
+    samples = [random.Random(number).randbytes(4_000) for number in range(400)]
+    others = [random.Random(-number).randbytes(30_000) for number in range(400)]
+    table = pa.table({"image": samples, "other": others, "label": list(range(400))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100, compression="none")
+    server.objects = {"set/a.parquet": (tmp_path / "a.parquet").read_bytes()}
+    source = open_source(f"{server.address}/set")
+    before = len(server.requests)
+    fails = count()
+    server.fault = lambda request: Answer(status=503) if next(fails) % 3 == 0 else None
+
+    with Loader(
+        source,
+        batch_size=40,
+        epochs=1,
+        transforms=[DecodeRaw("uint8", (4_000,))],
+        dtype="uint8",
+        shuffle=False,
+    ) as loader:
+        batches = [batch[0].tobytes() for batch in loader]
+
+    assert b"".join(batches) == b"".join(samples)
+    answered = [request for request in server.requests[before:] if request.between]
+    # Four row groups of 400 KB beside 3 MB that nobody wants, the end of the file, and what failed in between.
+    assert len(answered) <= 24
+    assert sum(end - begin for begin, end in (each.between or (0, 0) for each in answered)) < 4_000_000
+
+
+def test_a_table_at_an_address_that_changes_is_an_error(server: WebServer, tmp_path: Path) -> None:
+    opened = parquet(tmp_path)
+    server.objects = objects_of_folder(tmp_path)
+    with closing(ParquetFiles(f"{server.address}/*.parquet")) as source:
+        name = opened.files[3].name
+        server.objects[name] = server.objects[name][::-1]
+
+        with pytest.raises(DataError, match=rf"{name} was written again since it was listed"):
+            source.read(3)
+        assert source.read(2) == opened.contents[2]
+
+
+def test_chunks_that_are_arrow_files_are_read_from_addresses(server: WebServer) -> None:
+    server.objects = objects_of_folder(LITDATA / "rows")
+
+    with closing(LitDataChunks(server.address, sample="text")) as source:
+        assert [source.read(number) for number in range(len(source))] == [
+            b"sample %d" % number for number in range(5)
+        ]
 
 
 def test_an_object_of_fsspecs_that_changes_is_an_error() -> None:
@@ -585,7 +649,6 @@ def test_tokens_and_labels_come_from_addresses(server: WebServer) -> None:
     [
         ("missing", "/missing has vanished or was never there"),
         ("set/*.tar", r"no object fits .*/set/\*\.tar, asked as anonymous"),
-        ("set/sub.arrow", "Arrow files are read from file systems alone"),
         ("set/x.h5", "HDF5 files are read from file systems alone"),
     ],
 )

@@ -7,8 +7,10 @@ Source: the Arrow columnar format, "Variable-size Binary Layout" and "IPC File F
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ from penstock.store.columns import (
     import_pyarrow,
     places_of,
 )
+from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.files import named_as
 from penstock.store.listing import Asking, Refresh
 from penstock.store.packed_listing import (
@@ -33,10 +36,13 @@ from penstock.store.packed_listing import (
     Look,
     Opened,
     files_alone_in,
+    files_below,
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, place_on_disk
+from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.remote import Objects, RemoteFile
+from penstock.units import parse_bytes
 
 #: How the names of Arrow files usually end.
 ARROW_ENDINGS = (".arrow", ".feather")
@@ -57,7 +63,7 @@ class ArrowFiles(CataloguedFiles):
         and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Arrow file, cut off, compressed, of other columns than the
         first, or has a row without a sample or label; ConfigError if the columns do not tell which is the sample.
@@ -73,20 +79,31 @@ class ArrowFiles(CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        place = place_on_disk(paths, "Arrow files")
+        place = place_of_paths(paths)
         list_anew = partial(list_arrow, place, sample, label)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, sample=sample, label=label, classes=classes
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            storage_options=storage_options,
+            sample=sample,
+            label=label,
+            classes=classes,
         )
 
 
-def are_arrow(place: str, look: Look) -> bool:
+def are_arrow(place: str, objects: Objects | None, look: Look) -> bool:
     """Return whether a place, of `place_of_paths`, is of Arrow files by its name, or a folder with nothing else.
 
     That is what `save_to_disk` of datasets writes, and files of JSON. It asks the file system.
-    look: what lists a folder.
+    objects: what reads addresses. look: what lists a folder.
     """
+    if is_of_several(place):
+        return files_of(place, objects)[0].lower().endswith(ARROW_ENDINGS)
     return place.lower().endswith(ARROW_ENDINGS) or bool(files_alone_in(place, ARROW_ENDINGS, look))
 
 
@@ -94,11 +111,12 @@ def list_arrow(
     place: str, sample: str | None, label: ColumnLabel, key: CatalogKey, old: Catalog | None, asking: Asking
 ) -> Catalog:
     """Index Arrow files; see `ArrowFiles`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: tuple(files_alone_in(place, ARROW_ENDINGS)) or files_of(place))
-    columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
+    files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
+    columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label, asking.objects))
+    turns = Turns(parse_bytes(DECODED_MEMORY))
 
     def index(file: Opened) -> Indexed:
-        found = index_arrow(file, columns)
+        found = index_arrow(file, columns, turns)
         asking.progress.found.append(len(found.names))
         return found
 
@@ -107,19 +125,30 @@ def list_arrow(
     )
 
 
+def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
+    return tuple(
+        chain(
+            *(files_below(path, [ARROW_ENDINGS], "Arrow files", objects) for path in files_of(place, objects))
+        )
+    )
+
+
 class _Mapped(NamedTuple):
-    """An Arrow file, mapped into memory at an address, and its record batches over that memory."""
+    """An Arrow file, in memory at an address, and its record batches over that memory."""
 
     address: int
     schema: Any
     batches: Iterator[Any]
 
 
-def _mapped(path: str, pa: Any, span: tuple[int, int] | None = None) -> _Mapped:
-    """Map a file, which is Arrow's from a byte to another, or as a whole. Raises: DataError."""
+def _mapped(
+    path: str, pa: Any, span: tuple[int, int] | None = None, remote: RemoteFile | None = None
+) -> _Mapped:
+    """Map a file, or read an object, which is Arrow's from a byte to another, or as a whole. Raises: DataError."""
     with named_as(path, "Arrow file"):
-        mapped = pa.memory_map(path)
+        mapped = pa.memory_map(path) if remote is None else pa.BufferReader(remote.whole())
         address = mapped.read_buffer(1).address
+        mapped.seek(0)
         if span is not None:
             begin, end = span
             mapped.seek(begin)
@@ -134,18 +163,34 @@ def _mapped(path: str, pa: Any, span: tuple[int, int] | None = None) -> _Mapped:
         return _Mapped(address, reader.schema, batches)
 
 
-def _columns(path: str, sample: str | None, label: ColumnLabel) -> Columns:
+def _columns(path: str, sample: str | None, label: ColumnLabel, objects: Objects | None) -> Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = import_pyarrow(path, "an Arrow file")
-    with opened(path), named_as(path, "Arrow file"):  # a pipe is refused, where pyarrow would wait for it
-        schema = _mapped(path, pa).schema
+    with opened(path, objects) as file, named_as(path, "Arrow file"):  # which refuses a pipe
+        schema = _mapped(path, pa).schema if file.remote is None else _schema_of(file.remote, pa)
         return choose_columns(path, schema, sample, label, pa=pa, opener="ArrowFiles")
 
 
-def index_arrow(file: Opened, columns: Columns, span: tuple[int, int] | None = None) -> Indexed:
-    """Return where the samples of a file lie, and their labels. span: see `_mapped`. Raises: DataError."""
+def _schema_of(remote: RemoteFile, pa: Any) -> Any:
+    try:
+        return pa.ipc.open_file(pa.PythonFile(remote, "r")).schema
+    except pa.ArrowInvalid:
+        remote.seek(0)
+        return pa.ipc.open_stream(pa.PythonFile(remote, "r")).schema
+
+
+def index_arrow(file: Opened, columns: Columns, turns: Turns, span: tuple[int, int] | None = None) -> Indexed:
+    """Return where the samples of a file lie, and their labels.
+
+    turns: of objects, which are read as a whole for this. span: see `_mapped`. Raises: DataError.
+    """
+    with contextlib.nullcontext() if file.remote is None else turns.of(file.file_bytes):
+        return _index(file, columns, span)
+
+
+def _index(file: Opened, columns: Columns, span: tuple[int, int] | None) -> Indexed:
     pa = import_pyarrow(file.path, "an Arrow file")
-    mapped = _mapped(file.path, pa, span)
+    mapped = _mapped(file.path, pa, span, file.remote)
     begins, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
     with named_as(file.path, "Arrow file"):
         columns.check_names(file.path, mapped.schema)

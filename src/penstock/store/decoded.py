@@ -25,6 +25,8 @@ from penstock.units import format_bytes, parse_bytes
 
 #: What units may take that are decoded, unless the user says another.
 DECODED_MEMORY = "1 GiB"
+#: Units that are brought and decoded at the same time where their files are objects: mostly they are waited for.
+_OBJECTS_AT_ONCE = 16
 
 
 class Turns:
@@ -190,7 +192,10 @@ class DecodedFiles(PackedFiles):
 
     @abstractmethod
     def _decode(self, unit: int, descriptor: int) -> Bytes:
-        """Decode a unit of an open file that has not changed: uint8[...], of its size. Raises: DataError."""
+        """Decode a unit of an open file that has not changed: uint8[...], of its size. Raises: DataError.
+
+        descriptor: -1 for an object.
+        """
 
     @abstractmethod
     def _unit_named(self, unit: int) -> str:
@@ -202,7 +207,9 @@ class DecodedFiles(PackedFiles):
         memory: as the user gave it. Raises: ConfigError if it is too small.
         """
         self._unit_files = files.tolist()
-        self._units = units = DecodedUnits(sizes_bytes, parse_bytes(memory))
+        self._units = units = DecodedUnits(
+            sizes_bytes, parse_bytes(memory), None if self.objects is None else _OBJECTS_AT_ONCE
+        )
         largest = int(sizes_bytes.argmax())
         if sizes_bytes[largest] > units.capacity_bytes:
             path, size = self.files[self._unit_files[largest]], format_bytes(int(sizes_bytes[largest]))
@@ -282,6 +289,8 @@ class DecodedFiles(PackedFiles):
     def _changed(self, units: Iterable[int]) -> dict[int, Exception]:
         """Return what is wrong with the files of some units, by file, where one is not as it was."""
         found: dict[int, Exception] = {}
+        if self.objects is not None:  # whose stamp each request compares
+            return found
         for file in {self._unit_files[unit] for unit in units}:
             try:
                 with self._open.lent(file):
@@ -323,8 +332,11 @@ class DecodedFiles(PackedFiles):
             at(sample)
 
         def decode(unit: int) -> Bytes:
-            with self._open.lent(file) as descriptor:
-                content = self._decode(unit, descriptor)
+            if self.objects is not None:
+                content = self._decode(unit, -1)
+            else:
+                with self._open.lent(file) as descriptor:
+                    content = self._decode(unit, descriptor)
             if content.size != self._decoded.sizes_bytes[unit]:
                 raise DataError(
                     f"{self.files[file]}: {self._unit_named(unit)} has {content.size:,} bytes and had "

@@ -33,8 +33,8 @@ from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.object_store import is_address
 from penstock.store.packed import PackedFiles
 from penstock.store.packed_listing import files_alone
-from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, are_parquet, list_parquet
-from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths, place_on_disk
+from penstock.store.parquet import ParquetFiles, are_parquet, list_parquet
+from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import front_of_index
 from penstock.store.shards import TarShards, are_shards, list_shards
@@ -243,8 +243,6 @@ def open_source(
         LitDataChunks,
     )
     kind = next(kind for kind in kinds if kind.__name__ == found.kind)
-    if issubclass(kind, ArrowFiles | ParquetFiles):
-        return kind(place, calls=calls, catalog=found)
     return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
 
@@ -254,12 +252,9 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
     look = cache(partial(files_alone, objects=objects))
     if asking.calls.one(place, lambda: are_shards(place, objects, look)):
         return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
-    if asking.calls.one(place, lambda: are_arrow(place, look)):
-        place_on_disk(place, "Arrow files")
+    if asking.calls.one(place, lambda: are_arrow(place, objects, look)):
         return list_arrow(place, None, "auto", key, old, asking)
-    if place.lower().endswith(PARQUET_ENDINGS):
-        place_on_disk(place, "Parquet files")
-    if objects is None and asking.calls.one(place, lambda: are_parquet(place, look)):
+    if asking.calls.one(place, lambda: are_parquet(place, objects, look)):
         return list_parquet(place, None, "auto", key, old, asking)
     front = asking.calls.one(place, lambda: front_of_index(place, objects))
     if is_mosaic(front):

@@ -19,6 +19,7 @@ from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL, Columns
+from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
@@ -34,6 +35,7 @@ from penstock.store.row_shards import (
     read_at,
     read_json,
 )
+from penstock.units import parse_bytes
 
 _KIND = "LitData chunk"
 #: Encodings whose bytes are a picture, text, or whatever the user makes of them; those that are taken first.
@@ -103,19 +105,15 @@ def list_litdata(
     found = asking.calls.one(place, partial(_read_index, place, asking.objects))
     columns = _columns(place, found.kinds, sample, label, asking.calls)
     by_path = {joined(place, name): count for name, count in found.chunks.items()}
-    keys = list(found.kinds)
+    keys, turns = list(found.kinds), Turns(parse_bytes(DECODED_MEMORY))
 
     def index(file: Opened) -> Indexed:
         begin = _begin_of_arrow(file)
-        if begin is not None and file.remote is not None:
-            raise DataError(
-                f"{file.path} is an Arrow file, which is read from file systems alone: copy the chunks to one"
-            )
         if begin is None:
             indexed = index_rows(file, [None] * len(keys), columns, by_path[file.path], _KIND)
         else:
             named = Columns(keys[columns.sample], keys[columns.label] if columns.label >= 0 else "", None)
-            indexed = index_arrow(file, named, (begin, file.file_bytes - _ARROW_END_BYTES))
+            indexed = index_arrow(file, named, turns, (begin, file.file_bytes - _ARROW_END_BYTES))
             if (count := len(indexed.names)) != by_path[file.path]:
                 raise DataError(
                     f"{file.path} has {count:,} samples, and {INDEX_NAME} says {by_path[file.path]}: write it again"

@@ -29,7 +29,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, read_one_by_one
 from penstock.store.labels import Labels
-from penstock.store.object_store import Piece
+from penstock.store.object_store import Facts, Piece
 from penstock.store.pack_file import named_classes
 from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
@@ -178,6 +178,10 @@ class PackedFiles(Selectable, ABC):
         with self._open.lent(unit) as descriptor:
             for begin, buffer in zip(ranges[:, 0].tolist(), into, strict=True):
                 self._fill(unit, descriptor, begin, buffer.cast("B"))
+
+    def facts_of(self, unit: int) -> Facts:
+        """Return what the store said of an object when it was listed."""
+        return Facts(self.files[unit], int(self._file_bytes[unit]), int(self._file_times[unit]))
 
     def read_pieces(self, units: Ids, offsets: Ids, into: Sequence[memoryview]) -> Failed:
         """Read ranges of objects, all at once; return those that failed: index and error, ascending.

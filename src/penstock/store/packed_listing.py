@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -201,6 +202,30 @@ def files_alone_in(folder: str, endings: tuple[str, ...], look: Look = files_alo
     look: what lists it.
     """
     return [path for path in look(folder) if path.lower().endswith(endings)]
+
+
+def files_below(
+    path: str,
+    endings: Sequence[tuple[str, ...]],
+    what: str,
+    objects: Objects | None = None,
+    look: Look | None = None,
+) -> list[str]:
+    """Return the file that a path is, or those in the folder that it is, which has nothing but them.
+
+    endings: of their names; of several kinds, the first that there is. what: they are, for errors.
+    objects: what reads addresses, where only the name tells a file from a folder. look: what lists a folder.
+    Raises: DataError where a folder has none.
+    """
+    known = tuple(ending for each in endings for ending in each)
+    is_file = not os.path.isdir(path) if objects is None else path.lower().endswith(known)
+    if is_file:
+        return [path]
+    look = cache(look or partial(files_alone, objects=objects))
+    for each in endings:
+        if found := files_alone_in(path, each, look):
+            return found
+    raise DataError(f"{path} is a folder without {what}: give one with nothing but them, or their paths")
 
 
 def _is_picture(name: str) -> bool:

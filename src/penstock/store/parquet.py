@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,10 +36,12 @@ from penstock.store.packed_listing import (
     Look,
     Opened,
     files_alone_in,
+    files_below,
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, is_of_several, place_on_disk
+from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.remote import Objects, RemoteFile
 from penstock.units import parse_bytes
 
 #: How the names of Parquet files usually end.
@@ -72,7 +74,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
         are being decoded, as many as there are cores, take up to four times their size meanwhile; while files are
         indexed, as many as memory holds.
-    refresh, calls, catalog: as in `open_source`.
+    refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the file if it is missing, no Parquet file, cut off, damaged, encrypted, of other columns
         than the first, or has a row without a sample or label; ConfigError if the columns do not tell which is the
@@ -90,14 +92,24 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        place = place_on_disk(paths, "Parquet files")
+        place = place_of_paths(paths)
         calls, self.units_are = calls or Calls(), "row groups"
         list_anew = partial(list_parquet, place, sample, label, memory=memory)
         super().__init__(
-            place, list_anew, refresh, calls, catalog, sample=sample, label=label, classes=classes
+            place,
+            list_anew,
+            refresh,
+            calls,
+            catalog,
+            storage_options=storage_options,
+            sample=sample,
+            label=label,
+            classes=classes,
         )
-        self._column = calls.one(self.files[0], partial(_columns, self.files[0], sample, None)).sample
+        first = partial(_columns, self.files[0], sample, None, self.objects)
+        self._column = calls.one(self.files[0], first).sample
         #: By file what its end says, of a few.
         self._metadata: dict[int, Any] = {}
         groups = self._offsets >> _PLACE_BITS
@@ -118,10 +130,14 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         number = self._unit_files[unit]
         path, parts, sizes, row = self.files[number], list[Bytes](), list[Ints](), 0
         pa = import_pyarrow(path, "a Parquet file")
-        with _parquet(path, descriptor, pa, self._metadata.get(number)) as file:
+        remote = None if self.objects is None else RemoteFile(self.objects, self.facts_of(number))
+        with _parquet(path, descriptor, pa, self._metadata.get(number), remote) as file:
             if len(self._metadata) >= _MOST_METADATA:
                 self._metadata.clear()
             self._metadata[number] = file.metadata
+            if remote is not None:
+                group = file.metadata.row_group(int(self._groups[unit]))
+                remote.bring(_places_of(_chunks_of(group, [self._column])))
             table = file.read_row_group(int(self._groups[unit]), columns=[self._column], use_threads=False)
             for batch in table.to_batches():
                 part, size = _values(path, column_of(path, batch, self._column, row), pa)
@@ -136,13 +152,13 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def are_parquet(place: str, look: Look) -> bool:
+def are_parquet(place: str, objects: Objects | None, look: Look) -> bool:
     """Return whether a place, of `place_of_paths`, is of Parquet files by its name, or is a folder with nothing else.
 
-    It asks the file system. look: what lists a folder.
+    It asks the file system, or the store. objects: what reads addresses. look: what lists a folder.
     """
     if is_of_several(place):
-        return files_of(place)[0].lower().endswith(PARQUET_ENDINGS)
+        return files_of(place, objects)[0].lower().endswith(PARQUET_ENDINGS)
     is_file = place.lower().endswith(PARQUET_ENDINGS) and not os.path.isdir(place)
     return is_file or bool(files_alone_in(place, PARQUET_ENDINGS, look))
 
@@ -157,28 +173,21 @@ def list_parquet(
     memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
     """Index Parquet files; see `ParquetFiles`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: _files_of(place))
-    columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label))
+    files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
+    columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label, asking.objects))
     index = partial(_index, columns, asking, Turns(parse_bytes(memory)))
     return index_files(
         key, old, asking, files, index, kind="ParquetFiles", label=columns.label, classes=columns.classes
     )
 
 
-def _files_of(place: str) -> tuple[str, ...]:
+def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
     found: list[str] = []
-    for path in files_of(place):
-        if not os.path.isdir(path):
-            found.append(path)
-            continue
-        files = files_alone_in(path, PARQUET_ENDINGS)
-        if not files:
-            raise DataError(
-                f"{path} is a folder without Parquet files: give one with nothing but them, or their paths"
-            )
+    for path in files_of(place, objects):
+        files = files_below(path, [PARQUET_ENDINGS], "Parquet files", objects)
         names = map(os.path.basename, files)
         splits = {name.partition("-")[0] for name in names if "-of-" in name}
-        if len(splits) > 1:
+        if len(splits) > 1:  # of a folder
             raise ConfigError(
                 f"{path} has the splits {', '.join(sorted(splits))}: give one, such as "
                 f"{os.path.join(path, max(splits))}-*.parquet"
@@ -187,22 +196,23 @@ def _files_of(place: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _columns(path: str, sample: str | None, label: ColumnLabel) -> Columns:
+def _columns(path: str, sample: str | None, label: ColumnLabel, objects: Objects | None) -> Columns:
     """Return which columns are meant, by the schema of a file."""
     pa = import_pyarrow(path, "a Parquet file")
-    with opened(path) as file, _parquet(path, file.descriptor, pa) as parquet:
+    with opened(path, objects) as file, _parquet(path, file.descriptor, pa, None, file.remote) as parquet:
         return choose_columns(path, parquet.schema_arrow, sample, label, pa=pa, opener="ParquetFiles")
 
 
 @contextlib.contextmanager
-def _parquet(path: str, descriptor: int, pa: Any, metadata: Any = None) -> Iterator[Any]:
+def _parquet(path: str, descriptor: int, pa: Any, metadata: Any, remote: RemoteFile | None) -> Iterator[Any]:
     """Open a Parquet file that is open already. Raises: DataError, also for what pyarrow raises while it is read.
 
-    metadata: what its end says, where that is known.
+    metadata: what its end says, where that is known. remote: what reads it where it is an object.
     """
     try:
         # A descriptor has one position; opened again, each reader has its own.
-        with pa.OSFile(f"/proc/self/fd/{descriptor}") as file:
+        opened = pa.OSFile(f"/proc/self/fd/{descriptor}") if remote is None else pa.PythonFile(remote, "r")
+        with opened as file:
             yield pa.parquet.ParquetFile(
                 file, metadata=metadata, pre_buffer=False, buffer_size=_READ_AT_ONCE_BYTES
             )
@@ -218,11 +228,13 @@ def _index(columns: Columns, asking: Asking, turns: Turns, file: Opened) -> Inde
     pa = import_pyarrow(file.path, "a Parquet file")
     wanted = [each for each in (columns.sample, columns.label, *columns.labels) if each]
     places, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
-    with _parquet(file.path, file.descriptor, pa) as parquet:
+    with _parquet(file.path, file.descriptor, pa, None, file.remote) as parquet:
         columns.check_names(file.path, parquet.schema_arrow)
         for group in range(parquet.num_row_groups):
-            place = 0
-            with turns.of(_stored_bytes(parquet.metadata.row_group(group), wanted)):
+            place, chunks = 0, _chunks_of(parquet.metadata.row_group(group), wanted)
+            with turns.of(sum(each.total_uncompressed_size for each in chunks)):
+                if file.remote is not None:
+                    file.remote.bring(_places_of(chunks))
                 for batch in parquet.iter_batches(_ROWS_AT_ONCE, [group], wanted, use_threads=False):
                     _, size = _values(file.path, column_of(file.path, batch, columns.sample, rows), pa)
                     places.append((group << _PLACE_BITS) + place + np.cumsum(size) - size)
@@ -242,13 +254,19 @@ def _index(columns: Columns, asking: Asking, turns: Turns, file: Opened) -> Inde
     )
 
 
-def _stored_bytes(group: Any, wanted: list[str]) -> int:
-    """Return what columns of a row group take before they are compressed."""
+def _chunks_of(group: Any, wanted: list[str]) -> list[Any]:
+    """Return what the metadata of a row group says of some columns."""
     names = {each.partition(".")[0] for each in wanted}
     columns = map(group.column, range(group.num_columns))
-    return sum(
-        each.total_uncompressed_size for each in columns if each.path_in_schema.partition(".")[0] in names
-    )
+    return [each for each in columns if each.path_in_schema.partition(".")[0] in names]
+
+
+def _places_of(chunks: list[Any]) -> list[tuple[int, int]]:
+    """Return where columns of a row group lie in their file: begin and end of each."""
+    begins = [
+        min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in chunks
+    ]
+    return [(begin, begin + each.total_compressed_size) for begin, each in zip(begins, chunks, strict=True)]
 
 
 def _values(path: str, array: Any, pa: Any) -> tuple[Bytes, Ints]:

@@ -53,8 +53,8 @@ def place_on_disk(paths: Paths, what: str) -> str:
     if is_address(place):
         raise ConfigError(
             f"{brief(place)} is an address, and {what} are read from file systems alone: mount or copy them; "
-            "folders, lists and tables of files, tar, TFRecord, MDS and LitData shards, arrays, records and tokens are "
-            "read from addresses"
+            "folders, lists and tables of files, tar, TFRecord, MDS, LitData, Arrow and Parquet files, arrays, records "
+            "and tokens are read from addresses"
         )
     return place
 

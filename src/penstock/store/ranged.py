@@ -228,7 +228,8 @@ def _read_together(
     """
     whole = getattr(source, "source", source)  # a selection's units are those of its source
     read_pieces: Any = getattr(whole, "read_pieces", None)
-    if read_pieces is None or getattr(whole, "objects", None) is None or which.sum() < 2:
+    is_decoded = getattr(whole, "units", None) is not None
+    if read_pieces is None or getattr(whole, "objects", None) is None or is_decoded or which.sum() < 2:
         return set()
     numbers = np.flatnonzero(which)
     if at is not None:

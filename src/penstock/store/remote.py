@@ -10,6 +10,7 @@ Threads carry the requests, of whoever asks and of a pool that grows with the li
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import threading
@@ -455,31 +456,81 @@ def objects_in(source: object) -> Objects | None:
     return found if isinstance(found, Objects) else None
 
 
-class RemoteFile:
-    """An object as whoever indexes it reads it: here and there, mostly forwards.
+class RemoteFile(io.RawIOBase):
+    """An object as whoever indexes it reads it: here and there, mostly forwards. One thread reads it at a time.
 
     What lies between two reads is read too where that is less than a request takes.
     """
 
     def __init__(self, objects: Objects, facts: Facts) -> None:
         self._objects, self._facts = objects, facts
-        self._window, self._begin = b"", 0
+        #: What is here: where it begins, and its bytes. The first one follows what is read; the others were brought.
+        self._windows: list[tuple[int, bytes | bytearray]] = [(0, b"")]
+        self._at = 0
 
     def pread(self, size: int, offset: int) -> bytes:
         """Return what `os.pread` would. Raises: DataError."""
         nbytes = self._facts.nbytes
         end = min(offset + size, nbytes)
-        window_end = self._begin + len(self._window)
-        if not self._begin <= offset <= end <= window_end:
-            is_near = 0 <= offset - window_end <= _READ_OVER_BYTES and window_end
-            at_once = _FAR_BYTES if is_near else _NEAR_BYTES
-            until = min(max(offset + at_once, end), nbytes)
-            window = bytearray(max(0, until - offset))
-            piece = Piece(self._facts.address, offset, memoryview(window), nbytes, self._facts.stamp)
-            for _, error in self._objects.read([piece]):
-                raise error
-            self._window, self._begin = bytes(window), offset
-        return self._window[offset - self._begin : max(end, offset) - self._begin]
+        for begin, window in self._windows:
+            if begin <= offset <= end <= begin + len(window):
+                return bytes(window[offset - begin : end - begin])
+        window_end = sum((self._windows[0][0], len(self._windows[0][1])))
+        is_near = 0 <= offset - window_end <= _READ_OVER_BYTES and window_end
+        until = min(max(offset + (_FAR_BYTES if is_near else _NEAR_BYTES), end), nbytes)
+        self._windows[0] = offset, self._read([(offset, max(offset, until))])[0]
+        return bytes(self._windows[0][1][: max(end, offset) - offset])
+
+    def bring(self, places: Sequence[tuple[int, int]]) -> None:
+        """Read some places, begin and end of each, all at once, to have them here; those before are forgotten.
+
+        Raises: DataError.
+        """
+        joined: list[tuple[int, int]] = []
+        for begin, end in sorted(places):
+            if joined and begin - joined[-1][1] <= _READ_OVER_BYTES:
+                joined[-1] = joined[-1][0], max(joined[-1][1], end)
+            else:
+                joined.append((begin, end))
+        found = self._read(joined)
+        self._windows[1:] = [(begin, window) for (begin, _), window in zip(joined, found, strict=True)]
+
+    def _read(self, places: Sequence[tuple[int, int]]) -> list[bytearray]:
+        facts, pieces = self._facts, list[Piece]()
+        windows = [bytearray(max(0, min(end, facts.nbytes) - begin)) for begin, end in places]
+        for (first, _), window in zip(places, windows, strict=True):
+            for at in range(0, len(window), _FAR_BYTES):
+                into = memoryview(window)[at : at + _FAR_BYTES]
+                pieces.append(Piece(facts.address, first + at, into, facts.nbytes, facts.stamp))
+        for _, error in self._objects.read(pieces):
+            raise error
+        return windows
+
+    def whole(self) -> bytearray:
+        """Return all of it. Raises: DataError."""
+        return self._read([(0, self._facts.nbytes)])[0]
+
+    # As a file of Python's, for libraries.
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._facts.nbytes)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        found = self.pread(len(target), self._at)
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 #: A request of 20 ms at 100 MB/s reads as much.

@@ -6,7 +6,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from penstock.store.packed_listing import (
     Indexed,
     Look,
     Opened,
-    files_alone,
     files_alone_in,
+    files_below,
     index_files,
     number_or_name,
 )
@@ -160,21 +161,12 @@ def _shards_in(folder: str, look: Look) -> list[str]:
 
 
 def _shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
-    found: list[str] = []
-    look = cache(partial(files_alone, objects=objects))
-    for path in files_of(place, objects):
-        is_file = not os.path.isdir(path)
-        if objects is not None:
-            is_file = path.lower().endswith(TAR_ENDINGS + COMPRESSED_TAR_ENDINGS) or is_of_several(place)
-        if is_file:
-            found.append(path)
-        elif shards := _shards_in(path, look):
-            found += shards
-        else:
-            raise DataError(
-                f"{path} is a folder without tar shards: give one with nothing but them, or their paths"
-            )
-    return tuple(found)
+    kinds = TAR_ENDINGS, COMPRESSED_TAR_ENDINGS
+    if objects is not None and is_of_several(place):  # their names may end in anything
+        return files_of(place, objects)
+    return tuple(
+        chain(*(files_below(path, kinds, "tar shards", objects) for path in files_of(place, objects)))
+    )
 
 
 class _Samples:
