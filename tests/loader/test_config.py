@@ -46,6 +46,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "steps": (20, 0, "steps is 0"),
     "transforms": ([Resize(6), ToTensor()], [ToTensor(), Resize(6)], "transform 1 .*stands behind ToTensor"),
     "collate_fn": (list, "stack", "collate_fn is 'stack'"),
+    "optional": ({}, "caption", "optional is 'caption'; it maps names"),
     "shuffle": (BundleShuffle(23, 1, 0.3), [3, 1], r"shuffle is \[3, 1\]"),
     "seed": (7, -1, "seed is -1"),
     "drop_last": (True, "yes", "drop_last is 'yes'"),

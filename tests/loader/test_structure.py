@@ -1,6 +1,7 @@
 """The nesting of samples is learned once and held to."""
 
 from collections import namedtuple
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,12 +13,34 @@ from penstock.loader.structure import learn_structure
 
 Pair = namedtuple("Pair", "left right")
 
+
+@dataclass(frozen=True)
+class Both:
+    """Refuses, as it is made, what is no sample; and has a field that its constructor does not take."""
+
+    left: Any
+    right: Any
+    sum: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.left, list):
+            raise TypeError("of one sample")
+        object.__setattr__(self, "sum", 5)
+
+
+@dataclass(slots=True)
+class Slots:
+    left: Any
+    right: Any
+
+
 nested = st.recursive(
     st.integers(),
     lambda parts: st.one_of(
         st.lists(parts, max_size=3),
         st.dictionaries(st.text(max_size=3), parts, max_size=3),
         st.builds(Pair, parts, parts),
+        st.builds(Slots, parts, parts),
     ),
     max_leaves=8,
 )
@@ -45,6 +68,8 @@ def test_a_mappings_parts_are_found_by_key_whatever_their_order() -> None:
         ((1, (2, 3)), ((1, 2), 3), r"it\[0\] is a tuple of 2 parts"),
         ((1, 2), (1, 2, 3), "tuple of 3 parts"),
         (({"x": (1, 2)},), ({"x": 5},), r"it\[0\]\['x'\] is a int"),
+        (Slots(1, 2), (1, 2), "it is a tuple of 2 parts, in the first sample it was a Slots"),
+        ({"pair": Slots(1, 2)}, {"pair": Slots(1, {})}, r"it\['pair'\]\.right is a dict"),
     ],
 )
 def test_another_nesting_is_refused_with_its_place(first: Any, later: Any, message: str) -> None:
@@ -52,3 +77,47 @@ def test_another_nesting_is_refused_with_its_place(first: Any, later: Any, messa
 
     with pytest.raises(DataError, match=message):
         list(structure.leaves_of(later, "it"))
+
+
+@given(nested, st.integers(1, 4))
+def test_columns_are_the_leaves_of_all_values(value: Any, count: int) -> None:
+    structure = learn_structure(value)
+
+    columns = structure.columns([value] * count)
+
+    assert columns is not None
+    assert [list(column) for column in columns] == [
+        [leaf] * count for leaf in structure.leaves_of(value, "it")
+    ]
+    assert len(columns) == len(list(structure.places()))
+
+
+@pytest.mark.parametrize("unlike", [5, (1,), [1, 2, 3], {"x": 1, "y": 2}, Slots(1, 2), {"x": (1, 1), "y": 2}])
+@pytest.mark.parametrize("value", [(1, 2), {"x": (1, 2), "y": 3}, Slots(1, (2, 3)), 7])
+def test_values_nested_otherwise_have_no_columns(value: Any, unlike: Any) -> None:
+    structure = learn_structure(value)
+    try:
+        list(structure.leaves_of(unlike, "it"))
+    except DataError:
+        assert structure.columns([value, unlike, value]) is None
+    else:
+        assert structure.columns([value, unlike, value]) is not None
+
+
+def test_a_batch_of_a_dataclass_is_made_without_its_constructor() -> None:
+    structure = learn_structure(Both(1, 2))
+
+    batch = structure.build(iter([[1, 3], [2, 4], [5, 5]]))
+
+    assert (type(batch), batch.left, batch.right, batch.sum) == (Both, [1, 3], [2, 4], [5, 5])
+
+
+def test_places_are_expressions_behind_a_values_name() -> None:
+    value = {"image": Slots(1, (2, 3)), 4: 5}
+
+    assert list(learn_structure(value).places()) == [
+        "['image'].left",
+        "['image'].right[0]",
+        "['image'].right[1]",
+        "[4]",
+    ]

@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd, with_images
+from penstock.loader.structure import is_dataclass_value, with_fields
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
@@ -117,6 +118,9 @@ def _present(sharding: jax.sharding.Sharding | None, batch: Any, dtype: str | No
     if dtype == "bfloat16":
         batch = with_images(batch, lambda images: images.view(jax.numpy.bfloat16))
     leaves, structure = jax.tree.flatten(batch)
+    if any(map(is_dataclass_value, leaves)):  # which JAX has not been told of
+        each = partial(_present, sharding, dtype=None)
+        leaves = [with_fields(leaf, each) if is_dataclass_value(leaf) else leaf for leaf in leaves]
     which = [index for index, leaf in enumerate(leaves) if _is_for_devices(leaf)]
     for index, array in zip(which, _on_devices([leaves[index] for index in which], sharding), strict=True):
         leaves[index] = array

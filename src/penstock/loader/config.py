@@ -10,6 +10,7 @@ from typing import Any, Literal, Required, TypedDict, TypeGuard
 
 from penstock.errors import ConfigError, given_beside
 from penstock.loader.dataset import MapDataset
+from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.pipeline import Transform, check_transforms
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, Order, Sequential
@@ -45,6 +46,7 @@ class LoaderArguments(TypedDict, total=False):
     steps: int | None
     transforms: Sequence[Transform]
     collate_fn: Callable[[list[Any]], Any] | None
+    optional: Mapping[Any, Any] | None
     shuffle: bool | Order
     seed: int | None
     drop_last: bool
@@ -80,6 +82,8 @@ class LoaderConfig:
         as a .npy file, needs none. Kept as a tuple.
     collate_fn: makes each batch of a data set, called with the list of its samples by the thread that has loaded them;
         it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
+    optional: what stands in the place of a field that samples of a data set lack, or have as None, by the field's name:
+        {"caption": ""}. "target.boxes" is a field of a field, 1 the second part of a tuple.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -128,6 +132,7 @@ class LoaderConfig:
     steps: int | None = None
     transforms: Sequence[Transform] = ()
     collate_fn: Callable[[list[Any]], Any] | None = None
+    optional: Mapping[Any, Any] | None = None
     shuffle: bool | Order = True
     seed: int | None = 0
     drop_last: bool = False
@@ -167,6 +172,10 @@ class LoaderConfig:
             raise ConfigError(
                 "collate_fn is given, and the source is no data set, whose samples it would get: bytes are decoded "
                 "into their place in the batch, so do what it does to each batch that the loader gives"
+            )
+        elif self.optional:
+            raise ConfigError(
+                "optional is for the samples of a data set; those of a folder or source have the labels it gives them"
             )
         steps = ()
         if self.transforms or not (self.is_of_data_set or self._may_do_without):
@@ -225,6 +234,7 @@ class LoaderConfig:
                 f"skip is {self.skip!r:.80}; it is the path of a list that penstock check writes: to leave out samples "
                 "by their numbers, give source.select(...)"
             )
+        check_defaults(self.optional)
         check_refresh(self.refresh)
         check_options(self.storage_options)
         if self.storage_options is not None and self.paths is None:
@@ -363,7 +373,10 @@ def _check_endless(order: Order) -> None:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Compare two values of a field; whatever has no yes or no for an answer, as an array, is equal to itself alone."""
-    is_same = one is other or one == other
+    try:
+        is_same = one is other or one == other
+    except ValueError:  # defaults of fields, which are arrays
+        return False
     return isinstance(is_same, bool) and is_same
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +13,9 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.engine import Failed
 from penstock.flow.staging import Field
 from penstock.loader.asked import ListCode, SampleCode, list_code
+from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
-from penstock.loader.structure import Leaf, learn_structure
+from penstock.loader.structure import learn_structure
 from penstock.policy import Load
 from penstock.store.calls import Calls
 
@@ -40,11 +40,13 @@ class DatasetFetcher:
     """A `Fetcher` of samples that a data set's own code makes.
 
     seed: of the generators that `__getitem__` and `__getitems__` ask for, see `penstock.loader.asked`.
+    optional: what samples get that lack a field.
     Raises: ConfigError for a `__getitems__` that asks for what `__getitem__` does not.
     """
 
-    def __init__(self, dataset: MapDataset, seed: int = 0) -> None:
+    def __init__(self, dataset: MapDataset, seed: int = 0, optional: Defaults | None = None) -> None:
         self._dataset = dataset
+        self._optional = optional or None
         self._get = SampleCode(dataset.__getitem__, seed, _DRAWS)
         #: PyTorch's protocol: a list of numbers to a list of samples.
         self._get_list: ListCode | None = None
@@ -68,7 +70,7 @@ class DatasetFetcher:
 
         def look(sample: int) -> tuple[int, Any]:
             try:
-                return sample, calls.one(self.describe(sample), lambda: self._get(sample, 0, sample))
+                return sample, calls.one(self.describe(sample), lambda: self._one(sample, 0))
             except Exception as error:
                 error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
                 raise
@@ -92,6 +94,8 @@ class DatasetFetcher:
             at(samples[0])
             try:
                 values = list(self._get_list(samples, epoch))
+                if self._optional is not None:
+                    values = list(map(self._optional.fill, values))
                 if len(values) == len(samples):
                     return values
                 wrong = f"returns {len(values)} samples"
@@ -102,7 +106,7 @@ class DatasetFetcher:
         for sample in samples:
             at(sample)
             try:
-                values.append(self._get(sample, epoch, sample))
+                values.append(self._one(sample, epoch))
             except Exception as error:
                 values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
@@ -117,6 +121,10 @@ class DatasetFetcher:
             )
         return values
 
+    def _one(self, sample: int, epoch: int) -> Any:
+        value = self._get(sample, epoch, sample)
+        return value if self._optional is None else self._optional.fill(value)
+
     def take_lost(self) -> Sequence[tuple[float, float]]:
         """What is tried again is the data set's own matter."""
         return ()
@@ -129,7 +137,7 @@ class DatasetFetcher:
 
 
 class SampleDecoder:
-    """A `Decoder` of samples that are made already: a tuple, list or mapping of arrays and numbers, nested at will.
+    """A `Decoder` of samples that are made already: arrays and numbers in tuples, lists, mappings or dataclasses.
 
     An example shows the structure. Arrays and numbers get a place in the slot; anything else (a path, a string) is
     handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
@@ -152,9 +160,11 @@ class SampleDecoder:
         self._describe = describe
         self._copy_leaves = copy_leaves
         self._as_array = as_array
+        self._first = describe(sample)
         self._structure = learn_structure(value)
-        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(value, describe(sample))]
-        #: Which leaves are arrays, in the structure's order.
+        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(value, self._first)]
+        #: Of the leaves, in the structure's order: where they are, and which are arrays.
+        self._places = list(self._structure.places())
         self._is_array = [leaf is not None for leaf in leaves]
         self.fields = tuple(
             Field(f"leaf {number}", leaf.shape, leaf.dtype)
@@ -168,6 +178,10 @@ class SampleDecoder:
             )
         #: Leaves without an array, by slot, row and order of appearance.
         self._other_leaves: dict[int, dict[int, list[Any]]] = {}
+
+    def check(self, value: Any, name: str) -> None:
+        """Raise DataError unless a value is like the example. name: of the value."""
+        self._store(value, tuple(np.empty((1, *each.shape), each.dtype) for each in self.fields), 0, name)
 
     def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
         """Samples are objects, whose bytes lie elsewhere."""
@@ -187,7 +201,7 @@ class SampleDecoder:
         if not self._store_columns(rows, data, arrays, others):
             for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
                 try:
-                    others[row] = self._store(data[index], arrays, row, sample)
+                    others[row] = self._store(data[index], arrays, row, self._describe(sample))
                 except Exception as error:
                     failed.append((index, _noted(error, self._describe(sample))))
         return failed
@@ -212,15 +226,15 @@ class SampleDecoder:
 
         Then their rows may hold anything, and `_store` says which sample is not.
         """
-        columns = self._columns(data)
-        first, count = rows[0], len(rows)
-        if columns is None or not isinstance(rows, range):
+        columns = self._structure.columns(data) if isinstance(rows, range) else None
+        if columns is None:
             return False
+        first, count = rows[0], len(rows)
         places = iter(arrays)
         lists: list[Sequence[Any]] = []
         for column, is_array in zip(columns, self._is_array, strict=True):
             if not is_array:
-                if any(isinstance(leaf, (Mapping, tuple, list)) for leaf in column):
+                if set(map(type, column)) - _TEXTS and any(map(self._is_number, column)):
                     return False
                 lists.append(column)
             elif not self._copy(column, next(places)[first : first + count]):
@@ -229,27 +243,6 @@ class SampleDecoder:
             for row in range(count):
                 others[first + row] = [column[row] for column in lists]
         return True
-
-    def _columns(self, values: list[Any]) -> list[Sequence[Any]] | None:
-        """Return each leaf of all samples, in the structure's order; None for nested or unlike ones."""
-        structure = self._structure
-        if isinstance(structure, Leaf):
-            return [values]
-        count = len(structure.parts)
-        if not all(isinstance(part, Leaf) for part in structure.parts):
-            return None
-        if structure.keys is not None:
-            keys = structure.keys
-            names = set(keys)
-            if set(map(type, values)) != {dict} or not all(value.keys() == names for value in values):
-                return None
-            return [list(map(itemgetter(key), values)) for key in keys]
-        if not all(issubclass(kind, (tuple, list)) for kind in set(map(type, values))):
-            return None
-        if set(map(len, values)) != {count}:
-            return None
-        # Not by zip, which makes an object for each sample: the collector of garbage would go through them all.
-        return [list(map(itemgetter(part), values)) for part in range(count)]
 
     def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:
         kinds = set(map(type, column))
@@ -266,26 +259,40 @@ class SampleDecoder:
             return True
         return len(kinds) == 1 and self._copy_leaves(column, place)
 
-    def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, sample: int) -> list[Any]:
+    def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, name: str) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that are none."""
         others: list[Any] = []
         places = iter(arrays)
-        name = self._describe(sample)
         leaves = self._structure.leaves_of(value, name)
-        for number, (leaf, is_array) in enumerate(zip(leaves, self._is_array, strict=True)):
+        for leaf, is_array, where in zip(leaves, self._is_array, self._places, strict=True):
             array = self._as_array(leaf)
-            if not is_array:
+            place = next(places) if is_array else None
+            if place is None and array is None:
                 others.append(leaf)
-                continue
-            place = next(places)
-            if array is None or place.shape[1:] != array.shape or place.dtype != array.dtype:
+            elif (
+                place is None or array is None or place.shape[1:] != array.shape or place.dtype != array.dtype
+            ):
                 found = type(leaf).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
+                wanted = "no array" if place is None else f"{place.dtype}{list(place.shape[1:])}"
                 raise DataError(
-                    f"{name}: part {number} is {found}, the first sample's was {place.dtype}{list(place.shape[1:])}: "
-                    "samples of a batch must be alike, so crop, pad or convert them in the data set"
+                    f"{name}{where} is {found}, and {self._first}{where} is {wanted}: {_alike(leaf)}"
                 )
-            place[row] = array
+            else:
+                place[row] = array
         return others
+
+    def _is_number(self, leaf: Any) -> bool:
+        return self._as_array(leaf) is not None
+
+
+#: What is surely no array.
+_TEXTS = {str, bytes, type(None)}
+
+
+def _alike(leaf: Any) -> str:
+    if leaf is None:
+        return "a field that not all samples have needs a value in its place, as optional= gives it"
+    return "samples of a batch must be alike, so crop, pad or convert them in the data set"
 
 
 def _noted(error: Exception, name: str) -> Exception:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
+from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
@@ -349,13 +350,16 @@ def _of_data_set(
     front_end: FrontEnd,
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
-    fetcher = DatasetFetcher(dataset, seed_of(config))
+    defaults = Defaults(config.optional or {})
+    fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
     if config.collate_fn is not None:
         decoder = CollatingDecoder(config.collate_fn, leaves_out=config.on_error != "raise")
     else:
         example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
         decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
+        if defaults:
+            _check_defaults(defaults, example[1], decoder)
     sizes_bytes = np.zeros(plan.samples, np.int64)
     return _Samples(
         sizes_bytes,
@@ -363,6 +367,14 @@ def _of_data_set(
         lambda budget, machine: (fetcher, decoder, None),
         draws_seed=seed_of(config) if fetcher.draws else None,
     )
+
+
+def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) -> None:
+    """Raise ConfigError for a default that is not like the field of a sample that has it."""
+    try:
+        decoder.check(defaults.fill(example, always=True), "with optional=, a sample without its fields")
+    except DataError as error:
+        raise ConfigError(f"{error}; give defaults of the same type and shape") from error
 
 
 def _steps_of_a_slot(

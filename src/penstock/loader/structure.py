@@ -1,9 +1,10 @@
-"""The nesting of a sample: mappings, tuples and lists around leaves, learned once and held to."""
+"""The nesting of a sample: mappings, tuples, lists and dataclasses around leaves, learned once and held to."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from penstock.errors import DataError
@@ -18,11 +19,19 @@ class Leaf:
 
         where: what the value is, for the message. Raises: DataError if the value is nested otherwise.
         """
-        if _is_nested(value):
+        if is_nested(value):
             raise DataError(
                 f"{where} is a {_named(value)}, in the first sample it was a plain value: {_ADVICE}"
             )
         yield value
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
+        """Return each leaf of several values, in the nesting's order; None where some are nested otherwise."""
+        return None if any(map(_is_nested_type, set(map(type, values)))) else [values]
+
+    def places(self, where: str = "") -> Iterator[str]:
+        """Yield where each leaf is, as an expression behind the value's name: "['image'][0]"."""
+        yield where
 
     def build(self, leaves: Iterator[Any]) -> Any:
         """Return a value of this nesting with the next of `leaves`, as PyTorch's default_collate nests batches."""
@@ -31,7 +40,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A mapping (with keys) or a sequence of parts. kind: of a named tuple."""
+    """A mapping (with keys), a dataclass (with the names of its fields, and kind) or a sequence of parts.
+
+    kind: of a dataclass or named tuple.
+    """
 
     parts: tuple[Leaf | Branch, ...]
     keys: tuple[Hashable, ...] | None = None
@@ -39,29 +51,67 @@ class Branch:
 
     def leaves_of(self, value: Any, where: str) -> Iterator[Any]:
         """See `Leaf.leaves_of`. A mapping's parts are found by key, whatever their order."""
-        if self.keys is not None:
-            if not isinstance(value, Mapping) or value.keys() != set(self.keys):
-                raise DataError(
-                    f"{where} is a {_named(value)}, in the first sample it was a mapping with the keys "
-                    f"{sorted(map(str, self.keys))}: {_ADVICE}"
-                )
-            for key, part in zip(self.keys, self.parts, strict=True):
-                yield from part.leaves_of(value[key], f"{where}[{key!r}]")
-            return
-        if not isinstance(value, (tuple, list)) or len(value) != len(self.parts):
-            raise DataError(
-                f"{where} is a {_named(value)}, in the first sample it was a sequence of {len(self.parts)} parts: "
-                f"{_ADVICE}"
-            )
-        for index, (member, part) in enumerate(zip(value, self.parts, strict=True)):
-            yield from part.leaves_of(member, f"{where}[{index}]")
+        if wrong := self._difference(value):
+            raise DataError(f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}")
+        for part, get, place in zip(self.parts, self._getters(), self._steps(), strict=True):
+            yield from part.leaves_of(get(value), where + place)
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
+        """See `Leaf.columns`. No object is made for each value: the collector of garbage would go through them all."""
+        if self.keys is None or self.kind is not None:
+            if any(map(self._is_unlike, set(map(type, values)))):
+                return None
+            if self.keys is None and set(map(len, values)) != {len(self.parts)}:
+                return None
+        elif set(map(type, values)) != {dict} or not all(value.keys() == set(self.keys) for value in values):
+            return None
+        found: list[Sequence[Any]] = []
+        for part, get in zip(self.parts, self._getters(), strict=True):
+            columns = part.columns(list(map(get, values)))
+            if columns is None:
+                return None
+            found += columns
+        return found
+
+    def places(self, where: str = "") -> Iterator[str]:
+        """See `Leaf.places`."""
+        for part, place in zip(self.parts, self._steps(), strict=True):
+            yield from part.places(where + place)
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        """See `Leaf.build`."""
+        """See `Leaf.build`. A dataclass is made without its constructor, which expects a sample."""
         built = [part.build(leaves) for part in self.parts]
-        if self.keys is not None:
-            return dict(zip(self.keys, built, strict=True))
-        return built if self.kind is None else self.kind(*built)
+        if self.keys is None:
+            return built if self.kind is None else self.kind(*built)
+        members = dict(zip(self.keys, built, strict=True))
+        return members if self.kind is None else _made(self.kind, members)
+
+    def _is_unlike(self, kind: type) -> bool:
+        return kind is not self.kind if self.keys is not None else not issubclass(kind, (tuple, list))
+
+    def _difference(self, value: Any) -> str:
+        """Return what a value of this nesting is, if this one is none; empty if it is."""
+        if self.keys is None:
+            if isinstance(value, (tuple, list)) and len(value) == len(self.parts):
+                return ""
+            return f"a sequence of {len(self.parts)} parts"
+        if self.kind is not None:
+            return "" if type(value) is self.kind else f"a {self.kind.__name__}"
+        if isinstance(value, Mapping) and value.keys() == set(self.keys):
+            return ""
+        return f"a mapping with the keys {sorted(map(str, self.keys))}"
+
+    def _getters(self) -> list[Callable[[Any], Any]]:
+        if self.keys is None:
+            return list(map(itemgetter, range(len(self.parts))))
+        if self.kind is None:
+            return list(map(itemgetter, self.keys))
+        return list(map(attrgetter, map(str, self.keys)))
+
+    def _steps(self) -> list[str]:
+        if self.keys is None:
+            return [f"[{index}]" for index in range(len(self.parts))]
+        return [f"[{key!r}]" if self.kind is None else f".{key}" for key in self.keys]
 
 
 _ADVICE = "return the same structure for every sample"
@@ -74,11 +124,50 @@ def learn_structure(value: Any) -> Leaf | Branch:
     if isinstance(value, (tuple, list)):
         kind = type(value) if hasattr(value, "_fields") else None
         return Branch(tuple(map(learn_structure, value)), kind=kind)
+    if is_dataclass_value(value):
+        members = _members(value)
+        return Branch(tuple(map(learn_structure, members.values())), tuple(members), type(value))
     return Leaf()
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, (Mapping, tuple, list))
+def is_nested(value: Any) -> bool:
+    """Whether a value is a branch."""
+    return _is_nested_type(type(value))
+
+
+def is_dataclass_value(value: Any) -> bool:
+    """Whether a value is of a dataclass, with fields; not a dataclass itself."""
+    return is_dataclass(type(value)) and bool(fields(value))
+
+
+def with_fields(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a dataclass's value with each field changed, made without the constructor."""
+    return _made(type(value), {name: change(member) for name, member in _members(value).items()})
+
+
+def with_field(value: Any, which: Any, member: Any) -> Any:
+    """Return a sequence or dataclass's value with another part. which: its index, or its name."""
+    if not isinstance(value, (tuple, list)):
+        return _made(type(value), {**_members(value), which: member})
+    parts = [*value[:which], member, *value[which + 1 :]]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _members(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def _made(kind: type, members: Mapping[Any, Any]) -> Any:
+    made: Any = object.__new__(kind)
+    for name, member in members.items():
+        object.__setattr__(made, name, member)
+    return made
+
+
+def _is_nested_type(kind: type) -> bool:
+    if issubclass(kind, (tuple, list, Mapping)):
+        return True
+    return is_dataclass(kind) and bool(fields(kind))
 
 
 def _named(value: Any) -> str:

@@ -17,6 +17,7 @@ from penstock.flow.staging import DeviceEvent
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd, with_images
+from penstock.loader.structure import is_dataclass_value, with_fields
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
@@ -223,7 +224,7 @@ def _tensors(batch: Any) -> Any:
     """Turn every array of a structure into a tensor over the same memory."""
     if isinstance(batch, np.ndarray):
         if batch.dtype.names is None:
-            return torch.from_numpy(batch)
+            return torch.from_numpy(batch) if batch.dtype.kind in "biufc" else batch
         (name,) = batch.dtype.names
         return torch.from_numpy(batch[name]).view(getattr(torch, name))
     if isinstance(batch, dict):
@@ -232,7 +233,7 @@ def _tensors(batch: Any) -> Any:
         return type(batch)(*(_tensors(part) for part in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(_tensors(part) for part in batch)
-    return batch
+    return with_fields(batch, _tensors) if is_dataclass_value(batch) else batch
 
 
 #: Batches as tensors.
