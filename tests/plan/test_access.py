@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.plan import (
     AccessPlan,
     Assigned,
+    Batches,
     BundleShuffle,
     Explicit,
     FullShuffle,
@@ -46,6 +47,8 @@ class Read:
 def listed(plan: AccessPlan) -> list[Read]:
     """Every read of the run in order, from the ids of each epoch and the split's shares of each batch."""
     reads = []
+    if isinstance(plan.order, Batches):
+        return listed_batches(plan, plan.order)
     for epoch in range(plan.epochs):
         ids = plan.order.at(epoch, np.arange(plan.order.length(epoch))).tolist()
         if plan.drop_last:
@@ -57,6 +60,21 @@ def listed(plan: AccessPlan) -> list[Read]:
             for rank in range(plan.ranks):
                 offsets = plan._split.offsets(rank, plan.ranks, len(batch)).tolist()
                 reads += [Read(epoch, begin + o, step, rank, batch[o]) for o in offsets]
+    return reads
+
+
+def listed_batches(plan: AccessPlan, order: Batches) -> list[Read]:
+    """Every read of a run whose order lists its batches."""
+    reads = []
+    for epoch in range(plan.epochs):
+        bounds = order.bounds(epoch, plan.ranks).tolist()
+        steps = (len(bounds) - 1) // plan.ranks
+        if plan.last_steps is not None and epoch == plan.epochs - 1:
+            steps = plan.last_steps
+        for batch in range(steps * plan.ranks):
+            for position in range(bounds[batch], bounds[batch + 1]):
+                sample = int(order.at(epoch, position))
+                reads.append(Read(epoch, position, batch // plan.ranks, batch % plan.ranks, sample))
     return reads
 
 
@@ -81,9 +99,30 @@ def orders(draw: st.DrawFn, epochs: int) -> Order:
 
 
 @st.composite
+def plans_of_batches(draw: st.DrawFn, epochs: int, ranks: int) -> AccessPlan:
+    samples = draw(st.integers(1, 40))
+    batches = st.lists(st.integers(0, samples - 1), min_size=1, max_size=6)
+    drop_last = draw(st.booleans())
+    lists = [
+        draw(
+            st.lists(batches, min_size=ranks, max_size=4 * ranks).filter(
+                lambda each: drop_last or len(each) % ranks == 0
+            )
+        )
+        for _ in range(epochs)
+    ]
+    order = Batches(lists if draw(st.booleans()) else lists.__getitem__, samples, largest=7)
+    return AccessPlan.of_batches(order, epochs, ranks, drop_last)
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> AccessPlan:
     epochs = draw(st.integers(1, 4))
     ranks = draw(st.integers(1, 5))
+    if draw(st.integers(0, 3)) == 0:
+        plan = draw(plans_of_batches(epochs, ranks))
+        steps = plan.steps(epochs - 1)
+        return replace(plan, last_steps=draw(st.integers(1, steps))) if draw(st.booleans()) else plan
     shares = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks).filter(any)
     named = st.sampled_from(["balanced", "uniform", "strided", "replicated", "imbalanced"])
     plan = AccessPlan(
@@ -104,7 +143,7 @@ def test_a_run_of_so_many_steps_ends_with_the_last_of_them(plan: AccessPlan, dat
     counts = [plan.steps(epoch) for epoch in range(plan.epochs)]
     steps = data.draw(st.integers(1, sum(counts))) if any(counts) else 0
     if steps:
-        epochs, last = epochs_of_steps(plan.order, plan.batch_size, steps, plan.drop_last)
+        epochs, last = epochs_of_steps(plan.order, plan.batch_size, steps, plan.drop_last, plan.ranks)
         cut = replace(plan, epochs=epochs, last_steps=last)
 
         assert sum(cut.steps(epoch) for epoch in range(epochs)) == steps
@@ -186,7 +225,10 @@ def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_r
             for epoch in range(plan.epochs)
             for step in range(plan.steps(epoch))
         ]
-        assert plan.max_local_batch(rank) == max(local, default=0)
+        assert plan.max_local_batch(rank) == (7 if plan.is_cut_by_order else max(local, default=0))
+        assert [
+            size for epoch in range(plan.epochs) for size in plan.local_batch_sizes(rank, epoch).tolist()
+        ] == local
 
 
 @thoroughly

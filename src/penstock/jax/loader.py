@@ -102,7 +102,7 @@ class Loader(loader.Loader):
             report=report,
             **arguments,
         )
-        rows = self._plan.length(0) % self._plan.batch_size
+        rows = self._plan.length(0) - self._plan.first_position(0, self._plan.steps_alike(0))
         try:
             if sharding is not None:
                 sharding.shard_shape((rows,))

@@ -314,7 +314,7 @@ class Loader:
     def _enter(self, epoch: int, step: int) -> None:
         """Have the pass that there is begin at a place."""
         self._pass.epoch, self._pass.first_step = epoch, step
-        self._pass.whole_steps = self._plan.length(epoch) // self._plan.batch_size
+        self._pass.whole_steps = self._plan.steps_alike(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch. Nothing is read before the first batch is asked for, unless `start` was called.

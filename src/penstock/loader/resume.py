@@ -26,7 +26,7 @@ from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
-from penstock.plan.orders import Order
+from penstock.plan.orders import LARGEST_EPOCH, CutOrder, DescribedOrder, Order, even_from
 from penstock.plan.serialise import write_order
 from penstock.store import PackedFiles, Selection, Source, labels_of
 from penstock.trace.trace import JSON
@@ -61,7 +61,9 @@ def describe_run(
         "penstock": version("penstock"),
         "plan": {
             "samples": int(plan.samples),
-            "batch_size": int(plan.batch_size),
+            "batch_size": int(plan.batch_size) // (plan.ranks if plan.is_cut_by_order else 1),
+            # Steps are counted in batches of all ranks: elsewhere ranks change nothing.
+            **({"ranks": int(plan.ranks)} if plan.is_cut_by_order else {}),
             "drop_last": bool(plan.drop_last),
             "order": _describe_order(plan.order, plan.epochs),
         },
@@ -120,12 +122,19 @@ def read_state(
             f"all the same with allow={[*allow, *refused]!r}"
         )
     epoch, step = state["epoch"], state["step"]
-    if "plan.batch_size" in differing:
+    if "plan.batch_size" in differing and not plan.is_cut_by_order:
         step, rest = divmod(step * saved["plan.batch_size"], plan.batch_size)
         if rest:
             raise ConfigError(
                 f"state is {step * plan.batch_size + rest:,} samples into epoch {epoch}, and batches of "
                 f"{plan.batch_size:,} do not end there: choose a batch_size that divides it"
+            )
+    if "plan.ranks" in differing:
+        step, rest = divmod(step * saved.get("plan.ranks", 1), plan.ranks)
+        if rest:
+            raise ConfigError(
+                f"state is {step * plan.ranks + rest:,} batches into epoch {epoch}, and steps of {plan.ranks} do not "
+                "end there: choose a number of ranks that divides it"
             )
     try:
         return plan.first_of_run(rank, epoch, step)
@@ -227,9 +236,15 @@ def _describe_order(order: Order, epochs: int) -> JSON:
         return written
     if written is not None:
         return {"kind": type(order).__name__, "digest": xxhash.xxh3_128_hexdigest(text.encode())}
+    if isinstance(order, DescribedOrder):
+        return order.describe()
     digests: list[JSON] = []
-    for epoch in range(min(epochs, _EPOCHS)):
+    # What cuts epochs into batches as they come may draw them from a sampler, which is not asked ahead.
+    is_drawn = isinstance(order, CutOrder) and even_from(order) == LARGEST_EPOCH
+    for epoch in range(1 if is_drawn else min(epochs, _EPOCHS)):
         digest, length = xxhash.xxh3_128(), order.length(epoch)
+        if isinstance(order, CutOrder):
+            _add(digest, order.bounds(epoch, 1))
         for begin in range(0, length, _AT_ONCE):
             _add(digest, order.at(epoch, np.arange(begin, min(begin + _AT_ONCE, length))))
         digests.append(digest.hexdigest())

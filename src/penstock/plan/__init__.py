@@ -1,9 +1,18 @@
 """What will be read, by whom, when: orders, splits over ranks, and the access plan made of both."""
 
 from penstock.plan.access import AccessPlan
+from penstock.plan.batches import Batches, Flat
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
-from penstock.plan.orders import BundleShuffle, EvenOrder, FullShuffle, Order, RepeatingOrder, Sequential
+from penstock.plan.orders import (
+    BundleShuffle,
+    CutOrder,
+    EvenOrder,
+    FullShuffle,
+    Order,
+    RepeatingOrder,
+    Sequential,
+)
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Assigned, Balanced, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
@@ -12,9 +21,12 @@ __all__ = [
     "AccessPlan",
     "Assigned",
     "Balanced",
+    "Batches",
     "BundleShuffle",
+    "CutOrder",
     "EvenOrder",
     "Explicit",
+    "Flat",
     "FullShuffle",
     "Order",
     "RepeatingOrder",

@@ -2,13 +2,14 @@
 
 Every question is answered from the order alone, so that any rank can ask about any other without a message,
 at any size and in constant memory. *Position* counts the samples of one epoch over all ranks, *step* counts
-its batches: batch `step` is positions [step * batch_size, (step + 1) * batch_size).
+its batches: batch `step` is positions [step * batch_size, (step + 1) * batch_size), unless the order says itself where
+its epochs are cut (`CutOrder`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
-from penstock.plan.orders import ENDLESS, Order, RepeatingOrder, even_from
+from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, CutOrder, Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Split, as_split
 from penstock.units import format_count, is_integer
 
@@ -36,12 +37,14 @@ class AccessPlan:
     """The reads of a whole training run.
 
     order: which sample stands at which position of an epoch.
-    batch_size: B, samples of a global batch, over all ranks.
+    batch_size: B, samples of a global batch, over all ranks. With an order that cuts its epochs itself, the most that
+        one may have; then make the plan with `of_batches`.
     epochs: E.
     ranks: N, processes of the job.
     split: "balanced", "uniform", "strided", "replicated", "imbalanced", one share per rank, a function (see
         `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
-    drop_last: leave out an epoch's last batch if it is short.
+    drop_last: leave out an epoch's last batch if it is short; or those that are no step of all ranks, where the order
+        cuts its epochs itself.
     last_steps: of the run's last epoch, how many steps it has; None: all. See `epochs_of_steps`.
     Raises: ConfigError for a size that cannot work, and what the split or the order raise.
 
@@ -57,6 +60,8 @@ class AccessPlan:
     split: Split | str | Sequence[int] | Callable[[int, int], ArrayLike] = "balanced"
     drop_last: bool = False
     last_steps: int | None = None
+    #: The order, if it cuts its epochs itself.
+    _cut: CutOrder | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
@@ -65,8 +70,12 @@ class AccessPlan:
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
         self._split.size(self.ranks - 1, self.ranks, self.batch_size)
+        object.__setattr__(self, "_cut", self.order if isinstance(self.order, CutOrder) else None)
+        if self._cut is not None:
+            self._check_cut(self._cut)
         try:
-            self.order.length(self.epochs - 1)
+            if self._cut is None or even_from(self.order) != LARGEST_EPOCH:  # which cuts epochs as they come
+                self.order.length(self.epochs - 1)
         except ConfigError as error:
             raise ConfigError(f"epochs is {self.epochs}, and the order has fewer: {error}") from error
         if (last_steps := self.last_steps) is not None:
@@ -75,6 +84,42 @@ class AccessPlan:
             if last_steps > (steps := self.steps(self.epochs - 1)):
                 raise ConfigError(f"last_steps is {last_steps}, and the last epoch has {steps}: lower it")
             object.__setattr__(self, "last_steps", last_steps if last_steps < steps else None)
+
+    @classmethod
+    def of_batches(
+        cls,
+        order: CutOrder,
+        epochs: int,
+        ranks: int = 1,
+        drop_last: bool = False,
+        last_steps: int | None = None,
+    ) -> AccessPlan:
+        """Return the plan of an order that cuts its epochs into batches itself, dealt to the ranks in turn.
+
+        >>> from penstock.plan import Batches
+        >>> plan = AccessPlan.of_batches(Batches([[3, 1, 2], [0]], samples=4), epochs=1, ranks=2)
+        >>> [plan.local_batch(rank, epoch=0, step=0).tolist() for rank in range(2)]
+        [[3, 1, 2], [0]]
+        """
+        check_count("ranks", ranks)
+        return cls(order, order.most * ranks, epochs, ranks, drop_last=drop_last, last_steps=last_steps)
+
+    def _check_cut(self, order: CutOrder) -> None:
+        if self.batch_size != order.most * self.ranks:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}, and {type(order).__name__} says itself where its epochs are cut "
+                "into batches: leave it out (AccessPlan.of_batches makes such a plan)"
+            )
+        if self._split != Balanced():
+            raise ConfigError(
+                f"split is {self.split!r}, and {type(order).__name__} deals its batches to the ranks in turn: leave "
+                "split out"
+            )
+
+    @property
+    def is_cut_by_order(self) -> bool:
+        """Whether the order says where batches begin and end, so that their sizes are any."""
+        return self._cut is not None
 
     @property
     def is_endless(self) -> bool:
@@ -93,10 +138,13 @@ class AccessPlan:
     def length(self, epoch: int) -> int:
         """Return the number of positions that the epoch reads, over all ranks."""
         self._check_epoch(epoch)
+        is_cut_short = self.last_steps is not None and epoch == self.epochs - 1
+        if self._cut is not None and (is_cut_short or (self.drop_last and self.ranks > 1)):
+            return int(self._bounds(epoch)[-1])
         length = self.order.length(epoch)
-        if self.drop_last:
+        if self._cut is None and self.drop_last:
             length -= length % self.batch_size
-        if self.last_steps is not None and epoch == self.epochs - 1:
+        if self.last_steps is not None and is_cut_short:
             length = min(length, self.last_steps * self.batch_size)
         return length
 
@@ -117,15 +165,32 @@ class AccessPlan:
 
     def steps(self, epoch: int) -> int:
         """Return the number of batches of the epoch, a short last one included unless dropped."""
+        if self._cut is not None:
+            return (self._bounds(epoch).size - 1) // self.ranks
         return -(-self.length(epoch) // self.batch_size)
+
+    def steps_alike(self, epoch: int) -> int:
+        """Return how many of the epoch's steps, from the first on, give every rank as much as its split may.
+
+        All but a short last one; all where the order says where batches end, none of which is empty.
+        """
+        return self.steps(epoch) if self._cut is not None else self.length(epoch) // self.batch_size
+
+    def first_position(self, epoch: int, step: int) -> int:
+        """Return where a step begins; the length of the epoch for the step after its last one."""
+        if self._cut is not None:
+            return int(self._bounds(epoch)[step * self.ranks])
+        return min(step * self.batch_size, self.length(epoch))
 
     def batch_length(self, epoch: int, step: int) -> int:
         """Return the number of samples in the global batch: batch_size, or fewer in the last step."""
+        if self._cut is not None:
+            bounds = self._bounds(epoch)
+            self._check_step(epoch, step, (bounds.size - 1) // self.ranks)
+            return int(bounds[(step + 1) * self.ranks] - bounds[step * self.ranks])
         length = self.length(epoch)
         if not 0 <= step * self.batch_size < length:
-            raise ConfigError(
-                f"step {step} of epoch {epoch} is outside [0, {self.steps(epoch)}): ask for less"
-            )
+            self._check_step(epoch, step, self.steps(epoch))
         return min(self.batch_size, length - step * self.batch_size)
 
     def sample_at(self, epoch: int, positions: ArrayLike) -> Ids:
@@ -144,7 +209,17 @@ class AccessPlan:
         Returns: two int64 arrays in the shape of samples, -1 where nobody reads it. With repeats the first
         read counts; where several ranks read a batch together (split "replicated"), the lowest of them.
         """
-        positions = self.position_of(epoch, samples)
+        return self.reader_at(epoch, self.position_of(epoch, samples))
+
+    def reader_at(self, epoch: int, positions: Ids) -> tuple[Ids, Ids]:
+        """Return the rank that reads each position of the epoch, and at which step; see `reader_of`.
+
+        positions: int64, -1 where there is none.
+        """
+        if self._cut is not None:
+            batches = np.searchsorted(self._bounds(epoch), positions, side="right") - 1
+            steps, ranks = np.divmod(batches, self.ranks)
+            return np.where(positions < 0, -1, ranks), np.where(positions < 0, -1, steps)
         steps, offsets = np.divmod(positions, self.batch_size)
         ranks = np.full(positions.shape, -1, np.int64)
         for batch, members in self._by_batch_length(epoch, positions):
@@ -155,6 +230,9 @@ class AccessPlan:
         """Return the positions of the rank's share of the batch, in its order: int64[local batch]."""
         self._check_rank(rank)
         batch = self.batch_length(epoch, step)
+        if self._cut is not None:
+            begin, end = self._bounds(epoch)[step * self.ranks + rank :][:2]
+            return np.arange(begin, end)
         return step * self.batch_size + self._split.offsets(rank, self.ranks, batch)
 
     def local_batch(self, rank: int, epoch: int, step: int) -> Ids:
@@ -164,7 +242,20 @@ class AccessPlan:
     def local_batch_size(self, rank: int, epoch: int, step: int) -> int:
         """Return how many samples the rank reads in the step; 0 where its share is nothing."""
         self._check_rank(rank)
+        if self._cut is not None:
+            return self.local_positions(rank, epoch, step).size
         return self._split.size(rank, self.ranks, self.batch_length(epoch, step))
+
+    def local_batch_sizes(self, rank: int, epoch: int) -> Ids:
+        """Return how many samples the rank reads in each step of the epoch: int64[steps]."""
+        self._check_rank(rank)
+        if self._cut is not None:
+            return np.diff(self._bounds(epoch))[rank :: self.ranks]
+        sizes = np.zeros(self.steps(epoch), np.int64)
+        if sizes.size:  # a full step and the last one stand for all
+            sizes[:] = self.local_batch_size(rank, epoch, 0)
+            sizes[-1] = self.local_batch_size(rank, epoch, sizes.size - 1)
+        return sizes
 
     def local_steps(self, rank: int, epoch: int) -> int:
         """Return the number of the epoch's steps in which the rank reads anything.
@@ -172,6 +263,8 @@ class AccessPlan:
         Fewer than `steps` only where a short last batch leaves nothing for it, or its share is nothing.
         """
         steps = self.steps(epoch)
+        if self._cut is not None:
+            return steps
         return sum(
             count
             for step, count in ((0, steps - 1), (steps - 1, 1))
@@ -182,8 +275,15 @@ class AccessPlan:
         """Make sure that all ranks take part in every step, as training in step with each other demands.
 
         Raises: ConfigError naming a step and a rank that reads nothing in it, with what avoids that, or if there is
-            no step.
+            no step. Of an order that cuts its epochs itself the first epoch is looked at: it has no empty batch.
         """
+        if self._cut is not None:
+            if not self.steps(0):
+                raise ConfigError(
+                    f"drop_last leaves no batch: the order has fewer batches than {format_count(self.ranks, 'rank')}: "
+                    "make them smaller, or use fewer ranks"
+                )
+            return
         lengths = self.epochs_by_length()
         if not any(lengths):
             samples = format_count(self.order.length(0), "sample")
@@ -264,12 +364,19 @@ class AccessPlan:
     def max_local_batch(self, rank: int) -> int:
         """Return the most samples that the rank reads in one step of the run."""
         self._check_rank(rank)
+        if self._cut is not None:
+            return self._cut.most
         batches = _batch_sizes(self.epochs_by_length(), self.batch_size, self.drop_last)
         return max((self._split.size(rank, self.ranks, batch) for batch in batches), default=0)
 
     def reads(self, rank: int) -> int:
         """Return the number of samples that the rank reads in the run, repeats included."""
         self._check_rank(rank)
+        if self._cut is not None:
+            of_all = self.ranks == 1 and even_from(self.order) == 0 and self.last_steps is None
+            if of_all:
+                return self.epochs * self.length(0)
+            return sum(int(self.local_batch_sizes(rank, epoch).sum()) for epoch in range(self.epochs))
         reads = 0
         for length, (_, epochs) in self.epochs_by_length().items():
             steps, rest = divmod(length, self.batch_size)
@@ -294,6 +401,9 @@ class AccessPlan:
         Yields: the epoch, the first step, and the samples of that step and those behind it, int64[steps, local batch].
         """
         self._check_rank(rank)
+        if self._cut is not None:
+            yield from self._cut_batches(rank, epoch, step)
+            return
         offsets = self._split.offsets(rank, self.ranks, self.batch_size)
         size, at_once = offsets.size, 1
         for later in range(epoch, self.epochs):
@@ -307,6 +417,24 @@ class AccessPlan:
                 at_once = min(2 * at_once, max(1, _AHEAD // size))
             if rest and number <= full_steps and self._split.size(rank, self.ranks, rest):
                 yield later, full_steps, self.local_batch(rank, later, full_steps)[None]
+
+    def _cut_batches(self, rank: int, epoch: int, step: int) -> Iterator[tuple[int, int, Ids]]:
+        """See `batches`, of an order that cuts its epochs itself: neighbours of one size come together."""
+        at_once = 1
+        for later in range(epoch, self.epochs):
+            sizes = self.local_batch_sizes(rank, later)
+            number = step if later == epoch else 0
+            while number < sizes.size:
+                end = min(sizes.size, number + at_once)
+                ids = self.order.at(later, self._cut_positions(rank, later, number, end))
+                runs = np.flatnonzero(np.diff(sizes[number:end])) + 1
+                ends = np.cumsum(sizes[number:end])
+                for begin, stop in zip([0, *runs.tolist()], [*runs.tolist(), end - number], strict=True):
+                    size = int(sizes[number + begin])
+                    last = int(ends[stop - 1])
+                    yield later, number + begin, ids[last - (stop - begin) * size : last].reshape(-1, size)
+                number = end
+                at_once = min(2 * at_once, max(1, _AHEAD // max(1, ids.size // at_once)))
 
     def string(self, rank: int) -> Ids:
         """Return the rank's whole access string, every sample it reads in the run: int64[reads].
@@ -323,6 +451,8 @@ class AccessPlan:
         Time: O(E F + N) and a call of NumPy per rank and about a million positions. Memory: 8 bytes per read of all
         ranks, for plans that fit, and 8 MB or one global batch.
         """
+        if self._cut is not None:
+            return [self.string(rank) for rank in range(self.ranks)]
         shares: dict[int, list[Ids]] = {}
         strings = [np.empty(self.reads(rank), np.int64) for rank in range(self.ranks)]
         begins = [0] * self.ranks
@@ -390,6 +520,16 @@ class AccessPlan:
                 return
 
     def _position_pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
+        if self._cut is not None:
+            ends = np.cumsum(self.local_batch_sizes(rank, epoch)[step:])
+            begin = done = 0
+            while begin < ends.size and count > 0:
+                end = max(begin + 1, int(np.searchsorted(ends, done + min(count, _CHUNK), side="left")) + 1)
+                end = min(end, ends.size)
+                positions = self._cut_positions(rank, epoch, step + begin, step + end)[:count]
+                yield positions
+                begin, done, count = end, int(ends[end - 1]), count - positions.size
+            return
         full_steps, rest = divmod(self.length(epoch), self.batch_size)
         offsets = self._split.offsets(rank, self.ranks, self.batch_size)
         while offsets.size and step < full_steps and count > 0:
@@ -405,6 +545,31 @@ class AccessPlan:
         """The positions of some steps from one on, of which a rank reads these offsets in each."""
         starts = np.arange(step, step + steps) * self.batch_size
         return (starts[:, None] + offsets).ravel()
+
+    def _cut_positions(self, rank: int, epoch: int, begin: int, end: int) -> Ids:
+        """The positions that the rank reads in the steps from `begin` up to `end`, the order being what cuts them."""
+        bounds = self._bounds(epoch)
+        starts = bounds[begin * self.ranks + rank : end * self.ranks : self.ranks]
+        sizes = bounds[begin * self.ranks + rank + 1 : end * self.ranks + 1 : self.ranks] - starts
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+
+    def _bounds(self, epoch: int) -> Ids:
+        """Where the local batches of the epoch begin and end, by step and then rank: int64[steps * ranks + 1]."""
+        self._check_epoch(epoch)
+        assert self._cut is not None, "the order cuts its epochs itself"
+        bounds = self._cut.bounds(epoch, self.ranks)
+        batches = bounds.size - 1
+        if (rest := batches % self.ranks) and not self.drop_last:
+            raise ConfigError(
+                f"epoch {epoch} has {format_count(batches, 'batch')} for {self.ranks} ranks, so that the "
+                f"last step has none for rank {rest}: list a multiple of {self.ranks}, or give drop_last=True, which "
+                f"leaves {rest} out"
+            )
+        steps = batches // self.ranks
+        if self.last_steps is not None and epoch == self.epochs - 1:
+            steps = min(steps, self.last_steps)
+        return bounds[: steps * self.ranks + 1]
 
     def _batches(self) -> Iterator[Ids]:
         """Yield the global batches of the run in order, some of one length at once: int64[batches, length]."""
@@ -424,14 +589,21 @@ class AccessPlan:
                 f"epoch is {epoch!r}; the plan's epochs are [0, {self.epochs}): plan more epochs"
             )
 
+    def _check_step(self, epoch: int, step: int, steps: int) -> None:
+        if not 0 <= step < steps:
+            raise ConfigError(f"step {step} of epoch {epoch} is outside [0, {steps}): ask for less")
+
     def _check_rank(self, rank: int) -> None:
         check_rank(rank, self.ranks)
 
 
-def epochs_of_steps(order: Order, batch_size: int, steps: int, drop_last: bool = False) -> tuple[int, int]:
+def epochs_of_steps(
+    order: Order, batch_size: int, steps: int, drop_last: bool = False, ranks: int = 1
+) -> tuple[int, int]:
     """Return how many epochs so many steps take, and how many of them are in the last one: for `AccessPlan`.
 
-    One call of `Order.length` for each epoch that may differ, see `EvenOrder`.
+    One call of `Order.length` for each epoch that may differ, see `EvenOrder`; or each epoch's batches, which an order
+    that cuts its epochs itself deals to so many ranks.
     Raises: ConfigError if the order lists fewer, or has no step.
 
     >>> from penstock.plan import Sequential
@@ -441,6 +613,12 @@ def epochs_of_steps(order: Order, batch_size: int, steps: int, drop_last: bool =
     check_count("batch_size", batch_size)
     check_count("steps", steps)
     even, epoch, rest = even_from(order), 0, steps
+    if isinstance(order, CutOrder):
+        plan = AccessPlan.of_batches(order, 1, ranks, drop_last)
+        plan.check_equal_steps()
+        while rest > (of_epoch := replace(plan, epochs=epoch + 1).steps(epoch)):
+            epoch, rest = epoch + 1, rest - of_epoch
+        return epoch + 1, rest
 
     def length_of(epoch: int) -> int:
         try:

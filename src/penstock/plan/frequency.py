@@ -66,7 +66,7 @@ def uses_of(plan: AccessPlan, rank: int) -> Uses:
 
 def steps_of_reads(plan: AccessPlan, rank: int) -> Ids:
     """Return the step of each entry of the rank's access string, counted over all epochs: int64[reads]."""
-    sizes = _local_batches(plan, rank)
+    sizes = np.concatenate([plan.local_batch_sizes(rank, epoch) for epoch in range(plan.epochs)])
     return np.repeat(np.arange(sizes.size), sizes)
 
 
@@ -93,17 +93,8 @@ def readers_of_epoch(plan: AccessPlan, epoch: int) -> tuple[Ids, Ids]:
     Raises: ConfigError where several ranks read the same position.
     """
     check_partition(plan)
-    split = _split_of(plan)
-    length = plan.length(epoch)
-    positions = np.arange(length)
-    samples = plan.sample_at(epoch, positions)
-    offsets = positions % plan.batch_size
-    in_full = positions < length - length % plan.batch_size
-    ranks = np.empty(positions.size, np.int64)
-    ranks[in_full] = split.reader(plan.ranks, plan.batch_size, offsets[in_full])
-    if not in_full.all():
-        ranks[~in_full] = split.reader(plan.ranks, length % plan.batch_size, offsets[~in_full])
-    return samples, ranks
+    positions = np.arange(plan.length(epoch))
+    return plan.sample_at(epoch, positions), plan.reader_at(epoch, positions)[0]
 
 
 def readers_by_sample(plan: AccessPlan, samples: Ids) -> tuple[Ids, NDArray[np.int32]]:
@@ -150,6 +141,8 @@ def first_reads(plan: AccessPlan) -> FirstReads:
 
 def check_partition(plan: AccessPlan) -> None:
     """Raise ConfigError unless each position of a batch has one reader."""
+    if plan.is_cut_by_order:
+        return
     split = _split_of(plan)
     read = sum(split.size(rank, plan.ranks, plan.batch_size) for rank in range(plan.ranks))
     if read != plan.batch_size:
@@ -163,18 +156,6 @@ def check_partition(plan: AccessPlan) -> None:
 def _split_of(plan: AccessPlan) -> Split:
     assert isinstance(plan.split, Split), "a plan keeps its split as one"
     return plan.split
-
-
-def _local_batches(plan: AccessPlan, rank: int) -> Ids:
-    """The rank's local batch sizes, all steps of the run."""
-    pieces = []
-    for epoch in range(plan.epochs):
-        sizes = np.zeros(plan.steps(epoch), np.int64)
-        if sizes.size:
-            sizes[:] = plan.local_batch_size(rank, epoch, 0)
-            sizes[-1] = plan.local_batch_size(rank, epoch, sizes.size - 1)
-        pieces.append(sizes)
-    return np.concatenate(pieces)
 
 
 def _readers_with_repeats(

@@ -62,6 +62,11 @@ def split_locally(plan: AccessPlan, rank_of: ArrayLike) -> AccessPlan:
     >>> split_locally(plan, [0, 0, 0, 1, -1, 1, 0, 0]).local_batch(rank=1, epoch=0, step=0)
     array([3, 5, 4, 7])
     """
+    if plan.is_cut_by_order:
+        raise ConfigError(
+            f"split 'local' arranges batches of one size, and {type(plan.order).__name__} says itself where batches "
+            "begin and end: use another placement"
+        )
     check_partition(plan)
     assert isinstance(plan.split, Split), "a plan keeps its split as one"
     arranged = Local(plan.order, plan.batch_size, plan.ranks, plan.split, rank_of)

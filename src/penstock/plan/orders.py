@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,6 +70,35 @@ class EvenOrder(Order, Protocol):
     @property
     def even_from(self) -> int:
         """The epoch from which on all have the same length, 0 where all do."""
+        ...
+
+
+@runtime_checkable
+class CutOrder(Order, Protocol):
+    """An order that says where its epochs are cut into batches; other orders are cut every batch_size positions.
+
+    Batches are local ones: the first `ranks` of them are the first step, one for each rank, and so on.
+    """
+
+    @property
+    def most(self) -> int:
+        """No batch of any epoch has more samples: what a batch slot has space for."""
+        ...
+
+    def bounds(self, epoch: int, ranks: int) -> NDArray[np.int64]:
+        """Return where the epoch's batches begin and end: int64[batches + 1], ascending from 0 to length(epoch).
+
+        ranks: that share the batches out. An order that can makes as many batches as each of them gets equally many.
+        """
+        ...
+
+
+@runtime_checkable
+class DescribedOrder(Order, Protocol):
+    """An order over large tables that says in short what fixes it; of others, the ids are digested."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its arguments as JSON, a table as a digest."""
         ...
 
 

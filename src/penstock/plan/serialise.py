@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
+from penstock.plan.batches import Batches, Flat
 from penstock.plan.explicit import Explicit
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
@@ -132,8 +133,17 @@ def _replayed(spans: Spans, samples: int, ids: GroupIds) -> AccessPlan:
         raise ConfigError("no sample was decoded in the recorded run, so there is no order to replay")
     order = Explicit.from_trace(used, samples, ids)
     _, batch = np.unique(np.stack([used["epoch"], used["step"]]), axis=1, return_inverse=True)
-    sizes = np.bincount(batch.reshape(-1), used["samples"])
-    return AccessPlan(order, int(sizes.max()), int(np.unique(used["epoch"]).size))
+    sizes = np.bincount(batch.reshape(-1), used["samples"]).astype(np.int64)
+    epochs = int(np.unique(used["epoch"]).size)
+    ends = np.searchsorted(np.cumsum(sizes), np.cumsum([order.length(epoch) for epoch in range(epochs)])) + 1
+    by_epoch = np.split(sizes, ends[:-1])
+    if all((each[:-1] == sizes.max()).all() for each in by_epoch):
+        return AccessPlan(order, int(sizes.max()), epochs)
+    batches = [
+        Flat(order.at(epoch, np.arange(each.sum())), np.concatenate(([0], np.cumsum(each))))
+        for epoch, each in enumerate(by_epoch)
+    ]
+    return AccessPlan.of_batches(Batches(batches, samples), epochs)
 
 
 def _arguments(kind: type[Any]) -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.plan import AccessPlan, RepeatingOrder
-from penstock.plan.frequency import check_partition, first_steps, readers_of_epoch, steps_of_reads
+from penstock.plan.frequency import check_partition, first_steps, steps_of_reads
 from penstock.policy.homes import as_capacities, as_sizes
 from penstock.trace.schema import SOURCE
 
@@ -119,10 +119,12 @@ def _last_reads_with_repeats(plan: AccessPlan, rank: int, reads: int) -> tuple[N
     begins = first_steps(plan)
     done = 0
     for epoch in range(plan.epochs):
-        samples, readers = readers_of_epoch(plan, epoch)
-        if samples.size == 0:
+        positions = np.arange(plan.length(epoch))
+        if positions.size == 0:
             continue
-        steps = begins[epoch] + np.arange(samples.size) // plan.batch_size
+        samples = plan.sample_at(epoch, positions)
+        readers, steps = plan.reader_at(epoch, positions)
+        steps = begins[epoch] + steps
         order = np.argsort(samples, kind="stable")
         again = np.flatnonzero(samples[order[1:]] == samples[order[:-1]]) + 1
         before_rank, before_step = last_rank[samples], last_step[samples]

@@ -326,15 +326,10 @@ class _Comparison:
         counted = min(steps, self._counted_steps)
         strings, windows = [], []
         for rank in range(plan.ranks):
-            # All steps but the last one of an epoch are of the same size.
-            each = plan.local_batch_size(rank, number, 0) if steps else 0
-            last = plan.local_batch_size(rank, number, counted - 1) if steps else 0
-            string = (
-                plan.stream(rank, number, 0, (counted - 1) * each + last) if steps else np.empty(0, np.int64)
-            )
+            string = plan.stream(rank, number, 0, int(plan.local_batch_sizes(rank, number)[:counted].sum()))
             strings.append(string)
             windows.append(cut_windows(self._sizes[string], self._window_bytes))
-        positions = min(plan.length(number), counted * plan.batch_size)
+        positions = plan.first_position(number, counted)
         return _Epoch(strings, windows, plan.length(number) / max(1, positions))
 
     def _places_in_order_of(self, epoch: _Epoch) -> Ids:

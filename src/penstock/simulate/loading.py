@@ -100,14 +100,9 @@ def steps_of(
     epochs = np.repeat(np.arange(plan.epochs), counts)
     steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     sizes = np.empty((len(ranks), steps.size), np.int64)
-    begin = 0
-    for epoch, count in enumerate(counts.tolist()):
-        # A full step and the last one stand for all.
-        for row, rank in enumerate(ranks):
-            if count:
-                sizes[row, begin : begin + count] = plan.local_batch_size(rank, epoch, 0)
-                sizes[row, begin + count - 1] = plan.local_batch_size(rank, epoch, count - 1)
-        begin += count
+    for row, rank in enumerate(ranks):
+        of_epochs = [plan.local_batch_sizes(rank, epoch) for epoch in range(plan.epochs)]
+        np.concatenate(of_epochs, out=sizes[row])
     skipped = int(counts[: first[0]].sum()) + first[1]
     strings = [
         string[read:] for string, read in zip(strings, sizes[:, :skipped].sum(axis=1).tolist(), strict=True)
