@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderArguments, LoaderConfig
 from penstock.loader.transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, BundleShuffle, Explicit, Sequential
+from penstock.plan import AccessPlan, Batches, BundleShuffle, Explicit, Sequential
 from penstock.policy.loading import Job, Loading, Staging
 from penstock.store import FlatFolder, ImageFolder
 from penstock.trace import SOURCE, Kind
@@ -42,6 +42,8 @@ def of_any(name: str, **arguments: Any) -> LoaderConfig:
 
 #: A value of each argument that has a default, another than that; and one that cannot work, with what is said of it.
 OTHERS: dict[str, tuple[Any, Any, str]] = {
+    "batch_size": (8, 0, "batch_size is 0"),
+    "batch_sampler": (Batches([[0, 1], [2]], 3), 5, "batch_sampler is 5"),
     "epochs": (None, 0, "epochs is 0"),
     "steps": (20, 0, "steps is 0"),
     "transforms": ([Resize(6), ToTensor()], [ToTensor(), Resize(6)], "transform 1 .*stands behind ToTensor"),
@@ -70,6 +72,8 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
 WITH_DEFAULT = [each.name for each in fields(LoaderConfig) if each.default is not MISSING]
 #: Those that a data set alone may have: an object is equal to itself alone.
 OF_DATA_SETS = ["collate_fn"]
+#: Those that are given in place of others, and are objects.
+INSTEAD = ["batch_sampler"]
 
 
 def test_every_argument_of_a_loader_is_a_field_and_the_other_way_round() -> None:
@@ -79,7 +83,7 @@ def test_every_argument_of_a_loader_is_a_field_and_the_other_way_round() -> None
         assert get_type_hints(LoaderConfig)[name] == kind
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_DEFAULT if name not in OF_DATA_SETS])
+@pytest.mark.parametrize("name", [name for name in WITH_DEFAULT if name not in OF_DATA_SETS + INSTEAD])
 def test_a_configuration_that_is_printed_can_be_read_and_copied_and_is_equal(name: str) -> None:
     both = {"world_size": 2} if name == "rank" else {}
     config, usual = of_photos(**{name: OTHERS[name][0]}, **both), of_photos(**both)
@@ -89,13 +93,15 @@ def test_a_configuration_that_is_printed_can_be_read_and_copied_and_is_equal(nam
     assert hash(replace(usual)) == hash(usual)
     assert config != usual
     assert name == "epochs" or f"{name}=" in repr(config)
-    assert name in ("transforms", "epochs") or f"{name}=" not in repr(usual)
+    assert name in ("transforms", "epochs", "batch_size") or f"{name}=" not in repr(usual)
 
 
 @pytest.mark.parametrize("name", WITH_DEFAULT)
 def test_a_wrong_value_is_refused_where_it_is_given_by_the_name_that_was_typed(name: str) -> None:
     _, wrong, message = OTHERS[name]
     changed = {name: wrong, **({"world_size": 2} if name == "rank" else {})}
+    if name in INSTEAD:
+        changed["batch_size"] = None
     with pytest.raises(ConfigError, match=message):
         of_any(name, **changed)
     with pytest.raises(ConfigError, match=message):

@@ -446,7 +446,7 @@ def test_what_would_change_batches_is_named_with_both_values_and_may_be_allowed(
             other.load_state_dict(state)
         fields = ast.literal_eval(str(refused.value).partition("allow=")[2])
         other.load_state_dict(state, allow=fields)
-        assert other.position == (1, 4 // other.config.batch_size)
+        assert other.position == (1, 4 // other.plan.batch_size)
 
 
 def test_another_data_set_is_refused_and_the_same_one_elsewhere_is_not(

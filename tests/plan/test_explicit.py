@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
-from penstock.plan import Explicit, Order, RepeatingOrder
+from penstock.plan import AccessPlan, Explicit, Order, RepeatingOrder, explicit
 from penstock.trace.schema import SPAN, Kind
 
 
@@ -178,6 +179,29 @@ def test_samplers_that_cannot_serve_are_refused() -> None:
 def test_lists_that_are_no_ids_are_refused(ids: list[int], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Explicit(ids, samples=4)
+
+
+def test_a_function_is_asked_once_for_an_epoch_unless_its_answers_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan asks for every epoch's length, a policy for the run's reads, and then the run begins."""
+
+    def times_asked(length: int) -> list[int]:
+        asked: list[int] = []
+
+        def ids(epoch: int) -> NDArray[np.int64]:
+            asked.append(epoch)
+            return np.arange(length)
+
+        plan = AccessPlan(Explicit(ids, length), 4, epochs=10)
+        plan.string(0)
+        for _ in plan.batches(0, 0, 0):
+            pass
+        return [asked.count(epoch) for epoch in range(10)]
+
+    assert times_asked(25) == [1] * 10
+    monkeypatch.setattr(explicit, "_BYTES_KEPT", 9 * 25 * 4)
+    assert max(times_asked(25)) > 1
 
 
 def test_a_function_that_returns_no_ids_is_refused_when_it_is_asked() -> None:

@@ -117,7 +117,11 @@ def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
     if mesh is not None:
         if config.rank is not None or config.world_size is not None:
             raise ConfigError("mesh is given beside rank or world_size, which it says: give one or the other")
-        rank, ranks = place_in_mesh(mesh, config.batch_size)
+        if config.batch_size is None and hasattr(mesh, "addressable_devices_indices_map"):
+            raise ConfigError(
+                "batch_sampler makes batches of any size, and a sharding lays out those of one: give batch_size"
+            )
+        rank, ranks = place_in_mesh(mesh, config.batch_size or 1)
         return replace(config, rank=rank, world_size=ranks)
     if config.world_size is None:
         if evidence := job_of_this_process().evidence:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import Any, Literal, Required, TypedDict, TypeGuard
+from typing import Any, Literal, TypedDict, TypeGuard
 
 from penstock.errors import ConfigError, given_beside
+from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
 from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.pipeline import Transform, check_transforms
 from penstock.machine import Machine
-from penstock.plan import AccessPlan, Order, Sequential
+from penstock.plan import AccessPlan, CutOrder, Order, Sequential
 from penstock.plan.access import check_count, check_rank, epochs_of_steps
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
@@ -41,7 +42,8 @@ _MOST_THREADS = 1024
 class LoaderArguments(TypedDict, total=False):
     """The arguments of a loader, see `LoaderConfig`."""
 
-    batch_size: Required[int]
+    batch_size: int | None
+    batch_sampler: Iterable[Sequence[int]] | CutOrder | None
     epochs: int | None
     steps: int | None
     transforms: Sequence[Transform]
@@ -75,6 +77,9 @@ class LoaderConfig:
     source: a folder, list file, tar shards or a list of paths (see `penstock.open_source`), or the address of one, such
         as "s3://bucket/train"; a `Source`, or a map-style data set. A list of paths is kept as a tuple.
     batch_size: samples of a global batch, over all ranks.
+    batch_sampler: in place of batch_size and shuffle, an iterable of lists of ids, each a batch of one rank: the first
+        one of rank 0, the next of rank 1, and so on. Gone through once for each epoch, after `set_epoch` where it, or
+        its `sampler`, has that. Or batches of `penstock.plan`, such as `Batches`.
     epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
         as validation does.
     steps: how many batches the run has, over all epochs; with epochs= too, the run ends with the first of the two.
@@ -127,7 +132,8 @@ class LoaderConfig:
 
     source: str | os.PathLike[str] | Source | MapDataset
     _: KW_ONLY
-    batch_size: int
+    batch_size: int | None = None
+    batch_sampler: Iterable[Sequence[int]] | CutOrder | None = None
     epochs: int | None = None
     steps: int | None = None
     transforms: Sequence[Transform] = ()
@@ -198,6 +204,11 @@ class LoaderConfig:
         order = self.shuffle
         if self.steps is not None:
             check_count("steps", self.steps)
+        if self.batch_sampler is not None:
+            self._check_batch_sampler()
+            return
+        if self.batch_size is None:
+            raise ConfigError(f"batch_size is missing: give {_REQUIRED['batch_size']}")
         if isinstance(order, bool):
             epochs = 1 if self.epochs is None else self.epochs
             AccessPlan(Sequential(1), self.batch_size, epochs, ranks, self.split, self.drop_last)
@@ -208,6 +219,20 @@ class LoaderConfig:
                 "of ids becomes one by Explicit.from_sampler(sampler, samples, epochs) or Explicit(ids, samples)"
             )
         plan_over(order, self)
+
+    def _check_batch_sampler(self) -> None:
+        for name, usual in (("batch_size", None), ("shuffle", True), ("split", "balanced")):
+            if (value := getattr(self, name)) is not usual and value != usual:
+                raise ConfigError(
+                    f"{name} is {value!r:.80} beside batch_sampler, which says what each batch is: leave {name} out"
+                )
+        is_endless = self.epochs is None and self.steps is None
+        sampler = as_batch_sampler(self.batch_sampler, is_endless=is_endless)
+        object.__setattr__(self, "batch_sampler", sampler)
+        if isinstance(sampler, CutOrder):
+            plan_over(sampler, self)
+        else:
+            AccessPlan(Sequential(1), 1, self.epochs or 1, self.world_size or 1, drop_last=self.drop_last)
 
     def _check_means(self) -> None:
         """Check what the samples are loaded with."""
@@ -345,18 +370,28 @@ def plan_over(order: Order, config: LoaderConfig) -> AccessPlan:
         _check_endless(order)
 
     def plan_of(epochs: int, last_steps: int | None = None) -> AccessPlan:
+        if isinstance(order, CutOrder) and batch_size is None:
+            return AccessPlan.of_batches(order, epochs, ranks, drop_last, last_steps)
+        assert batch_size is not None, "the configuration was checked"
         return AccessPlan(order, batch_size, epochs, ranks, config.split, drop_last, last_steps)
 
     if config.epochs is not None or config.steps is None:
         plan = plan_of(ENDLESS if config.epochs is None else config.epochs)
-        steps = sum(count * plan.steps(first) for first, count in plan.epochs_by_length().values())
-        if config.steps is None or steps <= config.steps:
+        if config.steps is None or _count_steps(plan) <= config.steps:
             return plan
-    return plan_of(*epochs_of_steps(order, batch_size, config.steps, drop_last))
+    return plan_of(*epochs_of_steps(order, batch_size or 1, config.steps, drop_last, ranks))
+
+
+def _count_steps(plan: AccessPlan) -> int:
+    if plan.is_cut_by_order:
+        return sum(plan.steps(epoch) for epoch in range(plan.epochs))
+    return sum(count * plan.steps(first) for first, count in plan.epochs_by_length().values())
 
 
 def _check_endless(order: Order) -> None:
     even = even_from(order)
+    if even == LARGEST_EPOCH and isinstance(order, CutOrder):
+        return  # whose epochs are cut as they come
     if even == LARGEST_EPOCH:
         raise ConfigError(
             f"epochs is None, for a run without end, and only the code of {type(order).__name__} knows how long each "
@@ -432,7 +467,6 @@ _ADVICE = {
     "prefetch_factor": "memory= says how much is staged",
     "persistent_workers": "threads live as long as the loader",
     "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
-    "batch_sampler": "give an order as shuffle=, and batch_size=",
     "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
     "timeout": "timeout_seconds=",
     "worker_init_fn": "there are no worker processes",
@@ -463,6 +497,7 @@ def config_of(
         advice = _ADVICE.get(name, "see penstock.LoaderConfig for the arguments there are")
         raise ConfigError(f"{name} is no argument of a loader: {advice}")
     for name, what in _REQUIRED.items():
-        if name not in arguments and not (name == "epochs" and "steps" in arguments):
+        instead = {"epochs": "steps", "batch_size": "batch_sampler"}[name]
+        if name not in arguments and instead not in arguments:
             raise ConfigError(f"{name} is missing: give {what}")
     return LoaderConfig(source, **arguments)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
+from penstock.loader.batch_sampler import DrawnBatches
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
@@ -29,7 +30,7 @@ from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle, Sequential
+from penstock.plan import AccessPlan, CutOrder, FullShuffle, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
 from penstock.policy.loading import Job, LoadingPolicy, Staging
@@ -182,12 +183,15 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
     """
     if samples == 0:
         raise ConfigError("source has no samples: give one that has some")
-    order = config.shuffle
+    order, given = config.shuffle, "shuffle"
+    if config.batch_sampler is not None:
+        sampler, given = config.batch_sampler, "batch_sampler"
+        order = sampler.order(samples) if isinstance(sampler, DrawnBatches) else cast(CutOrder, sampler)
     if isinstance(order, bool):
         order = FullShuffle(samples, seed_of(config)) if order else Sequential(samples)
     elif order.samples != samples:
         raise ConfigError(
-            f"shuffle is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
+            f"{given} is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
             "it for as many"
         )
     plan = plan_over(order, config)

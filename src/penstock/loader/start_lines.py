@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
-from penstock.plan import AccessPlan, Order
+from penstock.plan import AccessPlan, Batches, Order
 from penstock.policy.loading import Staging
 from penstock.store import DecodedFiles, Selection
 from penstock.store.selection import unselected
@@ -27,8 +28,7 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
         f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}{ranks}"
     ]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
-    if decoding := _decoding(setup):
-        lines.append(decoding)
+    lines += [line for line in (_decoding(setup), uneven_line(setup.plan.order)) if line]
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "
@@ -70,6 +70,8 @@ def _data(setup: Setup) -> str:
 
 
 def _order(order: Order) -> str:
+    if isinstance(order, Batches) and isinstance(order.batches, DrawnBatches):
+        return f"of {type(order.batches.sampler).__name__}"
     seed = getattr(order, "seed", None)
     return type(order).__name__ + ("" if seed is None else f"(seed={seed})")
 
@@ -83,6 +85,8 @@ def _draws(setup: Setup) -> str:
 
 
 def _steps(plan: AccessPlan) -> str:
+    if plan.is_cut_by_order:
+        return _cut_steps(plan)
     steps, length = plan.steps(0), plan.length(0)
     whole = plan.epochs - (plan.last_steps is not None)
     same = plan.length(max(whole, 1) - 1) == length
@@ -98,6 +102,17 @@ def _steps(plan: AccessPlan) -> str:
     else:
         end = ""
     return f"{epochs if same else epochs + ' and more or fewer'}, {_batch(plan)}{end}"
+
+
+def _cut_steps(plan: AccessPlan) -> str:
+    """The same of an order that cuts its epochs itself, whose first epoch stands for all."""
+    count = "epochs without end" if plan.is_endless else format_count(plan.epochs, "epoch")
+    sizes = [plan.local_batch_sizes(rank, 0) for rank in range(plan.ranks)]
+    least, most = min(int(each.min()) for each in sizes), max(int(each.max()) for each in sizes)
+    share = format_count(most, "sample") if least == most else f"{least} to {most} samples"
+    of_first = "of" if plan.epochs == 1 else "the first of"
+    on_each = "" if plan.ranks == 1 else f" on each of {plan.ranks} ranks"
+    return f"{count}, {of_first} {format_count(plan.steps(0), 'step')}, {share} a step{on_each}"
 
 
 def _batch(plan: AccessPlan) -> str:

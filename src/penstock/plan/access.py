@@ -108,7 +108,7 @@ class AccessPlan:
         if self.batch_size != order.most * self.ranks:
             raise ConfigError(
                 f"batch_size is {self.batch_size}, and {type(order).__name__} says itself where its epochs are cut "
-                "into batches: leave it out (AccessPlan.of_batches makes such a plan)"
+                "into batches: give it as batch_sampler= of a loader, or to AccessPlan.of_batches"
             )
         if self._split != Balanced():
             raise ConfigError(

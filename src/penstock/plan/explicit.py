@@ -25,6 +25,8 @@ Ids = NDArray[np.int64]
 Stored = NDArray[np.signedinteger[Any]]
 
 _EPOCHS_KEPT = 3
+#: More epochs of a function are kept while all of them take no more.
+_BYTES_KEPT = 1 << 29
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,8 @@ class Explicit:
         - int[length]: every epoch reads this list;
         - int[epochs, length], or a sequence of lists: epoch e reads ids[e], and there are no more epochs;
         - a function, called as ids(epoch), that returns the list of the epoch. It must return the same for
-          the same epoch at any time, on any thread: it is called again when its answer is no longer kept.
+          the same epoch at any time, on any thread: its answers are kept, and it is called again for an old one
+          only where they come to more than 512 MiB.
         Checked and copied here, 4 or 8 bytes an id; the lists of a function are checked when it is called.
     samples: F; ids are in [0, F).
     Raises: ConfigError for ids that are not integers in [0, F), or an epoch without any.
@@ -51,7 +54,9 @@ class Explicit:
     samples: int
     _lists: tuple[Stored, ...] | None = field(init=False, repr=False)
     _repeats_list: bool = field(init=False, repr=False)
-    _made: Recent[int, Stored] = field(default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False)
+    _made: Recent[int, Stored] = field(
+        default_factory=lambda: Recent(_EPOCHS_KEPT, _BYTES_KEPT), init=False, repr=False
+    )
     _places: Recent[int, tuple[Stored, Ids]] = field(
         default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False
     )
