@@ -20,7 +20,7 @@ from penstock.loader import Loader, LoaderConfig
 from penstock.loader.batch_sampler import DrawnBatches
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import Batches
+from penstock.plan import Batches, TokenBudget
 
 COUNT = 37
 
@@ -161,6 +161,44 @@ def test_what_it_repeats_or_leaves_out_is_said_at_the_start() -> None:
     assert "leaves out 34 samples and reads 2 samples more than once of 37" in lines([[0, 1], [1, 2, 1]])
     assert "leaves out" not in lines(Uneven())
     assert "in the order of Uneven: 3 epochs, the first of" in lines(Uneven())
+
+
+def test_batches_of_so_many_tokens_are_loaded_and_their_padding_is_said_at_the_start() -> None:
+    lengths = np.arange(COUNT) % 11 + 1
+
+    def ranks_of() -> list[Loader]:
+        return [
+            load(TokenBudget(lengths, 24, seed=1), rank=rank, world_size=2, epochs=2) for rank in range(2)
+        ]
+
+    first, second = map(epochs_of, ranks_of())
+    for epoch in range(2):
+        assert len(first[epoch]) == len(second[epoch])
+        batches = first[epoch] + second[epoch]
+        assert sorted(sample for batch in batches for sample in batch) == list(range(COUNT))
+        assert max(len(batch) * lengths[batch].max() for batch in batches) <= 24
+    assert first[0] != first[1]
+
+    loader, other = ranks_of()
+    with loader, other:
+        (line,) = [line for line in loader.start_lines if "padding" in line]
+        assert "batches of at most 24 tokens, " in line
+        assert " in the order TokenBudget(seed=1): 2 epochs, the first of " in "".join(loader.start_lines)
+        it = iter(loader)
+        next(it)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with load(TokenBudget(lengths, 24, seed=1), rank=0, world_size=2, epochs=2, state=state) as loader:
+        assert [batch.tolist() for batch in loader] == first[0][1:]
+    with pytest.raises(ConfigError, match=r"plan\.order was"):
+        load(TokenBudget(lengths, 24, seed=2), rank=0, world_size=2, epochs=2, state=state)
+
+
+def test_a_collate_function_gets_each_of_such_batches() -> None:
+    sampler = Uneven()
+    with load(sampler, collate_fn=tuple, epochs=1) as loader:
+        found = [[int(sample) for sample in batch] for batch in loader]
+    sampler.set_epoch(0)
+    assert found == list(sampler)
 
 
 class Failing(Uneven):

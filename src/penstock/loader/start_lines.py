@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
-from penstock.plan import AccessPlan, Batches, Order
+from penstock.plan import AccessPlan, Batches, Order, TokenBudget
 from penstock.policy.loading import Staging
 from penstock.store import DecodedFiles, Selection
 from penstock.store.selection import unselected
@@ -21,14 +21,13 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
     The numbers of the second line are those of this rank alone.
     uncompared: why the ranks were not compared. others: what shows that there are some, though the plan is of one.
     """
+    plan = setup.plan
     ranks = f"; ranks are not compared, {uncompared}" if uncompared else ""
     if others:
         ranks = f"; {others}, and this process reads everything, as world_size=1 says"
-    lines = [
-        f"{_data(setup)} in the order {_order(setup.plan.order)}{_draws(setup)}: {_steps(setup.plan)}{ranks}"
-    ]
+    lines = [f"{_data(setup)} in the order {_order(plan.order)}{_draws(setup)}: {_steps(plan)}{ranks}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
-    lines += [line for line in (_decoding(setup), uneven_line(setup.plan.order)) if line]
+    lines += [line for line in (_decoding(setup), uneven_line(plan.order), _padding(plan)) if line]
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "
@@ -82,6 +81,17 @@ def _draws(setup: Setup) -> str:
     if seed is None or seed == getattr(setup.plan.order, "seed", None):
         return ""
     return f", {'samples' if setup.pipeline is None else 'transforms'} drawn with seed={seed}"
+
+
+def _padding(plan: AccessPlan) -> str:
+    """Say how much of batches of so many tokens is padding."""
+    if not isinstance(plan.order, TokenBudget):
+        return ""
+    order, share = plan.order, plan.order.padding(0).share
+    if not order.padded:
+        return f"batches of at most {order.tokens:,} tokens; padded, {100 * share:.2g} % of them would be padding"
+    advice = "" if order.is_sorted else ": pool=65_536 puts samples of like length together"
+    return f"batches of at most {order.tokens:,} tokens, {100 * share:.2g} % of them padding{advice}"
 
 
 def _steps(plan: AccessPlan) -> str:

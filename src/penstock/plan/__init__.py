@@ -2,11 +2,13 @@
 
 from penstock.plan.access import AccessPlan
 from penstock.plan.batches import Batches, Flat
+from penstock.plan.budget import Padding, TokenBudget
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
 from penstock.plan.orders import (
     BundleShuffle,
     CutOrder,
+    DescribedOrder,
     EvenOrder,
     FullShuffle,
     Order,
@@ -24,11 +26,13 @@ __all__ = [
     "Batches",
     "BundleShuffle",
     "CutOrder",
+    "DescribedOrder",
     "EvenOrder",
     "Explicit",
     "Flat",
     "FullShuffle",
     "Order",
+    "Padding",
     "RepeatingOrder",
     "Replicated",
     "Scattered",
@@ -36,6 +40,7 @@ __all__ = [
     "Shares",
     "Split",
     "Strided",
+    "TokenBudget",
     "TorchDistributed",
     "TorchShuffle",
     "TwisterState",
