@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 from tests.store.litdata_files import write_litdata
-from tests.store.mds_files import write_mds
+from tests.store.mds_files import pack_mds, write_mds
 from tests.store.tfrecord_files import write_records
 
 from penstock.errors import ConfigError, DataError
@@ -166,6 +166,13 @@ def mosaic(folder: Path) -> Opened:
     return Opened(MosaicShards(folder / "mds"), contents, labels, files, ": sample 0")
 
 
+def packed_mosaic(folder: Path) -> Opened:
+    random = np.random.default_rng(5)
+    contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
+    files = pack_mds(folder / "mds", [[pair] for pair in zip(contents, labels, strict=True)])
+    return Opened(MosaicShards(folder / "mds"), contents, labels, files, ": sample 0")
+
+
 def litdata(folder: Path) -> Opened:
     random = np.random.default_rng(5)
     contents, labels = [random.bytes(size) for size in SIZES], [i % 3 for i in range(len(SIZES))]
@@ -222,6 +229,7 @@ SOURCES = [
     tar_shards,
     tf_records,
     mosaic,
+    packed_mosaic,
     litdata,
     arrow,
     parquet,

@@ -117,11 +117,7 @@ def test_a_folder_of_another_kind_is_none(tmp_path: Path, rows: Sequence[Any]) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"compression": "zstd"},
-            r"is compressed \(zstd\), .* write it with optimize\(\.\.\., compression=None\)",
-        ),
-        ({"ipc_compression": "zstd"}, r"is compressed \(zstd\)"),
+        ({"ipc_compression": "zstd"}, r"is compressed within its chunks \(zstd\): .* compression=None"),
         ({"encryption": {"algorithm": "fernet"}}, "is encrypted"),
         ({"item_loader": "TokensLoader"}, "was written for TokensLoader"),
         ({"data_format": ["bytes"]}, "is no index of LitData chunks"),

@@ -142,11 +142,14 @@ class _Mapped(NamedTuple):
 
 
 def _mapped(
-    path: str, pa: Any, span: tuple[int, int] | None = None, remote: RemoteFile | None = None
+    path: str, pa: Any, span: tuple[int, int] | None = None, content: bytes | bytearray | None = None
 ) -> _Mapped:
-    """Map a file, or read an object, which is Arrow's from a byte to another, or as a whole. Raises: DataError."""
+    """Map a file, or what it has where that is in memory: Arrow's from a byte to another, or as a whole.
+
+    Raises: DataError.
+    """
     with named_as(path, "Arrow file"):
-        mapped = pa.memory_map(path) if remote is None else pa.BufferReader(remote.whole())
+        mapped = pa.memory_map(path) if content is None else pa.BufferReader(content)
         address = mapped.read_buffer(1).address
         mapped.seek(0)
         if span is not None:
@@ -184,13 +187,15 @@ def index_arrow(file: Opened, columns: Columns, turns: Turns, span: tuple[int, i
 
     turns: of objects, which are read as a whole for this. span: see `_mapped`. Raises: DataError.
     """
-    with contextlib.nullcontext() if file.remote is None else turns.of(file.file_bytes):
+    is_in_memory = file.remote is None or file.content is not None
+    with contextlib.nullcontext() if is_in_memory else turns.of(file.file_bytes):
         return _index(file, columns, span)
 
 
 def _index(file: Opened, columns: Columns, span: tuple[int, int] | None) -> Indexed:
     pa = import_pyarrow(file.path, "an Arrow file")
-    mapped = _mapped(file.path, pa, span, file.remote)
+    content = file.content if file.content is not None or file.remote is None else file.remote.whole()
+    mapped = _mapped(file.path, pa, span, content)
     begins, sizes, labels, rows = list[Ints](), list[Ints](), list[Any](), 0
     with named_as(file.path, "Arrow file"):
         columns.check_names(file.path, mapped.schema)
@@ -217,7 +222,7 @@ def _extents(file: Opened, array: Any, address: int, pa: Any) -> tuple[Ints, Int
     offsets, values = places_of(file.path, array, pa)
     begin = address if values is None else values.address
     begin -= address
-    is_inside = begin >= 0 and begin + int(offsets[-1]) <= file.file_bytes
+    is_inside = begin >= 0 and begin + int(offsets[-1]) <= file.nbytes
     if values is not None and not is_inside:
         raise DataError(
             f"{file.path} is compressed, so that no sample can be read without those round it: write it with "

@@ -23,13 +23,15 @@ from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
+from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
+from penstock.store.row_files import RowFiles, check_codec, codec_by_ending, index_unpacked
 from penstock.store.row_shards import (
     INDEX_NAME,
     RowColumns,
     check_beside,
+    check_size,
     choose_columns,
     index_rows,
     read_at,
@@ -47,10 +49,12 @@ _ARROW_MARK = b"LDARW01\0"
 _ARROW_END_BYTES = 12
 
 
-class LitDataChunks(CataloguedFiles):
+class LitDataChunks(RowFiles):
     """The samples of a folder of chunks, as LitData's `optimize` wrote it.
 
-    Samples are numbered by chunk, then as they lie in it. Nothing is copied or converted.
+    Samples are numbered by chunk, then as they lie in it. Nothing is copied or converted. A chunk that is compressed as
+    a whole (.zstd.bin) is unpacked once for the samples that are read together, and kept while memory allows; each
+    is unpacked when the folder is opened for the first time, too. That takes pyarrow.
 
     folder: path or address of what has index.json and the chunks beside it.
     sample: the column that is the sample, by its key, or by its number where samples are tuples ("0", "1" ...): its
@@ -59,10 +63,11 @@ class LitDataChunks(CataloguedFiles):
         cls and target, or no label; None takes none. Names are numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
+    memory: for chunks that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
-    Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed or encrypted;
-        ConfigError if there is no such column.
+    Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed otherwise or encrypted;
+        ConfigError if there is no such column, or an unpacked chunk is larger than memory.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class LitDataChunks(CataloguedFiles):
         sample: str | None = None,
         label: str | None = AUTO_LABEL,
         classes: Sequence[str] | None = None,
+        memory: str | int = DECODED_MEMORY,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -79,13 +85,15 @@ class LitDataChunks(CataloguedFiles):
     ) -> None:
         check_names(sample=sample, label=label)
         place = place_of_paths(folder)
-        list_anew = partial(list_litdata, place, sample, label)
+        list_anew = partial(list_litdata, place, sample, label, memory=memory)
         super().__init__(
             place,
             list_anew,
             refresh,
             calls,
             catalog,
+            codec_of=codec_by_ending,
+            memory=memory,
             storage_options=storage_options,
             sample=sample,
             label=label,
@@ -99,35 +107,53 @@ def is_litdata(front: bytes) -> bool:
 
 
 def list_litdata(
-    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+    place: str,
+    sample: str | None,
+    label: str | None,
+    key: CatalogKey,
+    old: Catalog | None,
+    asking: Asking,
+    memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
     """Index LitData's chunks; see `LitDataChunks`. Of those that did not change, what an old catalog says is taken."""
     found = asking.calls.one(place, partial(_read_index, place, asking.objects))
     columns = _columns(place, found.kinds, sample, label, asking.calls)
-    by_path = {joined(place, name): count for name, count in found.chunks.items()}
-    keys, turns = list(found.kinds), Turns(parse_bytes(DECODED_MEMORY))
+    by_path = {joined(place, name): chunk for name, chunk in found.chunks.items()}
+    keys, turns = list(found.kinds), Turns(parse_bytes(memory))
+
+    def rows(file: Opened) -> Indexed:
+        begin, count = _begin_of_arrow(file), by_path[file.path].samples
+        if begin is None:
+            return index_rows(file, [None] * len(keys), columns, count, _KIND)
+        named = Columns(keys[columns.sample], keys[columns.label] if columns.label >= 0 else "", None)
+        indexed = index_arrow(file, named, turns, (begin, file.nbytes - _ARROW_END_BYTES))
+        if (found := len(indexed.names)) != count:
+            raise DataError(
+                f"{file.path} has {found:,} samples, and {INDEX_NAME} says {count}: write it again"
+            )
+        return indexed
 
     def index(file: Opened) -> Indexed:
-        begin = _begin_of_arrow(file)
-        if begin is None:
-            indexed = index_rows(file, [None] * len(keys), columns, by_path[file.path], _KIND)
-        else:
-            named = Columns(keys[columns.sample], keys[columns.label] if columns.label >= 0 else "", None)
-            indexed = index_arrow(file, named, turns, (begin, file.file_bytes - _ARROW_END_BYTES))
-            if (count := len(indexed.names)) != by_path[file.path]:
-                raise DataError(
-                    f"{file.path} has {count:,} samples, and {INDEX_NAME} says {by_path[file.path]}: write it again"
-                )
+        chunk = by_path[file.path]
+        indexed = index_unpacked(file, chunk.codec, chunk.nbytes, turns, rows)
         asking.progress.found.append(len(indexed.names))
         return indexed
 
     return index_files(key, old, asking, tuple(by_path), index, kind="LitDataChunks", label=label)
 
 
-class _Index(NamedTuple):
-    """What index.json has. chunks: by name how many samples. kinds: by key how a column is stored."""
+class _Chunk(NamedTuple):
+    """What index.json says of a chunk. codec: how it is compressed, "" if it is not. nbytes: of it unpacked."""
 
-    chunks: dict[str, int]
+    samples: Any
+    codec: str
+    nbytes: int
+
+
+class _Index(NamedTuple):
+    """What index.json has. chunks: by name. kinds: by key how a column is stored."""
+
+    chunks: dict[str, _Chunk]
     kinds: dict[str, str]
 
 
@@ -136,11 +162,12 @@ def _read_index(place: str, objects: Objects | None) -> _Index:
     path = joined(place, INDEX_NAME)
     found = read_json(path, _KIND, objects)
     try:
-        config, chunks = found["config"], {each["filename"]: each["chunk_size"] for each in found["chunks"]}
-        if how := config["compression"] or config.get("ipc_compression"):
+        config = found["config"]
+        within = config.get("compression_level") not in (None, "chunk")
+        if how := config.get("ipc_compression") or (config["compression"] if within else None):
             raise DataError(
-                f"{place} is compressed ({how}), so that no sample can be read without those round it: write it with "
-                "optimize(..., compression=None); pictures are compressed themselves"
+                f"{place} is compressed within its chunks ({how}): write it with optimize(..., compression=None), or "
+                'compression_level="chunk"; pictures are compressed themselves'
             )
         if config["encryption"]:
             raise DataError(f"{place} is encrypted: write it with optimize(..., encryption=None)")
@@ -150,8 +177,18 @@ def _read_index(place: str, objects: Objects | None) -> _Index:
                 "content as a .npy file, which Arrays and Tokens read"
             )
         kinds = dict(zip(_keys_of(config["data_spec"]), config["data_format"], strict=True))
-        for name in chunks:
+        chunks = {}
+        for each in found["chunks"]:
+            name, is_packed = each["filename"], config["compression"] is not None
             check_beside(name)
+            codec = check_codec(joined(place, name), config["compression"]) if is_packed else ""
+            if codec != codec_by_ending(name):
+                raise ValueError(
+                    f"{name} as the name of a chunk, and {config['compression']} as its compression"
+                )
+            nbytes = each["chunk_bytes"] if is_packed else 0
+            check_size(nbytes)
+            chunks[name] = _Chunk(each["chunk_size"], codec, nbytes)
         if wrong := [kind for kind in kinds.values() if not isinstance(kind, str)]:
             raise ValueError(f"a column stored as {wrong[0]!r}")
     except DataError:
@@ -197,12 +234,12 @@ def _columns(
 
 def _begin_of_arrow(file: Opened) -> int | None:
     """Return where the Arrow file in a chunk begins; None where there is none."""
-    if file.file_bytes < _ARROW_END_BYTES:
+    if file.nbytes < _ARROW_END_BYTES:
         return None
-    end = read_at(file, _KIND, file.file_bytes - _ARROW_END_BYTES, _ARROW_END_BYTES)
+    end = read_at(file, _KIND, file.nbytes - _ARROW_END_BYTES, _ARROW_END_BYTES)
     if not end.endswith(_ARROW_MARK):
         return None
-    begin = file.file_bytes - _ARROW_END_BYTES - int.from_bytes(end[:4], "little")
+    begin = file.nbytes - _ARROW_END_BYTES - int.from_bytes(end[:4], "little")
     if begin < 0:
         raise DataError(
             f"{file.path} is cut off or damaged: its Arrow file is longer than it; copy or write it again"

@@ -17,21 +17,24 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL
+from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
 from penstock.store.object_store import joined
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files
+from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
+from penstock.store.row_files import RowFiles, check_codec, codec_by_ending, index_unpacked
 from penstock.store.row_shards import (
     INDEX_NAME,
-    MOST_COLUMN_BYTES,
     RowColumns,
     check_beside,
+    check_size,
     choose_columns,
     index_rows,
     read_json,
 )
+from penstock.units import parse_bytes
 
 #: Encodings whose bytes are a picture, or whatever the user makes of them.
 _OF_SAMPLES = ("jpeg", "png", "bytes")
@@ -39,10 +42,13 @@ _OF_SAMPLES = ("jpeg", "png", "bytes")
 _USUAL_LABELS = ("label", "class", "cls", "target")
 
 
-class MosaicShards(CataloguedFiles):
+class MosaicShards(RowFiles):
     """The samples of a folder of MDS shards, as MosaicML's Streaming wrote it.
 
-    Samples are numbered by shard, then as they lie in it. Nothing is copied or converted.
+    Samples are numbered by shard, then as they lie in it. Nothing is copied or converted. A shard that is compressed
+    (zstd, br, gz, bz2), and does not lie there unpacked as well, is unpacked once for the samples that are read
+    together, and kept while memory allows; each is unpacked when the folder is opened for the first time, too. That
+    takes pyarrow.
 
     folder: path or address of what has index.json and the shards beside it.
     sample: the column that is the sample: its bytes as stored. Unless given, the first whose encoding is jpeg, png or
@@ -51,10 +57,11 @@ class MosaicShards(CataloguedFiles):
         target, or no label; None takes none. Names are numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
+    memory: for shards that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
-    Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed, or of other columns
-        than the first; ConfigError if there is no such column.
+    Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed otherwise, or of other
+        columns than the first; ConfigError if there is no such column, or an unpacked shard is larger than memory.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class MosaicShards(CataloguedFiles):
         sample: str | None = None,
         label: str | None = AUTO_LABEL,
         classes: Sequence[str] | None = None,
+        memory: str | int = DECODED_MEMORY,
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
@@ -71,13 +79,15 @@ class MosaicShards(CataloguedFiles):
     ) -> None:
         check_names(sample=sample, label=label)
         place = place_of_paths(folder)
-        list_anew = partial(list_mosaic, place, sample, label)
+        list_anew = partial(list_mosaic, place, sample, label, memory=memory)
         super().__init__(
             place,
             list_anew,
             refresh,
             calls,
             catalog,
+            codec_of=codec_by_ending,
+            memory=memory,
             storage_options=storage_options,
             sample=sample,
             label=label,
@@ -91,18 +101,30 @@ def is_mosaic(front: bytes) -> bool:
 
 
 def list_mosaic(
-    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
+    place: str,
+    sample: str | None,
+    label: str | None,
+    key: CatalogKey,
+    old: Catalog | None,
+    asking: Asking,
+    memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
     """Index MDS shards; see `MosaicShards`. Of those that did not change, what an old catalog says is taken."""
     shards = asking.calls.one(place, partial(_read_index, place, asking.objects))
     columns = _columns(place, shards[0], sample, label, asking.calls)
-    by_path = {joined(place, shard["raw_data"]["basename"]): shard for shard in shards}
+    by_path = {joined(place, _file_of(shard)): shard for shard in shards}
+    turns = Turns(parse_bytes(memory))
 
     def index(file: Opened) -> Indexed:
         shard = by_path[file.path]
         if _facts(shard) != _facts(shards[0]):
             raise DataError(f"{file.path} has other columns than the first shard: write the data set again")
-        found = index_rows(file, shard["column_sizes"], columns, shard.get("samples"), "MDS shard")
+
+        def rows(opened: Opened) -> Indexed:
+            return index_rows(opened, shard["column_sizes"], columns, shard.get("samples"), "MDS shard")
+
+        codec = "" if shard["zip_data"] is None else check_codec(file.path, shard["compression"])
+        found = index_unpacked(file, codec, shard["raw_data"]["bytes"], turns, rows) if codec else rows(file)
         asking.progress.found.append(len(found.names))
         return found
 
@@ -126,16 +148,20 @@ def _read_index(place: str, objects: Objects | None) -> list[dict[str, Any]]:
                 raise ValueError(f"a shard of format {shard['format']!r}")
             if not all(isinstance(each, str) for each in (*names, *encodings)):
                 raise ValueError(f"columns called {names} of {encodings}")
-            if not all(
-                size is None or (isinstance(size, int) and 0 <= size <= MOST_COLUMN_BYTES) for size in sizes
-            ):
-                raise ValueError(f"columns of {sizes} bytes")
+            for size in sizes:
+                if size is not None:
+                    check_size(size)
             check_beside(basename)
-            if shard["zip_data"] and not _is_there(joined(place, basename), objects):
-                raise DataError(
-                    f"{joined(place, shard['zip_data']['basename'])} is compressed ({shard['compression']}), so "
-                    f"that no sample can be read without all before it: unpack all shards once, as {basename}"
-                )
+            if shard["zip_data"]:
+                packed = shard["zip_data"]["basename"]
+                check_beside(packed)
+                if objects is None and os.path.exists(joined(place, basename)):
+                    shard["zip_data"] = None  # it was unpacked
+                elif check_codec(joined(place, packed), shard["compression"]) != codec_by_ending(packed):
+                    raise ValueError(
+                        f"{packed} as the name of a shard that is compressed by {shard['compression']}"
+                    )
+                check_size(shard["raw_data"]["bytes"])
     except DataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -145,8 +171,9 @@ def _read_index(place: str, objects: Objects | None) -> list[dict[str, Any]]:
     return list(shards)
 
 
-def _is_there(path: str, objects: Objects | None) -> bool:
-    return os.path.exists(path) if objects is None else objects.find(path) is not None
+def _file_of(shard: dict[str, Any]) -> str:
+    """Return the name of the file that is read, once `_read_index` has looked whether the shard was unpacked."""
+    return str((shard["zip_data"] or shard["raw_data"])["basename"])
 
 
 def _columns(

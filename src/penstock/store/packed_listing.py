@@ -106,6 +106,7 @@ class Opened(NamedTuple):
     """A file that is indexed: its descriptor, size and time of the last change (ns), and what `stamp_of` says of it.
 
     remote: what reads it where it is an object, whose descriptor is -1 and whose time is its stamp.
+    content: what is read in its place, where it is compressed: all of it unpacked.
     """
 
     path: str
@@ -114,12 +115,28 @@ class Opened(NamedTuple):
     file_time: int
     stamp: int
     remote: RemoteFile | None = None
+    content: bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How much can be read."""
+        return self.file_bytes if self.content is None else len(self.content)
 
     def pread(self, size: int, offset: int) -> bytes:
         """Return what `os.pread` does. Raises: OSError; DataError for an object."""
+        if self.content is not None:
+            return self.content[offset : offset + size]
         if self.remote is not None:
             return self.remote.pread(size, offset)
         return os.pread(self.descriptor, size, offset)
+
+    def whole(self) -> bytes:
+        """Return all of it as stored, at most as much as it had when it was opened. Raises: as `pread`."""
+        parts, at = list[bytes](), 0
+        while at < self.file_bytes and (part := self.pread(self.file_bytes - at, at)):
+            parts.append(part)
+            at += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 #: Labels of the samples of a file; see `Indexed`.

@@ -25,6 +25,7 @@ from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened
 from penstock.store.patterns import is_of_several
 from penstock.store.remote import Objects, RemoteFile
+from penstock.units import is_integer
 
 INDEX_NAME = "index.json"
 
@@ -38,7 +39,7 @@ LABEL_ENCODINGS = (*_INTEGERS, *_TEXTS)
 _MOST_INDEX_BYTES = 1 << 30
 _FRONT_BYTES = 1 << 16
 #: Places in a shard have 32 bits.
-MOST_COLUMN_BYTES = 2**32 - 1
+_MOST_BYTES = 2**32 - 1
 
 
 class RowColumns(NamedTuple):
@@ -77,6 +78,12 @@ def check_beside(name: object) -> None:
     """Raise ValueError unless a shard that an index names is a file beside it."""
     if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         raise ValueError(f"a shard called {name!r}, which is not beside it")
+
+
+def check_size(nbytes: object) -> None:
+    """Raise ValueError unless a shard, or a column in it, can have so many bytes."""
+    if not is_integer(nbytes) or not 0 <= nbytes <= _MOST_BYTES:
+        raise ValueError(f"something of {nbytes!r:.80} bytes")
 
 
 def front_of_index(place: str, objects: Objects | None = None) -> bytes:
@@ -159,11 +166,11 @@ def index_rows(
 def _begins(file: Opened, kind: str) -> Ints:
     """Return where each sample of a shard begins, and where the last one ends."""
     (count,) = np.frombuffer(read_at(file, kind, 0, 4), "<u4").tolist()
-    if not count or 4 * (count + 2) > file.file_bytes:
-        raise _damaged(file, kind, f"it has {count:,} samples in {file.file_bytes:,} bytes")
+    if not count or 4 * (count + 2) > file.nbytes:
+        raise _damaged(file, kind, f"it has {count:,} samples in {file.nbytes:,} bytes")
     begins = np.frombuffer(read_at(file, kind, 4, 4 * (count + 1)), "<u4").astype(np.int64)
-    if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] != file.file_bytes:
-        raise _damaged(file, kind, f"its samples end at byte {begins[-1]:,}, and it has {file.file_bytes:,}")
+    if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] != file.nbytes:
+        raise _damaged(file, kind, f"its samples end at byte {begins[-1]:,}, and it has {file.nbytes:,}")
     return begins
 
 
@@ -185,7 +192,7 @@ def read_at(file: Opened, kind: str, begin: int, size: int) -> bytes:
     except OSError as error:
         raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
     if len(content) != size:
-        raise _damaged(file, kind, f"it ends at byte {file.file_bytes:,}, before {begin + size:,}")
+        raise _damaged(file, kind, f"it ends at byte {file.nbytes:,}, before {begin + size:,}")
     return content
 
 
