@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 import obstore
 import pyarrow as pa
@@ -29,8 +30,10 @@ from tests.contracts.test_source_contract import (
     Opened,
     arrays,
     arrow,
+    compressed_hdf5,
     file_list,
     flat_folder,
+    hdf5,
     image_folder,
     litdata,
     mosaic,
@@ -54,6 +57,7 @@ from penstock.store import (
     ArrowFiles,
     FileList,
     FlatFolder,
+    Hdf5,
     ImageFolder,
     LitDataChunks,
     Manifest,
@@ -94,6 +98,8 @@ KINDS: list[tuple[Callable[[Path], Opened], Callable[..., Any], str]] = [
     (parquet, ParquetFiles, ""),
     (parquet, ParquetFiles, "/*.parquet"),
     (arrays, Arrays, "/*.npy"),
+    (hdf5, Hdf5, "/*.h5"),
+    (compressed_hdf5, Hdf5, "/*.h5"),
 ]
 
 
@@ -383,6 +389,32 @@ def test_chunks_that_are_arrow_files_are_read_from_addresses(server: WebServer) 
         ]
 
 
+def test_chunks_of_an_hdf5_file_are_brought_before_the_library_that_decodes_them_is_asked(
+    server: WebServer, tmp_path: Path
+) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (64, 50_000), np.uint8)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("data", data=rows, chunks=(8, 10_000), compression="gzip", compression_opts=1)
+    server.objects = objects_of_folder(tmp_path)
+
+    with closing(Hdf5(f"{server.address}/x.h5")) as source:
+        assert source.read(0) == rows[0].tobytes()  # the library opens the file
+        before = len(server.requests)
+        ids = np.array([60, 17, 16, 61])
+        into, begins = np.empty(4 * 50_000, np.uint8), 50_000 * np.arange(5)
+        assert read_group(source, ids, into, begins) == []
+        assert np.array_equal(into.reshape(4, -1), rows[ids])
+        # Five chunks lie side by side, for rows 16 to 23 and for 56 to 63.
+        assert len(server.requests) - before == 2
+
+        server.objects["x.h5"] = server.objects["x.h5"][::-1]
+        with pytest.raises(DataError, match=r"x\.h5 was written again since it was listed"):
+            source.read(30)
+    server.objects["x.h5"] = server.objects["x.h5"][:100_000]
+    with pytest.raises(DataError, match=r"x\.h5 is no complete HDF5 file"):
+        Hdf5(f"{server.address}/x.h5")
+
+
 def test_an_object_of_fsspecs_that_changes_is_an_error() -> None:
     files = fsspec.filesystem("memory")
     files.pipe_file("/changing/a.bin", b"1" * 100)
@@ -651,7 +683,7 @@ def test_tokens_and_labels_come_from_addresses(server: WebServer) -> None:
     [
         ("missing", "/missing has vanished or was never there"),
         ("set/*.tar", r"no object fits .*/set/\*\.tar, asked as anonymous"),
-        ("set/x.h5", "HDF5 files are read from file systems alone"),
+        ("set/x.h5", r"set/x\.h5 has vanished or was never there"),
     ],
 )
 def test_what_is_not_there_is_named(server: WebServer, place: str, message: str) -> None:

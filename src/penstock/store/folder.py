@@ -227,7 +227,7 @@ def open_source(
     if are_arrays(place):
         return calls.one(place, lambda: Arrays(path, storage_options=storage_options))
     if are_hdf5(place):
-        return calls.one(place, lambda: Hdf5(path))
+        return calls.one(place, lambda: Hdf5(path, storage_options=storage_options))
     list_anew = partial(_list_any, place)
     found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls, objects)
     kinds: tuple[Kind, ...] = (

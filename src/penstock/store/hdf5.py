@@ -5,23 +5,26 @@ Where rows are compressed, or cut by chunks, h5py decodes the chunks, which its 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles
 from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels, check_names
 from penstock.store.packed import stats_of
-from penstock.store.patterns import Paths, files_of, place_on_disk
+from penstock.store.packed_listing import opened_object
+from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.remote import Objects, RemoteFile, Window, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 
@@ -34,8 +37,6 @@ _USUAL_LABELS = ("labels", "label", "targets", "target", "y", "Y")
 _AUTO = "auto"
 #: Files that h5py keeps open to decode chunks of them.
 _MOST_OPEN = 16
-#: Above every place.
-_NO_PLACE = np.iinfo(np.int64).max
 
 
 class Hdf5(DecodedFiles, RowFiles):
@@ -64,18 +65,22 @@ class Hdf5(DecodedFiles, RowFiles):
         data: str | None = None,
         labels: str | NDArray[Any] | dict[str, NDArray[Any]] | None = _AUTO,
         memory: str | int = DECODED_MEMORY,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_names(data=data)
-        place = place_on_disk(paths, "HDF5 files")
-        files = files_of(place)
-        stats_of(files)  # says what is missing
-        found = [_look(path, data, labels if isinstance(labels, str) else None) for path in files]
+        place = place_of_paths(paths)
+        objects = objects_of(place, storage_options)
+        files = files_of(place, objects)
+        stats_of(files, objects)  # says what is missing
+        found = [_look(path, data, labels if isinstance(labels, str) else None, objects) for path in files]
         first = found[0]
         check_alike(files, found)
         self._rows_of_a_place = np.array([each.rows_of_a_place for each in found], np.int64)
         #: Of each file, its first place among those of all.
         self._first_places = np.cumsum([0, *(each.places.size for each in found[:-1])])
         self._all_places = np.concatenate([each.places for each in found])
+        #: Of each file, where its chunks lie, at addresses; see `_Found`.
+        self._chunks = [each.chunks for each in found]
         self._arrays = _OpenArrays([each.name for each in found])
         super().__init__(
             place,
@@ -84,6 +89,7 @@ class Hdf5(DecodedFiles, RowFiles):
             Numbers(first.dtype.str, first.shape, first.dtype.name),
             _labels_of(files, found, labels),
             facts=f"{first.name} {xxhash.xxh3_128_hexdigest(self._all_places.tobytes())}",
+            objects=objects,
         )
         if not all(each.is_plain for each in found):
             rows = [
@@ -112,9 +118,15 @@ class Hdf5(DecodedFiles, RowFiles):
     def _decode(self, unit: int, descriptor: int) -> Bytes:
         file = self._unit_files[unit]
         rows = int(self._rows_of_a_place[file])
-        first = (unit - int(self._first_places[file])) * rows
+        place = unit - int(self._first_places[file])
+        first, remote, windows = place * rows, None, list[Window]()
+        if self.objects is not None:
+            remote = RemoteFile(self.objects, self.facts_of(file))
+            windows = remote.fetched(self._chunks[file][place].tolist())
         try:
-            found = self._arrays.read(file, descriptor, first, first + rows)
+            found = self._arrays.read(file, remote or descriptor, windows, first, first + rows)
+        except PenstockError:
+            raise
         except Exception as error:  # as in `named_as`
             raise DataError(
                 f"{self.files[file]}: {self._unit_named(unit)} cannot be decoded ({error}): write it again"
@@ -133,6 +145,14 @@ class Hdf5(DecodedFiles, RowFiles):
         return found
 
 
+class _OpenArray(NamedTuple):
+    """A file that h5py has open, and its array. remote: what h5py reads, where it is an object."""
+
+    file: Any
+    array: Any
+    remote: RemoteFile | None
+
+
 class _OpenArrays:
     """Arrays that stay open in h5py, of a few files. names: of the array in each file. Any thread may read."""
 
@@ -142,25 +162,38 @@ class _OpenArrays:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        #: Protects `_open`: by file h5py's object and its array. h5py lets one thread read at a time anyway.
+        #: Protects `_open`, by file. h5py lets one thread read at a time anyway.
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Any, Any]] = {}
+        self._open: dict[int, _OpenArray] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _OpenArrays, (self._names,)
 
-    def read(self, file: int, descriptor: int, first: int, end: int) -> Any:
-        """Return rows of the array in a file that is open already. Raises: OSError."""
+    def read(
+        self, file: int, opened: int | RemoteFile, windows: Sequence[Window], first: int, end: int
+    ) -> Any:
+        """Return rows of the array in a file that is open already.
+
+        opened: its descriptor, or what reads the object, of which `windows` are here. Raises: OSError; DataError.
+        """
         if self._process != os.getpid():
             self._begin()
         with self._lock:
-            if file not in self._open:
+            found = self._open.get(file)
+            if found is None:
                 if len(self._open) >= _MOST_OPEN:
                     self._close_all()
                 h5py: Any = importlib.import_module("h5py")
-                opened = h5py.File(f"/proc/self/fd/{descriptor}", "r")
-                self._open[file] = opened, opened[self._names[file]]
-            return self._open[file][1][first:end]
+                remote = opened if isinstance(opened, RemoteFile) else None
+                handle = h5py.File(remote or f"/proc/self/fd/{opened}", "r")
+                found = self._open[file] = _OpenArray(handle, handle[self._names[file]], remote)
+            if found.remote is not None:
+                found.remote.keep(windows)
+            try:
+                return found.array[first:end]
+            finally:
+                if found.remote is not None:
+                    found.remote.keep(())
 
     def close(self) -> None:
         """Close all. They are opened again by the next read."""
@@ -169,7 +202,7 @@ class _OpenArrays:
 
     def _close_all(self) -> None:
         while self._open:
-            self._open.popitem()[1][0].close()
+            self._open.popitem()[1].file.close()
 
 
 class _Found(NamedTuple):
@@ -177,7 +210,8 @@ class _Found(NamedTuple):
 
     name: of it. number: of rows. places: int64[...], where each piece of `rows_of_a_place` rows begins, in bytes.
     is_plain: whether rows lie there as numbers; else places are the least of their chunks, and only tell arrays apart.
-    labels: of its rows; None where there are none.
+    labels: of its rows; None where there are none. chunks: int64[places, chunks of each, 2], where chunks begin and
+        end; of no places for an array that is not cut.
     """
 
     name: str
@@ -187,6 +221,7 @@ class _Found(NamedTuple):
     places: Ids
     rows_of_a_place: int
     is_plain: bool
+    chunks: Ids
     labels: NDArray[Any] | None
 
 
@@ -195,7 +230,7 @@ def are_hdf5(place: str) -> bool:
     return place.lower().endswith(HDF5_ENDINGS)
 
 
-def _look(path: str, data: str | None, labels: str | None) -> _Found:
+def _look(path: str, data: str | None, labels: str | None, objects: Objects | None) -> _Found:
     try:
         h5py: Any = importlib.import_module("h5py")
     except ImportError as error:
@@ -204,7 +239,8 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
         ) from error
     with named_as(path, "HDF5 file"):
         try:
-            opened = h5py.File(path, "r")
+            remote = None if objects is None else opened_object(objects, objects.facts([path])[0]).remote
+            opened = h5py.File(remote or path, "r")
         except BlockingIOError as error:
             raise DataError(
                 f"{path} is open for writing in another process: wait until it is closed there; where nobody "
@@ -212,13 +248,15 @@ def _look(path: str, data: str | None, labels: str | None) -> _Found:
             ) from error
         with opened as file:
             array = _array(path, file, h5py, data)
-            places, rows, is_plain = _places_of(path, array)
+            places, rows, is_plain, chunks = _places_of(path, array)
             if is_plain:
-                _compare(path, array, places, rows)
+                _compare(path, array, places, rows, remote)
             else:
                 _try_to_decode(path, array)
             found = _labels_in(path, file, h5py, labels, len(array))
-            return _Found(array.name, len(array), array.dtype, array.shape[1:], places, rows, is_plain, found)
+            return _Found(
+                array.name, len(array), array.dtype, array.shape[1:], places, rows, is_plain, chunks, found
+            )
 
 
 def _array(path: str, file: Any, h5py: Any, data: str | None) -> Any:
@@ -254,8 +292,8 @@ def _refuse_links(path: str, file: Any, h5py: Any, names: Sequence[str]) -> None
             )
 
 
-def _places_of(path: str, array: Any) -> tuple[Ids, int, bool]:
-    """Return where the pieces of an array lie, how many rows each has, and whether they are plain rows."""
+def _places_of(path: str, array: Any) -> tuple[Ids, int, bool, Ids]:
+    """Return where the pieces of an array lie, how many rows each has, whether they are plain rows, and its chunks."""
     if array.is_virtual or array.external:
         raise ConfigError(f"{path}: {array.name} lies in other files: give those, or a copy with all in it")
     if array.chunks is None:
@@ -264,27 +302,30 @@ def _places_of(path: str, array: Any) -> tuple[Ids, int, bool]:
             raise ConfigError(
                 f"{path}: {array.name} lies in no place of its own: h5repack -f NONE -l CONTI {path} OUT writes it so"
             )
-        return np.array([offset], np.int64), len(array), True
+        return np.array([offset], np.int64), len(array), True, np.empty((0, 0, 2), np.int64)
     rows, across = array.chunks[0], 1
     for size, chunk_size in zip(array.shape[1:], array.chunks[1:], strict=True):
         across *= -(-size // chunk_size)
-    places, counts = np.full((2, -(-len(array) // rows)), [[_NO_PLACE], [0]], np.int64)
-    for index in range(array.id.get_num_chunks()):
-        chunk = array.id.get_chunk_info(index)
-        place = chunk.chunk_offset[0] // rows
-        places[place] = min(places[place], chunk.byte_offset)
-        counts[place] += 1
-    if (counts < across).any():
-        row = int((counts < across).argmax()) * rows
+    infos = map(array.id.get_chunk_info, range(array.id.get_num_chunks()))
+    found = np.array(
+        sorted((each.chunk_offset[0] // rows, each.byte_offset, each.size) for each in infos), np.int64
+    ).reshape(-1, 3)
+    # As many as there are, not as many as the file says.
+    places, counts = np.unique(found[:, 0], return_counts=True)
+    is_there = (places == np.arange(places.size)) & (counts == across)
+    whole = int(is_there.argmin()) if not is_there.all() else places.size
+    if whole < -(-len(array) // rows):
         raise DataError(
-            f"{path}: {array.name} was never written from row {row:,} on: write it, or give a part of it"
+            f"{path}: {array.name} was never written from row {whole * rows:,} on: write it, or give a part of it"
         )
-    return places, int(rows), across == 1 and not array.id.get_create_plist().get_nfilters()
+    chunks = np.stack((found[:, 1], found[:, 1] + found[:, 2]), axis=1).reshape(-1, across, 2)
+    is_plain = across == 1 and not array.id.get_create_plist().get_nfilters()
+    return chunks[:, :, 0].min(axis=1), int(rows), is_plain, chunks
 
 
-def _compare(path: str, array: Any, places: Ids, rows: int) -> None:
+def _compare(path: str, array: Any, places: Ids, rows: int, remote: RemoteFile | None) -> None:
     """Raise ConfigError unless the first and the last row lie where they should."""
-    with open(path, "rb") as file:
+    with open(path, "rb") if remote is None else contextlib.nullcontext(remote) as file:
         for row in (0, len(array) - 1):
             expected = np.ascontiguousarray(array[row]).tobytes()
             file.seek(int(places[row // rows]) + row % rows * len(expected))

@@ -19,6 +19,7 @@ from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL, Columns
+from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
@@ -26,7 +27,6 @@ from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
-from penstock.store.row_files import RowFiles, check_codec, codec_by_ending, index_unpacked
 from penstock.store.row_shards import (
     INDEX_NAME,
     RowColumns,
@@ -49,7 +49,7 @@ _ARROW_MARK = b"LDARW01\0"
 _ARROW_END_BYTES = 12
 
 
-class LitDataChunks(RowFiles):
+class LitDataChunks(CompressedShards):
     """The samples of a folder of chunks, as LitData's `optimize` wrote it.
 
     Samples are numbered by chunk, then as they lie in it. Nothing is copied or converted. A chunk that is compressed as

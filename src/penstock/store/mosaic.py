@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey
 from penstock.store.columns import AUTO_LABEL
+from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
 from penstock.store.listing import Asking, Refresh
@@ -24,7 +25,6 @@ from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
-from penstock.store.row_files import RowFiles, check_codec, codec_by_ending, index_unpacked
 from penstock.store.row_shards import (
     INDEX_NAME,
     RowColumns,
@@ -42,7 +42,7 @@ _OF_SAMPLES = ("jpeg", "png", "bytes")
 _USUAL_LABELS = ("label", "class", "cls", "target")
 
 
-class MosaicShards(RowFiles):
+class MosaicShards(CompressedShards):
     """The samples of a folder of MDS shards, as MosaicML's Streaming wrote it.
 
     Samples are numbered by shard, then as they lie in it. Nothing is copied or converted. A shard that is compressed

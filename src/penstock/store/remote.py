@@ -456,6 +456,10 @@ def objects_in(source: object) -> Objects | None:
     return found if isinstance(found, Objects) else None
 
 
+#: A piece of an object: where it begins, and its bytes.
+Window = tuple[int, bytes | bytearray]
+
+
 class RemoteFile(io.RawIOBase):
     """An object as whoever indexes it reads it: here and there, mostly forwards. One thread reads it at a time.
 
@@ -465,7 +469,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, objects: Objects, facts: Facts) -> None:
         self._objects, self._facts = objects, facts
         #: What is here: where it begins, and its bytes. The first one follows what is read; the others were brought.
-        self._windows: list[tuple[int, bytes | bytearray]] = [(0, b"")]
+        self._windows: list[Window] = [(0, b"")]
         self._at = 0
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -482,10 +486,15 @@ class RemoteFile(io.RawIOBase):
         return bytes(self._windows[0][1][: max(end, offset) - offset])
 
     def bring(self, places: Sequence[tuple[int, int]]) -> None:
-        """Read some places, begin and end of each, all at once, to have them here; those before are forgotten.
+        """Have some places here, begin and end of each, read all at once; forget those before. Raises: DataError."""
+        self.keep(self.fetched(places))
 
-        Raises: DataError.
-        """
+    def keep(self, windows: Sequence[Window]) -> None:
+        """Have here what `fetched` returned; what was here before is forgotten."""
+        self._windows[1:] = windows
+
+    def fetched(self, places: Sequence[tuple[int, int]]) -> list[Window]:
+        """Read some places, begin and end of each, all at once. Any thread may call it. Raises: DataError."""
         joined: list[tuple[int, int]] = []
         for begin, end in sorted(places):
             if joined and begin - joined[-1][1] <= _READ_OVER_BYTES:
@@ -493,7 +502,7 @@ class RemoteFile(io.RawIOBase):
             else:
                 joined.append((begin, end))
         found = self._read(joined)
-        self._windows[1:] = [(begin, window) for (begin, _), window in zip(joined, found, strict=True)]
+        return [(begin, window) for (begin, _), window in zip(joined, found, strict=True)]
 
     def _read(self, places: Sequence[tuple[int, int]]) -> list[bytearray]:
         facts, pieces = self._facts, list[Piece]()

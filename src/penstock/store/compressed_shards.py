@@ -24,7 +24,7 @@ from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, open
 _CODECS = {"zstd": "zstd", "br": "brotli", "gz": "gzip", "bz2": "bz2"}
 
 
-class RowFiles(DecodedFiles, CataloguedFiles):
+class CompressedShards(DecodedFiles, CataloguedFiles):
     """Samples of shards of rows, compressed or not; made to be used by what indexes a format.
 
     codec_of: returns how a file is compressed, by its name; "" where it is not.
