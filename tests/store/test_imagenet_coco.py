@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.io import savemat
+from tests.store.web_server import serving
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader
@@ -23,6 +25,9 @@ SYNSETS = [
     (4, "n00", "animal", 3),
 ]
 NAMES = "n01 tench\nn02 goldfish, Carassius\nn03 crane\n"
+
+
+pytestmark = pytest.mark.usefixtures("obstore_threads")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +102,24 @@ class TestImageNet:
 
         with pytest.raises(DataError, match=message):
             ImageNetVal("val", write_devkit(truth), names="devkit/data/meta.mat")
+
+    def test_images_truth_and_names_may_be_at_addresses(self) -> None:
+        write_val()
+        write_devkit()
+        Path("names.txt").write_text(NAMES)
+        with serving() as server:
+            server.objects = {str(file): file.read_bytes() for file in Path().rglob("*.*") if file.is_file()}
+            truth = f"{server.address}/devkit/data/ILSVRC2012_validation_ground_truth.txt"
+
+            with closing(
+                ImageNetVal(f"{server.address}/val", truth, names=f"{server.address}/names.txt")
+            ) as source:
+                assert [source.read(sample) for sample in range(3)] == [b"1", b"2", b"3"]
+                assert source.labels.tolist() == [2, 1, 0]
+                assert source.classes == ("tench", "goldfish, Carassius", "crane")
+            del server.objects["devkit/data/meta.mat"]
+            with pytest.raises(DataError, match=r"meta\.mat has vanished or was never there"):
+                ImageNetVal(f"{server.address}/val", truth)
 
     def test_a_kit_without_its_table_is_named(self) -> None:
         write_val()
@@ -187,6 +210,17 @@ class TestCoco:
         ) as loader:
             (batch,) = [{name: each.copy() for name, each in batch.items()} for batch in loader]
         assert batch["image_id"].tolist() == [9, 7, 8]
+
+    @pytest.mark.parametrize("annotations_are_here", [True, False])
+    def test_images_and_annotations_may_be_at_addresses(self, annotations_are_here: bool) -> None:
+        path = write_coco()
+        with serving() as server:
+            server.objects = {str(file): file.read_bytes() for file in Path().rglob("*.*") if file.is_file()}
+            annotations = path if annotations_are_here else f"{server.address}/{path}"
+
+            with closing(CocoImages(annotations, f"{server.address}/images")) as source:
+                assert [source.read(sample) for sample in range(3)] == [b"9", b"7", b"8"]
+                assert source.describe(0) == f"{server.address}/images/9.jpg"
 
     def test_one_category_each_is_a_label(self) -> None:
         one_each = [{"image_id": image, "category_id": 3 if image == 9 else 90} for image in (9, 7, 8)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.listing import ListedFiles, Refresh, catalog_of, list_files
 from penstock.store.manifest import check_once, check_tags, folder_of_list
-from penstock.store.patterns import place_on_disk
+from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects
 from penstock.store.text_rows import read_text
 from penstock.units import is_integer
 
@@ -27,11 +28,11 @@ CocoLabels = Literal["categories", "category"]
 class CocoImages(FileSource):
     """The images of a COCO file, in its order: `instances_train2017.json` and its like.
 
-    annotations: the file. folder: with the images that it names.
+    annotations: the file, or its address. folder: with the images that it names, or its address.
     labels: "categories" gives dicts: `categories`, uint8[classes], 1 for each that an annotation of the image has, and
         `image_id`, int64, by which boxes and masks are found in a COCO file. "category" is for classification:
         one label, int64, where each image has one category.
-    refresh, calls, catalog: as in `penstock.open_source`.
+    refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
     `classes` are the names of the categories, in the order of their ids. Boxes, masks and keypoints are as many as an
     image has, and have no place in a batch yet.
@@ -49,23 +50,26 @@ class CocoImages(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if labels not in ("categories", "category"):
             raise ConfigError(
                 f'labels is {labels!r}; it is "categories" (of each image, several) or "category" (one)'
             )
-        self.list_file = place = place_on_disk(annotations, "COCO files")
-        self.place = place_on_disk(folder, "COCO files")
+        self.list_file = place = place_of_paths(annotations)
+        self.place = place_of_paths(folder)
+        # A file on this host may be of images at addresses.
+        objects = Objects(storage_options)
         where = folder_of_list(place, folder)
-        list_anew = partial(list_files, "CocoImages", partial(_read, where, labels), place)
+        list_anew = partial(list_files, "CocoImages", partial(_read, where, labels, objects), place)
         opener = f"CocoImages({where!r}, {labels!r})"
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls())
-        super().__init__(os.path.dirname(place), catalog)
+        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls(), objects)
+        super().__init__(os.path.dirname(place), catalog, objects)
 
 
-def _read(folder: str, labels: CocoLabels, place: str) -> ListedFiles:
+def _read(folder: str, labels: CocoLabels, objects: Objects, place: str) -> ListedFiles:
     try:
-        found: Any = json.loads(read_text(place))
+        found: Any = json.loads(read_text(place, objects))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is no JSON ({error}): copy or write it again") from error
     images, annotations, categories = (

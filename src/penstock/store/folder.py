@@ -81,7 +81,8 @@ class ImageFolder(FileSource):
         catalog = catalog or catalog_of("ImageFolder", place, extensions, list_anew, refresh, calls, objects)
         super().__init__(place, catalog, objects)
         if names is not None:
-            self.classes = calls.one(os.fspath(names), lambda: named_folders(self.classes, names))
+            where = objects or Objects(storage_options)
+            self.classes = calls.one(os.fspath(names), lambda: named_folders(self.classes, names, where))
         self._take_classes(classes)
 
 

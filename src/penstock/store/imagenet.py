@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.listing import ListedFiles, Refresh, catalog_of, list_files
 from penstock.store.manifest import check_once, folder_of_list
-from penstock.store.patterns import place_on_disk
+from penstock.store.object_store import is_address, joined
+from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects
 from penstock.store.text_rows import read_rows, read_text
 
 #: The columns of LOC_val_solution.csv.
@@ -37,7 +40,8 @@ class ImageNetVal(FileSource):
         whose numbers `meta.mat` beside it explains (pip install scipy).
     names: a file with the name of each wnid, see `read_class_names`; then `classes` are these, and without it
         the wnids.
-    refresh, calls, catalog: as in `penstock.open_source`.
+    All three may be addresses.
+    refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
     Raises: DataError naming file and line for what cannot be read, an image that is missing or there twice, or an id
         that the names do not have.
@@ -54,37 +58,45 @@ class ImageNetVal(FileSource):
         refresh: Refresh = "auto",
         calls: Calls | None = None,
         catalog: Catalog | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.list_file = place = place_on_disk(truth, "ImageNet's validation")
-        self.place = place_on_disk(folder, "ImageNet's validation")
-        calls = calls or Calls()
-        known = None if names is None else calls.one(os.fspath(names), lambda: read_class_names(names))
+        self.list_file, self.place = place_of_paths(truth), place_of_paths(folder)
+        place, objects, calls = self.list_file, Objects(storage_options), calls or Calls()
+        known = None if names is None else calls.one(os.fspath(names), lambda: _class_names(names, objects))
         where, wnids = folder_of_list(place, folder), None if known is None else sorted(known)
-        read = partial(_read_truth, where, wnids)
+        read = partial(_read_truth, where, wnids, objects)
         list_anew = partial(list_files, "ImageNetVal", read, place)
         opener = f"ImageNetVal({where!r}, {wnids!r})"
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls)
-        super().__init__(os.path.dirname(place), catalog)
+        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls, objects)
+        super().__init__(os.path.dirname(place), catalog, objects)
         #: WordNet ids by label.
         self.wnids = catalog.classes
         if known is not None:
             self.classes = tuple(known[wnid] for wnid in self.wnids)
 
 
-def read_class_names(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_class_names(
+    path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Return what classes are called, by the names of their folders.
 
-    path: text such as `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`); JSON, {"n01440764": "tench"} or
-        {"0": ["n01440764", "tench"]}; or the `meta.mat` of ImageNet's development kit (pip install scipy).
+    path: or address, of text such as `LOC_synset_mapping.txt` (`n01440764 tench, Tinca tinca`); of JSON,
+        {"n01440764": "tench"} or {"0": ["n01440764", "tench"]}; or of the `meta.mat` of ImageNet's development kit
+        (pip install scipy).
+    storage_options: of an address, as in `penstock.open_source`.
     Raises: DataError naming the file, and the line.
     """
-    place = place_on_disk(path, "names of classes")
+    return _class_names(path, Objects(storage_options))
+
+
+def _class_names(path: str | os.PathLike[str], objects: Objects) -> dict[str, str]:
+    place = place_of_paths(path)
     if place.endswith(".mat"):
-        return dict(read_synsets(place).values())
+        return dict(read_synsets(place, objects).values())
     if place.endswith(".json"):
-        return _names_of_json(place)
+        return _names_of_json(place, objects)
     names: dict[str, str] = {}
-    for number, line in enumerate(read_text(place).splitlines(), 1):
+    for number, line in enumerate(read_text(place, objects).splitlines(), 1):
         folder, _, name = line.strip().replace("\t", " ").partition(" ")
         if not folder:
             continue
@@ -99,17 +111,17 @@ def read_class_names(path: str | os.PathLike[str]) -> dict[str, str]:
     return names
 
 
-def named_folders(folders: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
+def named_folders(folders: Sequence[str], path: str | os.PathLike[str], objects: Objects) -> tuple[str, ...]:
     """Return the names of classes by those of their folders. Raises: DataError for a folder without a name."""
-    names = read_class_names(path)
+    names = _class_names(path, objects)
     if lacking := [folder for folder in folders if folder not in names]:
         raise DataError(f"{os.fspath(path)} has no name for {lacking[0]}, a folder that is there: add it")
     return tuple(names[folder] for folder in folders)
 
 
-def _names_of_json(place: str) -> dict[str, str]:
+def _names_of_json(place: str, objects: Objects) -> dict[str, str]:
     try:
-        found: Any = json.loads(read_text(place))
+        found: Any = json.loads(read_text(place, objects))
         pairs: list[Any] = [each if isinstance(each, list) else (key, each) for key, each in found.items()]
         names: dict[Any, Any] = dict(pairs)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -119,7 +131,7 @@ def _names_of_json(place: str) -> dict[str, str]:
     return names
 
 
-def read_synsets(place: str) -> dict[int, tuple[str, str]]:
+def read_synsets(place: str, objects: Objects) -> dict[int, tuple[str, str]]:
     """Return wnid and name of each class by its number in the development kit (ILSVRC2012_ID).
 
     Raises: ConfigError without scipy; DataError if the file is no such one.
@@ -129,11 +141,14 @@ def read_synsets(place: str) -> dict[int, tuple[str, str]]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{place} is read by scipy, which is not installed: pip install scipy") from error
     try:
-        rows = np.atleast_1d(loadmat(place, squeeze_me=True)["synsets"])
+        file = io.BytesIO(objects.content(objects.facts([place])[0])) if is_address(place) else place
+        rows = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
         leaves = [row for row in rows if not row["num_children"]]
         found = {int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"])) for row in leaves}
     except OSError as error:
         raise DataError(f"{place} cannot be read: {error.strerror or error}") from error
+    except PenstockError:
+        raise
     except Exception as error:  # whatever scipy makes of garbage
         raise DataError(
             f"{place} has no synsets as ImageNet's development kit has them ({error!r:.100})"
@@ -143,9 +158,9 @@ def read_synsets(place: str) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _read_truth(folder: str, wnids: list[str] | None, place: str) -> ListedFiles:
+def _read_truth(folder: str, wnids: list[str] | None, objects: Objects, place: str) -> ListedFiles:
     """Return what a file of labels has. folder: of the images, relative to it. wnids: all that there are, sorted."""
-    rows = read_rows(place)
+    rows = read_rows(place, objects)
 
     def where(position: int) -> str:
         return f"{place}, line {lines[position]}: "
@@ -161,7 +176,7 @@ def _read_truth(folder: str, wnids: list[str] | None, place: str) -> ListedFiles
             found.append(answer[0])
     else:
         lines = [line for line, _ in rows]
-        synsets = read_synsets(os.path.join(os.path.dirname(place), _META))
+        synsets = read_synsets(joined(os.path.dirname(place), _META), objects)
         names = [_VALIDATION.format(number) for number in range(1, len(rows) + 1)]
         found = []
         for position, (_, fields) in enumerate(rows):

@@ -47,18 +47,6 @@ def place_of_paths(paths: Paths) -> str:
     return _absolute(paths)
 
 
-def place_on_disk(paths: Paths, what: str) -> str:
-    """Return `place_of_paths` of what is read from file systems alone. Raises: ConfigError, for addresses."""
-    place = place_of_paths(paths)
-    if is_address(place):
-        raise ConfigError(
-            f"{brief(place)} is an address, and {what} are read from file systems alone: mount or copy them; "
-            "folders, lists and tables of files, tar, TFRecord, MDS, LitData, Arrow and Parquet files, arrays, records "
-            "and tokens are read from addresses"
-        )
-    return place
-
-
 def is_of_several(place: str) -> bool:
     """Return whether it is a list or a pattern, and not what exists under that name."""
     if is_address(place):
