@@ -206,13 +206,6 @@ def test_bits_depend_on_neither_threads_nor_the_batch_nor_the_scratch_that_was_u
             assert np.array_equal(out, alone)
 
 
-def of_torchvision(name: str) -> Any:
-    """Return a stand-in for a transform of torchvision: one is known by its module and name."""
-    return type(
-        name, (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, value: value}
-    )()
-
-
 class TestCallables:
     """Any Python callable takes its place in the chain."""
 
@@ -386,7 +379,6 @@ class TestCallables:
                 "NCHW",
                 "a value of type tuple; a batch needs numbers",
             ),
-            ([Resize((8, 9)), lambda value: None], "NCHW", "a value of type NoneType; a batch needs numbers"),
         ],
     )
     def test_what_could_be_meant_in_two_ways_or_none_is_refused(self, steps, layout, text) -> None:  # type: ignore[no-untyped-def]
@@ -409,35 +401,6 @@ class TestCallables:
             "called with the stored bytes, as no step of penstock.loader.transforms"
             in caught.value.__notes__[0]
         )
-
-    @pytest.mark.parametrize(
-        ("before", "name", "text"),
-        [
-            (
-                [],
-                "Resize",
-                "transform 0 .*torchvision's.*stored bytes.*take Resize of penstock.loader.transforms",
-            ),
-            ([], "ToTensor", "stored bytes of the file: take ToTensor of penstock.loader.transforms"),
-            ([], "ElasticTransform", r"stored bytes.*wrap it.*PIL.Image.fromarray\(picture\)"),
-            ([Resize(8)], "CenterCrop", "transform 1 .*a NumPy array: take CenterCrop of penstock.loader"),
-            ([Resize(8)], "ElasticTransform", "a NumPy array.*wrap it"),
-            ([ToTensor()], "Normalize", "a NumPy array: take Normalize of penstock.loader.transforms"),
-        ],
-    )
-    def test_torchvisions_transforms_on_arrays_are_refused_with_what_to_take(
-        self, before: list[Any], name: str, text: str
-    ) -> None:
-        """torchvision 0.28 raises "Unexpected type <class 'bytes'>" for them or, in v2, returns them as they are."""
-        with pytest.raises(ConfigError, match=text):
-            compile_pipeline([*before, of_torchvision(name)], 0)
-
-    def test_torchvisions_transforms_are_taken_where_they_get_what_they_work_on(self) -> None:
-        def to_image(picture: Any) -> Any:
-            return torch.from_numpy(picture.transpose(2, 0, 1).copy())
-
-        for first in (of_torchvision("ToTensor"), of_torchvision("ToPILImage"), to_image):
-            compile_pipeline([Resize(8), first, of_torchvision("ColorJitter")], 0)
 
     def test_a_compose_is_the_list_that_it_holds(self) -> None:
         compose = type("Compose", (), {"__init__": lambda self, steps: setattr(self, "transforms", steps)})

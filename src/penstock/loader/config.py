@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, given_beside
 from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
 from penstock.loader.optional import check_defaults
-from penstock.loader.transforms.pipeline import Transform, check_transforms
+from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, CutOrder, Order, Sequential
 from penstock.plan.access import check_count, check_rank, epochs_of_steps
@@ -83,8 +83,9 @@ class LoaderConfig:
     epochs: how many times the data are read; fixes how far ahead the plan looks. None: again and again, without end,
         as validation does.
     steps: how many batches the run has, over all epochs; with epochs= too, the run ends with the first of the two.
-    transforms: what happens to each sample of a folder or `Source`; a data set does its own. A source of numbers, such
-        as a .npy file, needs none. Kept as a tuple.
+    transforms: what happens to each sample of a folder or `Source`; a data set does its own. Penstock's, torchvision's,
+        albumentations' and callables of yours, see `penstock.loader.transforms`. A source of numbers, such as a .npy
+        file, needs none. Kept as a tuple.
     collate_fn: makes each batch of a data set, called with the list of its samples by the thread that has loaded them;
         it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
     optional: what stands in the place of a field that samples of a data set lack, or have as None, by the field's name:
@@ -186,6 +187,8 @@ class LoaderConfig:
         steps = ()
         if self.transforms or not (self.is_of_data_set or self._may_do_without):
             steps = check_transforms(self.transforms, self.dtype or DTYPE, self.layout)
+            if self.decoders != 0:
+                check_draws(steps)
         object.__setattr__(self, "transforms", steps)
         for each in fields(self):
             if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise

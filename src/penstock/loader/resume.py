@@ -24,6 +24,7 @@ from penstock.errors import ConfigError
 from penstock.loader.dataset import MapDataset
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
+from penstock.loader.transforms.foreign import Called
 from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
 from penstock.plan.orders import LARGEST_EPOCH, CutOrder, DescribedOrder, Order, even_from
@@ -217,6 +218,7 @@ def flat_values(value: Mapping[Any, Any], before: str = "") -> Iterator[tuple[st
 
 def describe_object(step: Any) -> str:
     """Return what is known of a transform or policy: of a function its name, of an object what it shows of itself."""
+    step = step.step if isinstance(step, Called) else step
     if isinstance(step, partial):
         text = f"partial({describe_object(step.func)}, {step.args!r}, {step.keywords!r})"
     else:

@@ -27,7 +27,8 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
         ranks = f"; {others}, and this process reads everything, as world_size=1 says"
     lines = [f"{_data(setup)} in the order {_order(plan.order)}{_draws(setup)}: {_steps(plan)}{ranks}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
-    lines += [line for line in (_decoding(setup), uneven_line(plan.order), _padding(plan)) if line]
+    done = "" if setup.pipeline is None else setup.pipeline.summary()
+    lines += [line for line in (_decoding(setup), uneven_line(plan.order), _padding(plan), done) if line]
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "

@@ -261,6 +261,31 @@ class RandomErasing:
 
 
 @dataclass(frozen=True, slots=True)
+class RandomApply:
+    """Apply steps one after the other with probability p, or none of them.
+
+    transforms: those of the steps that work on computed pixels, such as `ColorJitter` and `GaussianBlur`.
+    """
+
+    transforms: Sequence[Any]
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability("RandomApply", self.p)
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        for step in self.transforms:
+            if not isinstance(step, AUGMENTS):
+                names = ", ".join(each.__name__ for each in AUGMENTS)
+                raise ConfigError(f"RandomApply([{step}]): it applies {names}; write a function for others")
+
+    def __call__(self, picture: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if rng.random() < self.p:
+            for step in self.transforms:
+                picture = step(picture, rng) if is_random(step) else step(picture)
+        return picture
+
+
+@dataclass(frozen=True, slots=True)
 class RandAugment:
     """Apply a few operations, drawn from fourteen, at one strength.
 
@@ -536,5 +561,10 @@ def _jitter(name: str, value: object, middle: float, bounds: tuple[float, float]
 #: Those that a user names.
 AUGMENTS = (
     *(Pad, RandomCrop, Grayscale, RandomGrayscale, ColorJitter, GaussianBlur),
-    *(RandomRotation, RandomErasing, RandAugment, TrivialAugmentWide),
+    *(RandomRotation, RandomErasing, RandomApply, RandAugment, TrivialAugmentWide),
 )
+
+
+def is_random(step: object) -> bool:
+    """Whether one of AUGMENTS is called with a generator."""
+    return not isinstance(step, Pad | Grayscale)

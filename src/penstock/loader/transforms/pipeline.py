@@ -19,6 +19,7 @@ from penstock.errors import ConfigError
 from penstock.loader.transforms.augment import AUGMENTS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
+from penstock.loader.transforms.foreign import Called, InCompose, as_picture, is_tensor, library_of, translate
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
@@ -37,7 +38,6 @@ from penstock.loader.transforms.stages import (
     describe,
     in_numbers,
     is_rgb,
-    is_tensor,
     name_of,
     normalize_array,
     normalize_stage,
@@ -67,8 +67,36 @@ Transform = Any  # a built-in step or a callable
 def check_transforms(transforms: Sequence[Transform], dtype: str, layout: str) -> tuple[Transform, ...]:
     """Return transforms as `compile_pipeline` takes them. Raises: ConfigError if they cannot follow each other."""
     steps = _as_list(transforms)
-    _check(steps, dtype, layout)
+    if not steps:
+        raise ConfigError("transforms is empty: name at least one, for example ToTensor()")
+    for place, step in enumerate(steps):
+        if isinstance(step, type):
+            raise ConfigError(
+                f"transform {place} ({step}) is a class; make an instance of it: {step.__name__}(...)"
+            )
+    _check(_translated(steps), dtype, layout)
     return steps
+
+
+def _translated(steps: tuple[Transform, ...]) -> tuple[Transform, ...]:
+    return translate(steps, of_pictures=_are_visual(steps))
+
+
+def check_draws(transforms: Sequence[Transform]) -> None:
+    """Raise ConfigError if one of checked transforms draws from global generators, which threads share."""
+    for step in _translated(tuple(transforms)):
+        if isinstance(step, Called) and step.draws == "global":
+            name = name_of(step)
+            ours = (
+                f"give {name} arguments that penstock.loader.transforms.{name} has, too; "
+                if name in _NAMES
+                else ""
+            )
+            raise ConfigError(
+                f"{step} among the transforms draws from global random generators, which threads share, so that no "
+                f"seed would fix its draws: {ours}give decoders=0, where they are seeded for each sample; or write a "
+                "function of a picture and rng"
+            )
 
 
 def compile_pipeline(
@@ -81,11 +109,13 @@ def compile_pipeline(
 ) -> Pipeline:
     """Check transforms and bring everything in that running them needs (OpenCV, compiled kernels).
 
-    transforms: built-in steps and callables, first to last. A callable gets what comes before it: the picture
-        as a NumPy array uint8[height, width, 3] (no PIL image), after `ToTensor` float32[3, height, width], or
-        the stored bytes if no built-in is in the list; and `rng=`, a NumPy generator of its own for each epoch
-        and sample, if its signature has that name. What it returns is recognised by its type:
-        - a NumPy array uint8[height, width, 3] is a picture, for any step after it;
+    transforms: built-in steps, transforms of torchvision and albumentations, and callables, first to last. A
+        callable gets what comes before it: the picture as a NumPy array uint8[height, width, 3], after `ToTensor`
+        float32[3, height, width]; behind a transform of torchvision, or in its `Compose`, a PIL image or tensor,
+        as it would there; or the stored bytes if the list begins with it and no built-in is in it. And `rng=`, a
+        NumPy generator of its own for each epoch and sample, if its signature has that name. What it returns is
+        recognised by its type:
+        - a NumPy array uint8[height, width, 3] or a PIL image in RGB is a picture, for any step after it;
         - a torch tensor is taken as it is, in its own axes, by torchvision's habit [channels, height, width];
         - a NumPy array after `ToTensor` is [channels, height, width];
         - without `ToTensor`, a NumPy array of three axes is [height, width, channels] if the last of them is
@@ -111,8 +141,10 @@ def compile_pipeline(
 class Pipeline:
     """Compiled transforms, for one seed, number format and layout; made by `compile_pipeline`."""
 
-    def __init__(self, transforms: tuple[Transform, ...], seed: int, dtype: str, layout: str) -> None:
-        self.transforms = transforms
+    def __init__(self, given: tuple[Transform, ...], seed: int, dtype: str, layout: str) -> None:
+        #: As they were given, and as they are done.
+        self.given = given
+        self.transforms = transforms = _translated(given)
         self.seed = seed
         #: Name of the number format.
         self.dtype = dtype
@@ -123,7 +155,7 @@ class Pipeline:
             derive_key(seed, f"transform {place}: {name_of(step)}") for place, step in enumerate(transforms)
         )
         #: Whether samples are pictures: a built-in step asks for them.
-        self.is_visual = _are_visual(transforms)
+        self.is_visual = _are_visual(given)
         self._has_tensor = any(isinstance(step, ToTensor) for step in transforms)
         tail = len(transforms)
         while tail and isinstance(transforms[tail - 1], ToTensor | Normalize):
@@ -194,6 +226,11 @@ class Pipeline:
         if self._group_pass is not None:
             self._group_pass.prepare()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes the same."""
+        state = self._output_shape, self._shape_is_of
+        return _made_again, (self.given, self.seed, self.dtype, self.layout, *state)
+
     def __repr__(self) -> str:
         steps = ", ".join(repr(step) for step in self.transforms)
         return f"Pipeline([{steps}], seed={self.seed}, dtype={self.dtype!r}, layout={self.layout!r})"
@@ -208,7 +245,9 @@ class Pipeline:
         """Whether a step draws random numbers."""
         random = RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip
         return any(
-            isinstance(step, random) or (not _is_built_in(step) and takes_rng(step))
+            step.draws != "none"
+            if isinstance(step, Called)
+            else isinstance(step, random) or (not _is_built_in(step) and takes_rng(step))
             for step in self.transforms
         )
 
@@ -216,6 +255,17 @@ class Pipeline:
     def calls_python(self) -> bool:
         """Whether a step is a user's own function."""
         return not all(_is_built_in(step) for step in self.transforms)
+
+    def summary(self) -> str:
+        """Return which transforms of other libraries Penstock does itself, and which Python does; "" without any."""
+        foreign = sum(library_of(step) is not None for step in self.given)
+        called = [name_of(step) for step in self.transforms if isinstance(step, Called)]
+        if not foreign:
+            return ""
+        replaced = (
+            f"{foreign - len(called)} of {foreign} transforms of other libraries are Penstock's own code"
+        )
+        return f"{replaced}, and Python does {', '.join(called)}" if called else replaced
 
     @property
     def needs_probe(self) -> bool:
@@ -346,8 +396,8 @@ class Pipeline:
             value = bytearray(data) if self._is_raw else bytes(data)
         for stage in self._stages:
             value = stage(value, draws, index, scratch)
-        if self.is_visual and is_rgb(value) and self._ends_as_picture:
-            return Image.of(value)
+        if self.is_visual and self._ends_as_picture and is_rgb(picture := as_picture(value)):
+            return Image.of(picture)
         return value
 
     def _finished(self, value: Value) -> NDArray[Any]:
@@ -396,8 +446,8 @@ class Pipeline:
 def _as_list(transforms: object) -> tuple[Transform, ...]:
     """Return transforms as a list, with those that a `Compose` holds in its place."""
     what = f"transforms is {transforms!r}"
-    if _is_composed(transforms):
-        transforms = getattr(transforms, "transforms", ())
+    if _is_composed(transforms) or library_of(transforms) is not None:
+        transforms = [transforms]
     if hasattr(transforms, "transforms"):
         raise ConfigError(f"{what}, which {_CHOOSES}")
     if _is_built_in(transforms) or callable(transforms):
@@ -406,13 +456,25 @@ def _as_list(transforms: object) -> tuple[Transform, ...]:
         raise ConfigError(f"{what}; it is a list of transforms, for example [Resize((224, 224)), ToTensor()]")
     steps: list[Transform] = []
     for step in transforms:
-        steps += _as_list(step) if _is_composed(step) else [step]
+        steps += _held_by(step) if _is_composed(step) else [step]
     return tuple(steps)
 
 
 def _is_composed(step: object) -> bool:
-    """Whether it is torchvision's `Compose`, or one like it: it does what it holds, one after the other."""
-    return type(step).__name__ == "Compose" and isinstance(getattr(step, "transforms", None), list | tuple)
+    """Whether it is torchvision's `Compose`, or one like it: it does what it holds, one after the other.
+
+    That of albumentations does more.
+    """
+    is_one = type(step).__name__ == "Compose" and isinstance(getattr(step, "transforms", None), list | tuple)
+    return is_one and library_of(step) != "albumentations"
+
+
+def _held_by(compose: Any) -> tuple[Transform, ...]:
+    steps = _as_list(list(compose.transforms))
+    if library_of(compose) is None:
+        return steps
+    is_known = [isinstance(step, (*get_args(_BUILT_INS), *AUGMENTS)) or library_of(step) for step in steps]
+    return tuple(step if known else InCompose(step) for step, known in zip(steps, is_known, strict=True))
 
 
 _CHOOSES = (
@@ -422,32 +484,6 @@ _CHOOSES = (
 
 _BUILT_INS = DecodeRaw | PictureStep | ToTensor | Normalize
 _NAMES = frozenset(step.__name__ for step in (*get_args(_BUILT_INS), *AUGMENTS))
-#: What torchvision can begin with on a NumPy array. Its other transforms raise or, in v2, return it as it is.
-_TAKE_ARRAYS = frozenset(
-    ("Lambda", "ToImage", "ToPILImage", "ToTensor", "to_image", "to_pil_image", "to_tensor")
-)
-
-
-def _check_foreign(label: str, step: Transform, is_visual: bool) -> None:
-    """Refuse a transform of torchvision where no image or tensor comes before it.
-
-    is_visual: it gets a picture as a NumPy array, else the stored bytes.
-    """
-    name = name_of(step)
-    is_torchvision = str(getattr(step, "__module__", "")).startswith("torchvision")
-    if not is_torchvision or (is_visual and name in _TAKE_ARRAYS):
-        return
-    if name in _NAMES:
-        advice = f"take {name} of penstock.loader.transforms instead"
-    else:
-        advice = (
-            "put a step of penstock.loader.transforms before it and wrap it in a function, "
-            "lambda picture: numpy.asarray(transform(PIL.Image.fromarray(picture)))"
-        )
-    given = "a NumPy array" if is_visual else "the stored bytes of the file"
-    raise ConfigError(
-        f"{label} is torchvision's: it takes a PIL image or a tensor, and would get {given}: {advice}"
-    )
 
 
 def _is_built_in(step: Transform) -> bool:
@@ -455,13 +491,15 @@ def _is_built_in(step: Transform) -> bool:
 
 
 def _are_visual(transforms: Sequence[Transform]) -> bool:
-    """Whether samples are pictures to these: a built-in step asks for them."""
-    return any(_is_built_in(step) and not isinstance(step, DecodeRaw) for step in transforms)
+    """Whether samples are pictures to these: a built-in step asks for them, or another library's is the first."""
+    return library_of(transforms[0]) is not None or any(
+        _is_built_in(step) and not isinstance(step, DecodeRaw) for step in transforms
+    )
 
 
 def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
     if not transforms:
-        raise ConfigError("transforms is empty: name at least one, for example ToTensor()")
+        raise ConfigError("transforms change nothing: name at least one that does, for example ToTensor()")
     if layout not in LAYOUTS:
         raise ConfigError(f"layout is {layout!r}; it is one of {', '.join(LAYOUTS)}")
     has_tensor = False
@@ -469,9 +507,7 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
     is_visual = _are_visual(transforms)
     for place, step in enumerate(transforms):
         label = f"transform {place} ({step})"
-        if isinstance(step, type):
-            raise ConfigError(f"{label} is a class; make an instance of it: {step.__name__}(...)")
-        if hasattr(step, "transforms"):
+        if hasattr(step, "transforms") and not isinstance(step, AUGMENTS):
             raise ConfigError(f"{label} {_CHOOSES}")
         if isinstance(step, PictureStep) and has_tensor:
             raise ConfigError(f"{label} works on pictures and stands behind ToTensor: put it before")
@@ -491,10 +527,8 @@ def _check(transforms: tuple[Transform, ...], dtype: str, layout: str) -> None:
                 )
             is_picture = False
         elif not _is_built_in(step):
-            if not callable(step):
+            if not callable(step) and not isinstance(step, Called):
                 raise ConfigError(f"{label} is neither a transform of Penstock nor callable")
-            if is_picture:
-                _check_foreign(label, step, is_visual)
             is_picture = False
     if is_picture and dtype not in IMAGE_DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; for images it is one of {', '.join(IMAGE_DTYPES)}")
@@ -523,6 +557,19 @@ def _check_fits(label: str, step: DecodeRaw, dtype: str) -> None:
         raise ConfigError(
             f"{label} reads {stored.name}, which dtype={dtype!r} cannot hold: give dtype={stored.name!r}, or a float"
         )
+
+
+def _made_again(
+    given: tuple[Transform, ...],
+    seed: int,
+    dtype: str,
+    layout: str,
+    output_shape: tuple[int, ...] | None,
+    shape_is_of: str,
+) -> Pipeline:
+    pipeline = compile_pipeline(given, seed, dtype, layout)
+    pipeline._output_shape, pipeline._shape_is_of = output_shape, shape_is_of
+    return pipeline
 
 
 def _known_shape(transforms: tuple[Transform, ...], layout: str) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ returned. Stages are made once per pipeline and hold no state; the thread's buff
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
+from penstock.loader.transforms.augment import AUGMENTS
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.draws import Draws, log_ratio
+from penstock.loader.transforms.foreign import Called, Caller, as_picture, in_form, is_pil, is_tensor
 from penstock.loader.transforms.geometry import (
     CENTER_CROP,
     CUBIC,
@@ -200,11 +203,11 @@ def picture_stage(step: PictureStep, place: int, numbers: StepNumbers, to_array:
     def as_image(value: Value) -> Image:
         if isinstance(value, Image):
             return value
-        if is_rgb(value):
-            return Image.of(value)
+        if is_rgb(picture := as_picture(value)):
+            return Image.of(picture)
         raise ConfigError(
             f"transform {place} ({step}) was given {describe(value)} by the one before; "
-            "it works on pictures, uint8[height, width, 3]"
+            "it works on pictures, uint8[height, width, 3] or PIL images in RGB"
         )
 
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
@@ -230,13 +233,13 @@ def pad(array: NDArray[np.uint8], target: tuple[int, int]) -> NDArray[np.uint8]:
     return np.pad(array, ((before, down - before), (left, across - left), (0, 0)))
 
 
-def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sink | None) -> Stage:
-    """Return the stage of a user's callable.
+def call_stage(step: Callable[..., Any] | Called, place: int, key: int, to_array: Sink | None) -> Stage:
+    """Return the stage of a callable: a user's, another library's or one of AUGMENTS.
 
-    It is called with an array of its own, or bytes; with `rng=` where its signature has that name.
+    It is called with a picture of its own, or bytes; with `rng=` where its signature has that name.
     """
-    is_random = takes_rng(function)
-    name = name_of(function)
+    call = _caller(step)
+    name = name_of(step)
 
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if isinstance(value, Image):
@@ -245,21 +248,51 @@ def call_stage(function: Callable[..., Any], place: int, key: int, to_array: Sin
         if to_array is not None:
             scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
         try:
-            if is_random:
-                return function(value, rng=generator_for(key, draws.epoch, int(draws.samples[index])))
-            return function(value)
+            made = call(value, lambda: generator_for(key, draws.epoch, int(draws.samples[index])))
         except Exception as error:
-            error.add_note(f"in transform {place} ({name}), called with {_given(value)}")
+            error.add_note(f"in transform {place} ({name}), called with {_given(step, value)}")
             raise
+        if made is None:
+            raise ConfigError(
+                f"transform {place} ({name}) returned None: return what it makes, also where it changes it in place"
+            )
+        return made
 
     return run
 
 
-def _given(value: Value) -> str:
+def _caller(step: Callable[..., Any] | Called) -> Callable[[Value, Callable[[], Any]], Value]:
+    """Return what calls a step with a value, and with what makes the sample's generator."""
+    if isinstance(step, Called):
+        called, threads = step, threading.local()
+
+        def call(value: Value, generator: Callable[[], Any]) -> Value:
+            caller: Caller | None = getattr(threads, "caller", None)
+            if caller is None:
+                caller = threads.caller = Caller(called)
+            return caller(value, generator)
+
+        return call
+    function, is_random, is_ours = step, takes_rng(step), isinstance(step, AUGMENTS)
+
+    def call_plainly(value: Value, generator: Callable[[], Any]) -> Value:
+        value = in_form(value, "array") if is_ours else value
+        return function(value, rng=generator()) if is_random else function(value)
+
+    return call_plainly
+
+
+def _given(step: object, value: Value) -> str:
     """Name what a callable was given, for those who expected what torchvision gives."""
+    if isinstance(step, Called):
+        return describe(in_form(value, step.form))
     if isinstance(value, bytes):
         return "the stored bytes, as no step of penstock.loader.transforms is in the list: put one in to get pictures"
-    about = ": a NumPy array [height, width, 3], no PIL image" if is_rgb(value) else ""
+    about = ""
+    if is_rgb(value):
+        about = (
+            ": a NumPy array [height, width, 3], no PIL image; torchvision's ToPILImage() before it makes one"
+        )
     return describe(value) + about
 
 
@@ -283,6 +316,7 @@ def normalize_stage(step: Normalize) -> Stage:
 
 def to_tensor_array(value: Value) -> NDArray[np.float32]:
     """Return `ToTensor` of what a callable made: bytes to 0...1, (rows, columns[, n]) to (n, ...)."""
+    value = as_picture(value)
     array = np.empty(0) if is_tensor(value) else as_array(value)
     if array.ndim == 2:
         array = array[:, :, None]
@@ -305,11 +339,6 @@ def normalize_array(value: Value, step: Normalize) -> NDArray[np.float32]:
         raise ConfigError(f"{step} was given {describe(value)}; it works on (3, height, width)")
     mean, std = np.array(step.mean, np.float32), np.array(step.std, np.float32)
     return (array - mean[:, None, None]) / std[:, None, None]
-
-
-def is_tensor(value: Value) -> bool:
-    """Tell a torch tensor by its methods: those without torch need not import it to be asked."""
-    return hasattr(value, "detach") and hasattr(value, "permute")
 
 
 def as_array(value: Value) -> NDArray[Any]:
@@ -342,11 +371,14 @@ def describe(value: Value) -> str:
         return f"{value.dtype}{list(value.shape)}"
     if is_tensor(value):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if is_pil(value):
+        return f"a PIL image of mode {value.mode}"
     return f"a value of type {type(value).__name__}"
 
 
 def name_of(step: object) -> str:
     """Return the name by which messages and random keys know a transform."""
+    step = step.step if isinstance(step, Called) else step
     return getattr(step, "__qualname__", type(step).__name__)
 
 
