@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _PROGRAM = "from penstock.child import _run; _run()"
 _SIGNALS_OF_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,27 +37,29 @@ def start_child(
     words: Sequence[str] = (),
     *,
     stdin: int = subprocess.DEVNULL,
-    stdout: int = subprocess.DEVNULL,
+    stdout: int | None = subprocess.DEVNULL,
     stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start an interpreter that calls a function, and ends with it or with this process, however that ends.
 
     task: "module:function". words: its `sys.argv[1:]`. stdin, stdout, stderr: as for Popen, unbuffered.
+    environment: variables that it has besides this process's.
     Raises: NoChild; RuntimeError where this interpreter is shutting down.
     """
     if not has_interpreter():
         raise NoChild("this program is no Python interpreter that another could be started with")
     # Entries of other types are legal there, and nothing is imported from them.
     places = [place for place in sys.path if isinstance(place, str) and place]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    variables = os.environ | dict(environment or {}) | {"PYTHONPATH": os.pathsep.join(places)}
     # With it, an interpreter that fails asks its standard input what to do next.
-    environment.pop("PYTHONINSPECT", None)
+    variables.pop("PYTHONINSPECT", None)
     # The child inherits the mask: signals stay pending until it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), task, *words],
-            env=environment,
+            env=variables,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

@@ -192,10 +192,10 @@ def format_seconds(seconds: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Return a number of things for people.
 
-    >>> format_count(1, "rank"), format_count(300_000, "sample"), format_count(2, "batch")
-    ('1 rank', '300,000 samples', '2 batches')
+    >>> format_count(1, "rank"), format_count(300_000, "sample"), format_count(2, "process")
+    ('1 rank', '300,000 samples', '2 processes')
     """
-    plural = "es" if noun.endswith("tch") else "s"
+    plural = "es" if noun.endswith(("tch", "ss")) else "s"
     return f"{count:,} {noun}" + ("" if count == 1 else plural)
 
 

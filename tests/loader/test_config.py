@@ -62,6 +62,8 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "policy": ("staging", "frequent", "policy 'frequent' is not known"),
     "readers": (3, 0, "readers is 0"),
     "decoders": (3, 1025, "decoders is 1025"),
+    "workers": ("threads", 0, "workers is 0"),
+    "worker_init_fn": (print, 3, "worker_init_fn is 3"),
     "on_error": ("skip", "ignore", "on_error is 'ignore'"),
     "skip": ("bad.jsonl", [3], r"skip is \[3\]"),
     "refresh": ("never", "sometimes", "refresh is 'sometimes'"),
@@ -71,7 +73,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
 }
 WITH_DEFAULT = [each.name for each in fields(LoaderConfig) if each.default is not MISSING]
 #: Those that a data set alone may have: an object is equal to itself alone.
-OF_DATA_SETS = ["collate_fn"]
+OF_DATA_SETS = ["collate_fn", "worker_init_fn"]
 #: Those that are given in place of others, and are objects.
 INSTEAD = ["batch_sampler"]
 

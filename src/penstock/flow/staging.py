@@ -177,6 +177,11 @@ class StagingBuffer:
         return len(self._slots)
 
     @property
+    def batch_size(self) -> int:
+        """How many rows a slot has space for."""
+        return self._batch_size
+
+    @property
     def is_held(self) -> bool:
         """Whether a slot waits for a device copy to end; then `poll_held` must be called again."""
         return bool(self._held)

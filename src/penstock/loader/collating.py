@@ -79,11 +79,11 @@ class CollatingDecoder:
         return self._latest
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
-        """Return what was made for a slot, in a worker process, and keep it no longer."""
+        """See `MovableDecoder`: the batch."""
         return self._made.pop(slot, None)
 
     def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
-        """Keep what another process has made for a slot."""
+        """See `MovableDecoder`."""
         if what is not None:
             self._made[slot] = what
 

@@ -62,6 +62,8 @@ class LoaderArguments(TypedDict, total=False):
     policy: str | LoadingPolicy
     readers: int | None
     decoders: int | None
+    workers: int | str
+    worker_init_fn: Callable[[int], object] | None
     on_error: OnError
     skip: str | os.PathLike[str] | None
     refresh: Refresh
@@ -111,6 +113,9 @@ class LoaderConfig:
         core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
+    workers: how many worker processes call a data set, for Python code that holds the interpreter's lock. "threads":
+        the threads of decoders= call it. "auto": whichever is faster; threads for now.
+    worker_init_fn: called in each worker process with its number, before its first sample.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     skip: a list of bad samples, as `penstock check` writes it; what is left is numbered anew, so that batches are
         complete.
@@ -153,6 +158,8 @@ class LoaderConfig:
     policy: str | LoadingPolicy = POLICY
     readers: int | None = None
     decoders: int | None = None
+    workers: int | str = "auto"
+    worker_init_fn: Callable[[int], object] | None = None
     on_error: OnError = "raise"
     skip: str | os.PathLike[str] | None = None
     refresh: Refresh = "auto"
@@ -244,6 +251,7 @@ class LoaderConfig:
             least = 0 if name == "decoders" else 1
             if count is not None and not (is_integer(count) and least <= count <= _MOST_THREADS):
                 raise ConfigError(f"{name} is {count!r}; it is an integer, {least} to {_MOST_THREADS}")
+        self._check_workers()
         if self.decoders == 0 and self.readers is not None:
             raise ConfigError(
                 f"readers is {self.readers} and decoders is 0, which has the training's own thread do everything: "
@@ -274,6 +282,39 @@ class LoaderConfig:
                 f"refresh is {self.refresh!r}, and the source is open already: give it to what opens the source, "
                 "such as penstock.open_source, or give a path here"
             )
+
+    def _check_workers(self) -> None:
+        workers, init = self.workers, self.worker_init_fn
+        if init is not None and not callable(init):
+            raise ConfigError(
+                f"worker_init_fn is {init!r}; it is a function of the number of a worker process"
+            )
+        if workers in ("auto", "threads"):
+            if init is not None and workers == "threads":
+                raise ConfigError(
+                    'worker_init_fn is for worker processes, and workers="threads" starts none: leave it out'
+                )
+            return
+        if not is_integer(workers) or not 1 <= workers <= _MOST_THREADS:
+            advice = "; decoders=0 loads in the training's own thread" if workers == 0 else ""
+            raise ConfigError(
+                f'workers is {workers!r}; it is "auto", "threads" or a number of worker processes, 1 to '
+                f"{_MOST_THREADS}{advice}"
+            )
+        if self.decoders is not None:
+            raise ConfigError(
+                f"decoders is {self.decoders} beside workers={workers}: decoders counts threads and workers counts "
+                "processes, so leave one of them out"
+            )
+        if not self.is_of_data_set:
+            raise ConfigError(
+                f"workers is {workers}, for a data set's code, and the source is none: leave workers out"
+            )
+
+    @property
+    def is_in_processes(self) -> bool:
+        """Whether worker processes call the data set."""
+        return is_integer(self.workers)
 
     def _check_waits(self) -> None:
         if self.on_error not in ("raise", "skip") and not callable(self.on_error):
@@ -465,15 +506,15 @@ def check_machine(machine: object) -> None:
 
 #: What becomes of the arguments of PyTorch's DataLoader.
 _ADVICE = {
-    "num_workers": "threads are counted by this machine; decoders= and readers= change that, decoders=0 to none",
+    "num_workers": "threads are counted by this machine, decoders=0 starts none, and workers= is the number of worker "
+    "processes",
     "pin_memory": "copy with .to(device, non_blocking=True)",
     "prefetch_factor": "memory= says how much is staged",
-    "persistent_workers": "threads live as long as the loader",
+    "persistent_workers": "threads and processes live as long as the loader",
     "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
     "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
     "timeout": "timeout_seconds=",
-    "worker_init_fn": "there are no worker processes",
-    "multiprocessing_context": "there are no worker processes",
+    "multiprocessing_context": "worker processes are started anew, never forked",
 }
 
 

@@ -45,13 +45,17 @@ class DatasetFetcher:
     """
 
     def __init__(self, dataset: MapDataset, seed: int = 0, optional: Defaults | None = None) -> None:
-        self._dataset = dataset
+        self._dataset, self._seed = dataset, seed
         self._optional = optional or None
         self._get = SampleCode(dataset.__getitem__, seed, _DRAWS)
         #: PyTorch's protocol: a list of numbers to a list of samples.
         self._get_list: ListCode | None = None
         if (get_list := getattr(dataset, "__getitems__", None)) is not None:
             self._get_list = list_code(get_list, self._get, seed, _DRAWS, self.place)
+
+    def __reduce__(self) -> Any:
+        """Pickle what it was made of: a worker process has a copy."""
+        return DatasetFetcher, (self._dataset, self._seed, self._optional)
 
     @property
     def draws(self) -> bool:
@@ -214,6 +218,19 @@ class SampleDecoder:
         return self._structure.build(
             next(stacked) if is_array else next(listed) for is_array in self._is_array
         )
+
+    def take(self, slot: int, rows: Sequence[int]) -> Any:
+        """See `MovableDecoder`: the leaves that are no arrays, by row."""
+        if all(self._is_array):
+            return None
+        others = self._other_leaves.get(slot, {})
+        return [others.pop(row, None) for row in rows]
+
+    def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
+        """See `MovableDecoder`."""
+        if what is not None:
+            others = self._other_leaves.setdefault(slot, {})
+            others.update((row, each) for row, each in zip(rows, what, strict=True) if each is not None)
 
     def _store_columns(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.flow.channel import Reducers
 from penstock.flow.staging import DeviceEvent
 from penstock.loader.dataset import numpy_leaf
 
@@ -33,6 +34,7 @@ class FrontEnd:
         gets, without a copy. dtype: number format of the images, None for the batch of a data set.
     as_array: turns a part of a data set's sample into an array; None for what is neither array nor number.
     copy_leaves: copies parts of samples that are neither numbers nor NumPy arrays, see `SampleDecoder`.
+    reducers: what pickles some types for another process, see `penstock.flow.channel`.
     begin_thread: what each thread that decodes does first.
     device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
     """
@@ -42,6 +44,7 @@ class FrontEnd:
     copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = _copies_nothing
     begin_thread: Callable[[], None] = _do_nothing
     device_event: Callable[[], Callable[[], DeviceEvent | None] | None] = _no_device
+    reducers: Reducers = field(default_factory=dict)
 
 
 #: Batches as they are: NumPy arrays.

@@ -14,11 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
-from typing import Any, NoReturn, Self, Unpack, overload
+from typing import Any, NoReturn, Self, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.arena import Arena
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
@@ -33,12 +34,14 @@ from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
+from penstock.loader.processes import Processes
 from penstock.loader.progress import Collector
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
 from penstock.loader.transforms.decoders import decoder_versions
+from penstock.loader.worker import MovableDecoder, check_not_importing
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.serialise import write_plan
@@ -160,6 +163,7 @@ class Loader:
 
     def _make(self, calls: Calls, to_user: Callable[[str], None], state: Mapping[str, Any] | None) -> None:
         """Make what this rank reads with, once the ranks agree what it reads. Raises: as the constructor."""
+        check_not_importing()
         agreed = self._agreed
         self._setup = setup = set_up(agreed.config, self._front_end, calls, opened=agreed.opened)
         if self._trace is not None:
@@ -178,6 +182,7 @@ class Loader:
             self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
+        self._make_processes()
         self._engine = engine = self._make_engine(to_user)
         self._starter = Starter()
         if self._trace is not None:
@@ -203,11 +208,24 @@ class Loader:
         if state is not None:
             self._begin_at(read_state(state, self._described, self._plan, self._rank))
 
+    def _make_processes(self) -> None:
+        """Have worker processes fetch and decode, where they are to."""
+        plan = self._setup.processes
+        self._processes = None
+        if plan is not None:
+            decoder = cast(MovableDecoder, self._decoder)
+            self._processes = Processes(plan, self._fetcher, decoder, self._staging)
+            self._fetcher = self._processes
+
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
         rows = setup.limits.steps * setup.plan.max_local_batch(setup.rank)
         staging = StagingBuffer(
-            setup.decoder.fields, rows, setup.budget.staging_bytes, self._front_end.device_event()
+            setup.decoder.fields,
+            rows,
+            setup.budget.staging_bytes,
+            self._front_end.device_event(),
+            partial(Arena, is_shared=setup.processes is not None, huge_pages=True),
         )
         for _ in range(setup.limits.slots):
             staging.grow()
@@ -220,8 +238,8 @@ class Loader:
             Scheduler(
                 plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits, setup.extents
             ),
-            setup.fetcher,
-            setup.decoder,
+            self._fetcher,
+            self._decoder if self._processes is None else self._processes,
             self._staging,
             self._recorder,
             EngineSettings(
@@ -234,7 +252,7 @@ class Loader:
             begin=partial(
                 _begin,
                 _change_nothing if setup.works_in_own_thread else self._front_end.begin_thread,
-                setup.fetcher,
+                self._fetcher,
             ),
             report=report,
             collect=self._collector.collect,
@@ -814,6 +832,8 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
     begin_thread()
     if isinstance(fetcher, SourceFetcher):
         fetcher.prepare()
+    elif isinstance(fetcher, Processes):
+        fetcher.begin()
 
 
 def _change_nothing() -> None:

@@ -25,7 +25,9 @@ from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
 from penstock.loader.optional import Defaults
+from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
+from penstock.loader.processes import ProcessPlan
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
@@ -88,6 +90,7 @@ class Setup:
     seed: of the order, the policy and every random transform.
     extents: of all samples, where the source gives them.
     draws_seed: of the random numbers that change samples; None where nothing draws any.
+    processes: what worker processes are started with; None where threads do the work.
     """
 
     plan: AccessPlan
@@ -112,10 +115,15 @@ class Setup:
     seed: int = 0
     extents: Extents | None = None
     draws_seed: int | None = None
+    processes: ProcessPlan | None = None
 
     @property
     def calls_python(self) -> bool:
-        """Whether a user's own code runs for each sample."""
+        """Whether a user's own code runs for each sample, in threads."""
+        return self.processes is None and self._has_python
+
+    @property
+    def _has_python(self) -> bool:
         return self.pipeline is None or self.pipeline.calls_python
 
 
@@ -231,8 +239,7 @@ def set_up(
 ) -> Setup:
     """Open the source, compile the transforms and share the memory out.
 
-    calls: what the source and its first sample are read with.
-    opened: the source and the plan, if that was done before.
+    calls: what the source and its first sample are read with. opened: source and plan, if that was done before.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
         photograph; a data set cannot be predicted.
 
@@ -300,6 +307,7 @@ def set_up(
         seed=seed_of(config),
         extents=extents,
         draws_seed=samples.draws_seed,
+        processes=samples.processes,
     )
 
 
@@ -308,7 +316,7 @@ class _Samples(NamedTuple):
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of the memory and the machine, and where they lie.
-    draws_seed: see `Setup`.
+    draws_seed, processes: see `Setup`.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -318,6 +326,7 @@ class _Samples(NamedTuple):
     picture_bytes: int = 0
     large_picture_bytes: int = 0
     draws_seed: int | None = None
+    processes: ProcessPlan | None = None
 
     @property
     def reads_in_place(self) -> bool:
@@ -355,6 +364,8 @@ def _of_data_set(
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
     defaults = Defaults(config.optional or {})
+    # Before the data set is asked for a sample: many open what cannot be pickled then.
+    processes = _process_plan(dataset, config, front_end) if config.is_in_processes else None
     fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
     if config.collate_fn is not None:
@@ -370,6 +381,15 @@ def _of_data_set(
         decoder.fields,
         lambda budget, machine: (fetcher, decoder, None),
         draws_seed=seed_of(config) if fetcher.draws else None,
+        processes=processes,
+    )
+
+
+def _process_plan(dataset: MapDataset, config: LoaderConfig, front_end: FrontEnd) -> ProcessPlan:
+    """Return what worker processes are started with. Raises: ConfigError where the data set cannot be pickled."""
+    copy = pickled(dataset, "dataset", front_end.reducers)
+    return ProcessPlan(
+        int(config.workers), seed_of(config), copy, dataset, config.worker_init_fn, front_end.reducers
     )
 
 
@@ -505,6 +525,8 @@ def _threads(
     decoders, readers = config.decoders, config.readers
     if decoders == 0:
         return _Threads(0, 1, 0, "as decoders= says", "")
+    if config.is_in_processes:
+        return _Threads(0, int(config.workers), 0, "as workers= says", "")
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_of_data_set:
         if decoders is None:

@@ -236,5 +236,14 @@ def _tensors(batch: Any) -> Any:
     return with_fields(batch, _tensors) if is_dataclass_value(batch) else batch
 
 
+def _reduced(tensor: torch.Tensor) -> Any:
+    """Pickle a tensor by its array, whose memory a message shares; others as PyTorch does."""
+    is_plain = tensor.device.type == "cpu" and not tensor.requires_grad and not tensor.__dict__
+    array = _array(tensor) if is_plain else None
+    if array is None:
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    return _tensors, (np.ascontiguousarray(array).reshape(array.shape),)
+
+
 #: Batches as tensors.
-TORCH = FrontEnd(_present, _as_array, _copy_leaves, _compute_alone, _device_event)
+TORCH = FrontEnd(_present, _as_array, _copy_leaves, _compute_alone, _device_event, {torch.Tensor: _reduced})

@@ -1,0 +1,53 @@
+"""What other libraries keep for a whole process: global random generators, threads of their own, PyTorch's worker info.
+
+Only in worker processes. No library is imported for it: one that is not loaded has nothing to set.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.plan.random import derive_key
+
+#: Before libraries are loaded: many take as many threads as there are processors, in each process.
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+
+def seed_all(seed: int, purpose: str) -> None:
+    """Seed the global generators of `random`, NumPy and PyTorch: what is drawn next follows from these two alone."""
+    key = derive_key(seed, purpose)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - somebody else's code draws from it
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(key)  # 90 us less than torch.manual_seed, which asks all devices
+
+
+def compute_alone() -> None:
+    """Have PyTorch and OpenCV compute with one thread: processors are shared by samples, not inside them."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(1)
+
+
+class _WorkerInfo(NamedTuple):
+    """As PyTorch's class of this name."""
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+def set_worker_info(number: int, count: int, seed: int, dataset: Any) -> None:
+    """Have `torch.utils.data.get_worker_info()` return what it does in a DataLoader's worker."""
+    if "torch.utils.data" in sys.modules:
+        worker = sys.modules["torch.utils.data"]._utils.worker
+        kind = getattr(worker, "WorkerInfo", _WorkerInfo)
+        worker._worker_info = kind(id=number, num_workers=count, seed=seed, dataset=dataset)

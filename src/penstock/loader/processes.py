@@ -1,0 +1,336 @@
+"""Worker processes of a loader, from its side: each decode thread has one, and waits while that does a Load.
+
+    decode thread   Load ──> channel ──> its process: fetch, decode ──> rows of the slot, in shared memory
+                    failed samples, what is no array <── channel <──┘
+
+So the engine is what it is with threads, and any number of processes gives the same batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.arena import Arena
+from penstock.child import NoChild, start_child
+from penstock.errors import ClosedError, DataError
+from penstock.flow.channel import Channel, Reducers
+from penstock.flow.engine import Fetcher
+from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.global_draws import ONE_THREAD
+from penstock.loader.pickling import Pickled, pickled
+from penstock.loader.worker import (
+    Answer,
+    Begin,
+    Copy,
+    MovableDecoder,
+    PackedError,
+    Task,
+    the_dataset,
+    unpack,
+)
+from penstock.policy import Load
+
+#: So often a thread that waits for its process looks whether that is alive, and at which sample it is.
+_LOOK_SECONDS = 0.5
+#: A process that ends gets so long, as does a Load that nobody wants any more.
+_END_SECONDS = 1.0
+_PAGE_BYTES = 4096
+_NOWHERE = -1
+_EXIT_REASONS = {
+    signal.SIGKILL: "by the kernel, if memory ran out: see `dmesg`, and take fewer worker processes or more memory",
+    signal.SIGSEGV: "in compiled code that the data set calls: `python -X faulthandler` shows where",
+    signal.SIGBUS: "as shared memory ran out: take fewer worker processes, or less memory=",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """What worker processes are started with, known before any is.
+
+    dataset: pickled before anything has called it. init: called in each process with its number.
+    """
+
+    count: int
+    seed: int
+    dataset: Pickled
+    source: Any
+    init: Callable[[int], object] | None
+    reducers: Reducers
+
+
+class Processes:
+    """A `Fetcher` and a `Decoder` whose work worker processes do. Each thread that calls `begin` starts one of its own.
+
+    fetcher, decoder: that the processes have copies of; here they name samples and finish batches.
+    staging: of shared memory.
+    """
+
+    def __init__(
+        self, plan: ProcessPlan, fetcher: Fetcher, decoder: MovableDecoder, staging: StagingBuffer
+    ) -> None:
+        self._plan, self._fetcher, self._decoder, self._staging = plan, fetcher, decoder, staging
+        self._parts = pickled(
+            (fetcher, decoder, dict(plan.reducers), plan.init),
+            "collate_fn, worker_init_fn and the data set",
+            plan.reducers,
+            known=plan.source,
+            found_by=the_dataset,
+        )
+        self._threads = threading.local()
+        self._all: list[_Process] = []
+        self._all_lock = threading.Lock()
+        #: When nobody wanted results any more.
+        self._ending: float | None = None
+
+    def begin(self) -> None:
+        """Start the process of the calling thread, and do not wait for it."""
+        with self._all_lock:
+            begun = _Process(self._plan, self._parts, len(self._all), self._decoder.fields, self._staging)
+            self._all.append(begun)
+        self._threads.process = begun
+        begun.start()
+
+    # As a fetcher
+
+    @property
+    def place(self) -> str:
+        starting = sum(not each.is_ready for each in list(self._all))
+        waits = f", which waits for worker processes to start ({starting} of {self._plan.count})"
+        return f"{self._fetcher.place}{waits if starting else ''}"
+
+    def describe(self, sample: int) -> str:
+        return self._fetcher.describe(sample)
+
+    def fetch(
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
+    ) -> list[Any]:
+        """Return nothing of each sample: `decode` has the process make it."""
+        return [None] * len(samples)
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return self._fetcher.take_lost()
+
+    def end_waits(self) -> None:
+        """Give processes a second to complete what nobody wants any more."""
+        self._fetcher.end_waits()
+        self._ending = time.monotonic()
+
+    def close(self) -> None:
+        """End the processes and wait for them. No thread runs any more. Twice is harmless."""
+        with self._all_lock:
+            for each in self._all:
+                each.end()
+            deadline = time.monotonic() + _END_SECONDS
+            for each in self._all:
+                each.wait(deadline)
+        self._fetcher.close()
+
+    # As a decoder
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self._decoder.fields
+
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Nothing is read here."""
+
+    def decode(
+        self,
+        load: Load,
+        rows: Sequence[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
+        answer = self._threads.process.do(load, at, self._describe, self._is_given_up)
+        self._decoder.put(
+            load.slot, _without(load.rows, [index for index, _ in answer.failed]), answer.others
+        )
+        return [(index, unpack(error)) for index, error in answer.failed]
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        return self._decoder.finish(slot, arrays, rows)
+
+    def _describe(self, sample: int) -> str:
+        return f"sample {sample} ({self._fetcher.describe(sample)})"
+
+    def _is_given_up(self) -> bool:
+        return self._ending is not None and time.monotonic() - self._ending > _END_SECONDS
+
+
+class _Process:
+    """One worker process, used by one thread."""
+
+    def __init__(
+        self,
+        plan: ProcessPlan,
+        parts: Pickled,
+        number: int,
+        fields: tuple[Field, ...],
+        staging: StagingBuffer,
+    ) -> None:
+        self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
+        self.is_ready = False
+        self._known_slots: set[int] = set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        #: The sample that it is at, which it writes there itself: known also of one that has died.
+        self._page = Arena(_PAGE_BYTES, is_shared=True)
+        self._at = self._page.array.view(np.int64)
+        self._at[0] = _NOWHERE
+
+    def start(self) -> None:
+        """Start it. Raises: DataError where no process can be started."""
+        own, its = socket.socketpair()
+        try:
+            self._child = start_child(
+                "penstock.loader.worker:serve",
+                stdin=its.fileno(),
+                stdout=None,
+                environment={name: value for name, value in ONE_THREAD.items() if name not in os.environ},
+            )
+        except NoChild as error:
+            own.close()
+            raise DataError(
+                f'worker processes cannot be started ({error}): take workers="threads"'
+            ) from error
+        finally:
+            its.close()
+        self._channel = Channel(own, self._plan.reducers)
+        dataset, parts = self._plan.dataset, self._parts
+        arenas = [each.arena for each in (dataset, parts) if each.arena is not None]
+        begin = Begin(
+            self._number,
+            self._plan.count,
+            self._plan.seed,
+            self._staging.batch_size,
+            _prepare(),
+            Copy(dataset.data, dataset.extents, dataset.main),
+            Copy(parts.data, parts.extents, parts.main),
+            (dataset.arena is not None, parts.arena is not None),
+        )
+        try:
+            self._channel.send(begin, [self._page.descriptor, *(arena.descriptor for arena in arenas)])
+        except OSError:
+            raise self._death(None) from None
+
+    def do(
+        self,
+        load: Load,
+        at: Callable[[int], None],
+        describe: Callable[[int], str],
+        is_given_up: Callable[[], bool],
+    ) -> Answer:
+        """Have it do a Load. Raises: DataError if it died; what has kept it from beginning."""
+        assert self._channel is not None, "it was started"
+        if not self.is_ready:
+            ready = self._receive(at, describe, is_given_up)
+            self.is_ready = True
+            if ready.error is not None:
+                error = unpack(ready.error)
+                error.add_note(f"while worker process {self._number} imported the data set and what it uses")
+                raise error
+        descriptors = []
+        if load.slot not in self._known_slots:
+            descriptors.append(self._staging.arena(load.slot).descriptor)
+            self._known_slots.add(load.slot)
+        try:
+            self._channel.send(Task(load._replace(origins=[], entries=[])), descriptors)
+        except OSError:
+            raise self._death(describe) from None
+        answer = self._receive(at, describe, is_given_up)
+        if isinstance(answer, PackedError):
+            raise unpack(answer)
+        assert isinstance(answer, Answer), "a task is answered so"
+        return answer
+
+    def _receive(
+        self, at: Callable[[int], None], describe: Callable[[int], str], is_given_up: Callable[[], bool]
+    ) -> Any:
+        assert self._channel is not None, "it was started"
+        assert self._child is not None, "it was started"
+        seen = _NOWHERE
+        while True:
+            try:
+                return self._channel.receive(_LOOK_SECONDS)[0]
+            except TimeoutError:
+                sample = int(self._at[0])
+                if sample != seen:
+                    seen = sample
+                    at(sample)
+                if is_given_up():
+                    self._child.kill()
+                    raise ClosedError("this loader was closed while a worker process was at work") from None
+                # A process that this one has forked meanwhile may keep the channel open.
+                if self._child.poll() is not None:
+                    raise self._death(describe) from None
+            except (EOFError, OSError):
+                raise self._death(describe) from None
+
+    def _death(self, describe: Callable[[int], str] | None) -> DataError:
+        """Return what to raise where the process has ended by itself."""
+        assert self._child is not None, "it was started"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_END_SECONDS)
+        code = self._child.returncode
+        if code is None:
+            how = "does not answer any more"
+        elif code < 0:
+            number = signal.Signals(-code)
+            reason = f", {_EXIT_REASONS[number]}" if number in _EXIT_REASONS else ""
+            how = f"was killed by {number.name}{reason}"
+        else:
+            how = f"ended with exit code {code}, as by os._exit() or sys.exit() in the data set's code"
+        sample = int(self._at[0])
+        where = "before its first sample" if sample < 0 or describe is None else f"at {describe(sample)}"
+        return DataError(f"worker process {self._number} (pid {self._child.pid}) died {where}: it {how}")
+
+    def end(self) -> None:
+        """Have it end once it has done what it is at."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until it has ended, and kill it if it has not by then."""
+        if self._child is None:
+            return
+        try:
+            self._child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+def _without(rows: Sequence[int], failed: list[int]) -> Sequence[int]:
+    if not failed:
+        return rows
+    return [row for index, row in enumerate(rows) if index not in set(failed)]
+
+
+def _prepare() -> dict[str, Any]:
+    """Return how a process finds modules and files as this one does."""
+    folder = os.getcwd()
+    return {"sys_path": [place or folder for place in sys.path], "sys_argv": sys.argv, "dir": folder}

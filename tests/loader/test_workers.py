@@ -1,0 +1,247 @@
+"""Worker processes: the same batches as with threads, in slots that all processes share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loader.worker_data import (
+    COUNT,
+    Drawn,
+    Fatal,
+    Holding,
+    Informed,
+    Lists,
+    Mixed,
+    Odd,
+    Raising,
+    note_begin,
+    padded,
+)
+from tests.patience import patient, wait_until
+
+import penstock.torch
+from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.loader import Loader, LoaderConfig
+
+
+def load(dataset: Any, kind: Any = Loader, **arguments: Any) -> Any:
+    settings: dict[str, Any] = {"batch_size": 8, "epochs": 1, "report": None, "timeout_seconds": patient(60)}
+    return kind(dataset, **{**settings, **arguments})
+
+
+def copied(batch: Any) -> Any:
+    return {name: part.copy() if isinstance(part, np.ndarray) else part for name, part in batch.items()}
+
+
+def assert_same(batch: Any, other: Any) -> None:
+    assert batch.keys() == other.keys()
+    for name in batch.keys() - {"pid"}:
+        np.testing.assert_array_equal(batch[name], other[name])
+
+
+def test_batches_are_those_of_threads_bit_for_bit_and_one_that_is_resumed_gives_the_rest() -> None:
+    with load(Mixed(broken=3), epochs=2, on_error="skip", workers="threads") as loader:
+        expected = [copied(batch) for _ in range(2) for batch in loader]
+
+    with load(Mixed(broken=3), epochs=2, on_error="skip", workers=2) as loader:
+        first = [copied(batch) for batch in loader]
+        skipped = loader.skipped
+        state = loader.state_dict()
+    with load(Mixed(broken=3), epochs=2, on_error="skip", workers=1, state=state) as loader:
+        second = [copied(batch) for batch in loader]
+
+    for batch, other in zip(first + second, expected, strict=True):
+        assert_same(batch, other)
+    assert [(skip.sample, skip.error) for skip in skipped] == [(3, "[Errno 2] no such picture: '3.jpg'")]
+    ((pid, group),) = {tuple(map(int, entry.split())) for batch in second for entry in batch["pid"]}
+    assert pid == group != os.getpgid(0)  # Ctrl-C in a terminal goes to the other group
+
+
+def test_lists_of_samples_are_made_by_one_call_there_too() -> None:
+    with load(Lists(), workers=1, shuffle=False) as loader:
+        batches = [(numbers.tolist(), texts) for numbers, texts in loader]
+
+    assert [number for numbers, _ in batches for number in numbers] == list(range(COUNT))
+    assert [text for _, texts in batches for text in texts] == list(map(str, range(COUNT)))
+
+
+def test_collated_batches_arrive_as_they_were_made_and_keep_their_memory_while_they_are_kept() -> None:
+    with load(Mixed(), penstock.torch.Loader, collate_fn=padded, workers="threads") as loader:
+        expected = list(loader)
+
+    with load(Mixed(), penstock.torch.Loader, collate_fn=padded, workers=1, epochs=2) as loader:
+        batches = list(loader)
+        for _ in loader:  # fills memory that is free again
+            pass
+
+    for batch, other in zip(batches, expected, strict=True):
+        assert batch["names"] == other["names"]
+        assert torch.equal(batch["images"], other["images"])
+        assert torch.equal(batch["few"], other["few"])
+
+
+def test_global_generators_give_each_sample_the_same_draws_in_any_number_of_processes() -> None:
+    drawn = []
+    for workers in (1, 2):
+        with load(Drawn(), penstock.torch.Loader, workers=workers, epochs=2, shuffle=False) as loader:
+            drawn.append([torch.stack(batch) for _ in range(2) for batch in loader])
+
+    one, two = (torch.cat(batches, 1) for batches in drawn)
+    assert torch.equal(one, two)
+    assert all(len(set(row)) == 2 * COUNT for row in one.tolist())
+
+
+def test_the_data_set_finds_what_a_worker_of_pytorch_has_and_its_prints_pass_through(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.loader.worker_data.begun", [9])
+        patch.setattr(torch.utils.data._utils.worker, "_worker_info", ())
+        patch.setattr(Informed, "__getitem__", lambda self, index: (0, 0, 0, 0, True))
+        loader = load(Informed(), penstock.torch.Loader, workers=2, worker_init_fn=note_begin)
+    with loader:
+        ids, counts, begun, threads, is_same = (torch.cat(parts) for parts in zip(*loader, strict=True))
+
+    assert set(ids.tolist()) == {0, 1}
+    assert torch.equal(ids, begun)
+    assert set(counts.tolist()) == {2}
+    assert set(threads.tolist()) == {1}
+    assert bool(is_same.all())
+    assert "sample 5 passes by" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"), [("key", KeyError, "no key"), ("odd", DataError, "Odd: 1 and 2")]
+)
+def test_an_error_arrives_with_its_type_where_it_can_its_sample_and_the_traceback_of_its_process(
+    how: str, kind: type[Exception], text: str
+) -> None:
+    with load(Raising(how), workers=1) as loader, pytest.raises(kind, match=text) as caught:
+        list(loader)
+
+    assert "while loading Raising[7]" in str(caught.value.__notes__)
+    assert "worker_data.py" in str(caught.value.__cause__)
+    assert "in __getitem__" in str(caught.value.__cause__)
+    assert Odd(1, 2).args
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("killed", "it was killed by SIGKILL"), ("exits", "it ended with exit code 3")]
+)
+def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: str) -> None:
+    with load(Fatal(how), workers=2) as loader, pytest.raises(DataError) as caught:
+        list(loader)
+
+    assert "died at sample 7 (Fatal[7])" in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
+    with (
+        load(Fatal("hangs"), workers=1, timeout_seconds=patient(4), shuffle=False) as loader,
+        pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        (threading.Lock(), "is a lock, which belongs to one process"),
+        (sys.stdout, "which belongs to one process"),
+        (lambda: 0, "define it at the top of a module"),
+    ],
+)
+def test_a_data_set_that_cannot_be_pickled_is_an_error_that_names_the_part_and_the_remedy(
+    held: Any, text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Holding(held), workers=1)
+
+    assert "dataset.parts['second'][0]" in str(caught.value)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"workers": 0}, "decoders=0 loads in the training's own thread"),
+        ({"workers": "processes"}, 'it is "auto", "threads" or a number'),
+        ({"workers": 2, "decoders": 2}, "decoders counts threads"),
+        ({"worker_init_fn": 3}, "worker_init_fn is 3"),
+        ({"worker_init_fn": print, "workers": "threads"}, "starts none"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_the_argument(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        LoaderConfig(Lists(), batch_size=8, epochs=1, **arguments)
+
+
+SCRIPT = """
+import os, sys, time
+import penstock
+
+class Own:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index + 1, os.getpid()
+
+def main():
+    with penstock.Loader(Own(), batch_size=8, epochs=1, workers=1, shuffle=False, report=None) as loader:
+        for numbers, pids in loader:
+            print(*numbers, *set(pids.tolist()), flush=True)
+            if sys.argv[1:] == ["wait"]:
+                time.sleep(3600)
+"""
+GUARDED = SCRIPT + "\nif __name__ == '__main__':\n    main()\n"
+
+
+def run(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], input=text, capture_output=True, text=True, timeout=patient(60)
+    )
+
+
+def test_a_script_can_hold_the_class_of_its_data_set_behind_a_guard_and_is_told_so_without(
+    tmp_path: Path,
+) -> None:
+    guarded, plain = tmp_path / "guarded.py", tmp_path / "plain.py"
+    guarded.write_text(GUARDED)
+    plain.write_text(SCRIPT + "\nmain()\n")
+
+    done, refused, typed = run(str(guarded)), run(str(plain)), run("-", text=GUARDED)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 2 3 4 5 6 7 8 ")
+    assert "under `if __name__ == '__main__':`" in refused.stderr
+    assert "Own is defined in a notebook, on the command line or at a prompt" in typed.stderr
+
+
+def test_processes_end_when_the_training_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(GUARDED))
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), "wait"], stdout=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        worker = int(training.stdout.readline().split()[-1])
+        training.send_signal(signal.SIGKILL)
+
+        wait_until(lambda: not is_running(worker))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process that is no zombie."""
+    command = Path(f"/proc/{pid}/cmdline")
+    return command.exists() and command.read_bytes() != b""

@@ -1,0 +1,148 @@
+"""Data sets that worker processes import."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COUNT, WIDTH = 50, 3000
+
+
+class Mixed:
+    """Arrays, numbers, texts and objects, with the process they come from. Sample `broken` cannot be had."""
+
+    def __init__(self, broken: int = -1) -> None:
+        self.table = np.arange(COUNT * WIDTH, dtype=np.float32).reshape(COUNT, WIDTH)
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int, rng: Any, epoch: int) -> dict[str, Any]:
+        if index == self.broken:
+            raise OSError(2, "no such picture", f"{index}.jpg")
+        return {
+            "array": self.table[index] + rng.random(WIDTH, np.float32) + epoch,
+            "name": f"number {index}",
+            "index": index,
+            "pid": f"{os.getpid()} {os.getpgid(0)}",
+            "where": Path(f"{index}.jpg"),
+        }
+
+
+class Lists:
+    """Lists of samples, by `__getitems__`."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[int, str]:
+        return index, str(index)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, str]]:
+        return [(index, str(index)) for index in indices]
+
+
+class Drawn:
+    """What the global generators give; PyTorch's only where the class of the loader has it loaded."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[float, float, float]:
+        import torch
+
+        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+
+class Informed:
+    """What PyTorch says of the worker, and what was set when the process began."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[int, int, int, int, bool]:
+        import torch
+
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        print(f"sample {index} passes by")
+        return info.id, info.num_workers, begun[0], torch.get_num_threads(), id(info.dataset) == id(self)
+
+
+begun: list[int] = []
+
+
+class Fatal:
+    """Ends its process, or stops, at sample 7."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            match self.how:
+                case "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "exits":
+                    os._exit(3)
+                case "hangs":
+                    time.sleep(3600)
+        return index
+
+
+class Odd(Exception):
+    """Takes other arguments than it keeps."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Raising:
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise KeyError("no key") if self.how == "key" else Odd(1, 2)
+        return index
+
+
+class Holding:
+    """Holds what belongs to one process."""
+
+    def __init__(self, held: Any) -> None:
+        self.parts = {"first": 1, "second": [held]}
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def note_begin(number: int) -> None:
+    begun.append(number)
+
+
+def padded(samples: list[dict[str, Any]]) -> Any:
+    """Collate to arrays, tensors and objects of unequal sizes."""
+    import torch
+
+    indices = [sample["index"] for sample in samples]
+    images = torch.zeros(len(samples), 4 * max(indices) + 4, 64)
+    for row, index in zip(images, indices, strict=True):
+        row[: 4 * index] = index
+    return {"images": images, "few": torch.tensor(indices), "names": {sample["name"] for sample in samples}}
