@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import Field
 from penstock.loader.fetching import located
 from penstock.loader.transforms import Draws, Pipeline, Scratch
+from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
@@ -24,11 +26,23 @@ _DRAWS_KEPT = 16
 _MOST_PIXELS_A_BYTE = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The masks of a source of pictures, each behind its picture in what is read.
+
+    front_bytes: int64[samples], of the picture. describe: names the mask of a sample.
+    """
+
+    front_bytes: NDArray[np.int64]
+    write: MaskPass
+    describe: Callable[[int], str]
+
+
 class ImageDecoder:
     """A `Decoder` of encoded pictures, through a fused pipeline. Each thread has its own scratch buffers.
 
     labels: as `labels_of` returns them; where they have names, batches are dicts, and arrays where there are none.
-    describe: names a sample, in errors. memory: bounds what all threads take.
+    describe: names a sample, in errors. memory: bounds what all threads take. masks: None where there are none.
     """
 
     def __init__(
@@ -37,10 +51,13 @@ class ImageDecoder:
         labels: NDArray[Any] | dict[str, NDArray[Any]],
         describe: Callable[[int], str],
         memory: DecodeMemory,
+        masks: Masks | None = None,
     ) -> None:
-        self.fields = image_fields(pipeline, labels)
+        self.fields = image_fields(pipeline, labels, masks)
+        self._masks = masks
         self._pipeline = pipeline
-        self._is_named = isinstance(labels, dict)
+        self._is_named = len(self.fields) > 1 and isinstance(labels, dict)
+        self._is_alone = len(self.fields) == 1
         #: As many as there are fields behind the images.
         self._labels = list(labels.values()) if isinstance(labels, dict) else [labels]
         self._describe = describe
@@ -73,7 +90,15 @@ class ImageDecoder:
         scratch = self._scratch()
         failed: list[tuple[int, Exception]] = []
         at(samples[0])
+        if self._masks is not None:
+            ends = self._masks.front_bytes[samples].tolist()
+            masks = [each[end:] for each, end in zip(data, ends, strict=True)]
+            data = [each[:end] for each, end in zip(data, ends, strict=True)]
+            failed = self._write_masks(self._masks, rows, samples, (data, masks), labels.pop(0), draws)
+        wrong = {index for index, _ in failed}
         for index in self._pipeline.run_group(data, images, draws, rows, scratch):
+            if index in wrong:
+                continue
             at(samples[index])
             row = rows[index]
             try:
@@ -85,12 +110,33 @@ class ImageDecoder:
             array[where] = known[samples]
         return failed
 
+    def _write_masks(
+        self,
+        masks: Masks,
+        rows: Sequence[int],
+        samples: list[int],
+        data: tuple[list[Any], list[Any]],
+        out: NDArray[Any],
+        draws: Draws,
+    ) -> list[tuple[int, Exception]]:
+        """Write the masks of some rows; return the failed ones, as `decode`. data: of pictures, and of masks."""
+        failed: list[tuple[int, Exception]] = []
+        for index, (picture, mask) in enumerate(zip(*data, strict=True)):
+            row, sample = rows[index], samples[index]
+            try:
+                masks.write.run(mask, out[row], draws, row, size_of(picture))
+            except Exception as error:
+                failed.append(
+                    (index, located(located(error, sample, masks.describe), sample, self._describe))
+                )
+        return failed
+
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """See `Decoder`: images and labels, or a dict with these by name; the images alone where there are none."""
+        if self._is_alone:
+            return arrays[0]
         if not self._is_named:
             return arrays
-        if not self._labels:
-            return arrays[0]
         return {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
 
     def _scratch(self) -> Scratch:
@@ -108,7 +154,9 @@ class ImageDecoder:
         return draws
 
 
-def image_fields(pipeline: Pipeline, labels: NDArray[Any] | dict[str, NDArray[Any]]) -> tuple[Field, ...]:
+def image_fields(
+    pipeline: Pipeline, labels: NDArray[Any] | dict[str, NDArray[Any]], masks: Masks | None = None
+) -> tuple[Field, ...]:
     """Return what `ImageDecoder` writes. The pipeline's shape is known.
 
     Raises: ConfigError if there are labels called images.
@@ -120,8 +168,20 @@ def image_fields(pipeline: Pipeline, labels: NDArray[Any] | dict[str, NDArray[An
         )
     return (
         Field("images", pipeline.output_shape, pipeline.storage_dtype),
+        *(() if masks is None else [Field("masks", masks.write.shape, masks.write.dtype)]),
         *(Field(name, array.shape[1:], array.dtype) for name, array in named.items()),
     )
+
+
+def size_of(data: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """Return the (height, width) that the header of a picture says; None where it says none, or is damaged."""
+    try:
+        if not is_jpeg(data.data):
+            return read_size(data.data)
+        header = read_header(data.data)
+    except DataError:  # who decodes it says what is wrong
+        return None
+    return header.height, header.width
 
 
 def picture_bytes(

@@ -23,13 +23,14 @@ from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.images import ImageDecoder, image_fields, picture_bytes
+from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import ProcessPlan
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
+from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Sequential
@@ -41,6 +42,7 @@ from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
 from penstock.store.object_store import without_secrets
+from penstock.store.pairs import front_bytes
 from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.store.table import ArrowTable
@@ -341,17 +343,40 @@ def _of_source(
     pipeline = _pipeline(source, config, probes, calls if runs else None)
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
+    masks = _masks(source, pipeline)
 
     def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
         tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
-        decoder = ImageDecoder(pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes))
+        memory = DecodeMemory(budget.decoding_bytes)
+        decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks)
         return SourceFetcher(source, tiers, near), decoder, extents
 
-    picture, large_picture = picture_bytes(pipeline, sizes_bytes, first)
-    fields, seed = image_fields(pipeline, labels), pipeline.seed if pipeline.is_random else None
+    sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
+    picture, large_picture = picture_bytes(pipeline, sizes_of_pictures, first)
+    fields, seed = image_fields(pipeline, labels, masks), pipeline.seed if pipeline.is_random else None
     return _Samples(sizes_bytes, fields, parts, pipeline, picture, large_picture, seed)
+
+
+def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
+    """Return what writes the masks of a source that has some. Raises: ConfigError as `MaskPass`."""
+    pairs, ends = unselected(source), front_bytes(source)
+    if ends is None:
+        return None
+
+    def describe(sample: int) -> str:
+        mask: str = pairs.describe_mask(int(source.ids[sample]) if isinstance(source, Selection) else sample)
+        return mask
+
+    return Masks(ends, MaskPass(pipeline, pairs.mask_dtype, pairs.mask_fill), describe)
+
+
+def _read_picture(source: Source, sample: int) -> bytes:
+    """Return the bytes of a sample's picture, without its mask."""
+    ends = front_bytes(source)
+    data = source.read(sample)
+    return data if ends is None else data[: ends[sample]]
 
 
 def _of_data_set(
@@ -489,7 +514,7 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
     def probe(sample: int) -> None:
         try:
             name = source.describe(sample)
-            pipeline.probe(calls.one(name, lambda: source.read(sample)), name)
+            pipeline.probe(calls.one(name, lambda: _read_picture(source, sample)), name)
         except Exception as error:
             if (placed := located(error, sample, source.describe)) is error:
                 raise
@@ -501,7 +526,7 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
 
 def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
     try:
-        return calls.one(source.describe(sample), lambda: source.read(sample))
+        return calls.one(source.describe(sample), lambda: _read_picture(source, sample))
     except WaitTimeout:
         raise
     except Exception as error:  # who reads it for a batch says what is wrong

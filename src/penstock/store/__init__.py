@@ -16,6 +16,7 @@ from penstock.store.manifest import Manifest
 from penstock.store.memory import MemoryTier
 from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
+from penstock.store.pairs import ImagesAndMasks
 from penstock.store.parquet import ParquetFiles
 from penstock.store.ranged import RangedSource, extents_of, read_all_merged, read_merged
 from penstock.store.selection import Selectable, Selection
@@ -40,6 +41,7 @@ __all__ = [
     "Hdf5",
     "ImageFolder",
     "ImageNetVal",
+    "ImagesAndMasks",
     "Labels",
     "LitDataChunks",
     "Manifest",

@@ -21,6 +21,7 @@ from penstock.loader.transforms.augment import (
     TrivialAugmentWide,
 )
 from penstock.loader.transforms.draws import Draws
+from penstock.loader.transforms.joint import Joint
 from penstock.loader.transforms.pipeline import Pipeline, Transform, compile_pipeline
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.steps import (
@@ -41,6 +42,7 @@ __all__ = [
     "Draws",
     "GaussianBlur",
     "Grayscale",
+    "Joint",
     "Normalize",
     "Pad",
     "Pipeline",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,13 @@ PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 #: Pillow's SMOOTH, which sharpness is the distance from.
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+
+
+class Border(NamedTuple):
+    """Pixels around a picture. sides: left, above, right, below. mode: as of `numpy.pad`."""
+
+    sides: tuple[int, int, int, int]
+    mode: PaddingMode = "constant"
 
 
 # -- What a user names ------------------------------------------------------------------------------------------
@@ -48,8 +55,12 @@ class Pad:
         _sides("Pad", self.padding)
         _check_border("Pad", self.fill, self.padding_mode)
 
+    @property
+    def border(self) -> Border:
+        return Border(_sides("Pad", self.padding), self.padding_mode)
+
     def __call__(self, picture: Picture) -> Picture:
-        return _padded(picture, _sides("Pad", self.padding), self.fill, self.padding_mode)
+        return _padded(picture, self.border, self.fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +83,43 @@ class RandomCrop:
             _sides("RandomCrop", self.padding)
         _check_border("RandomCrop", self.fill, self.padding_mode)
 
+    @property
+    def target(self) -> tuple[int, int]:
+        """(height, width) of the result."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        for border in self.borders(*picture.shape[:2]):
+            picture = _padded(picture, border, self.fill)
+        rows, columns = picture.shape[:2]
+        top, left, height, width = self.place(rows, columns, rng)
+        return np.ascontiguousarray(picture[top : top + height, left : left + width])
+
+    def borders(self, height: int, width: int) -> list[Border]:
+        """Return what is put around a picture of this size, one after the other."""
+        borders = []
         if self.padding is not None:
-            picture = _padded(picture, _sides("RandomCrop", self.padding), self.fill, self.padding_mode)
+            left, above, right, below = sides = _sides("RandomCrop", self.padding)
+            borders.append(Border(sides, self.padding_mode))
+            height, width = height + above + below, width + left + right
         if self.pad_if_needed:
-            down, across = (
-                max(0, wanted - have) for wanted, have in zip((height, width), picture.shape, strict=False)
-            )
+            down, across = max(0, self.target[0] - height), max(0, self.target[1] - width)
             if down or across:
-                picture = _padded(picture, (across, down, across, down), self.fill, self.padding_mode)
-        rows, columns = picture.shape[0] - height, picture.shape[1] - width
+                borders.append(Border((across, down, across, down), self.padding_mode))
+        return borders
+
+    def place(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+        """Draw what is kept of a picture of this size: the first row and column, height and width.
+
+        Raises: ConfigError if the picture is smaller.
+        """
+        rows, columns = height - self.target[0], width - self.target[1]
         if rows < 0 or columns < 0:
             raise ConfigError(
-                f"{self} was given a picture of {picture.shape[0]} x {picture.shape[1]}, which is smaller: resize it "
-                "before, or give padding= or pad_if_needed=True"
+                f"{self} was given a picture of {height} x {width}, which is smaller: resize it before, or give "
+                "padding= or pad_if_needed=True"
             )
-        top, left = int(rng.integers(rows + 1)), int(rng.integers(columns + 1))
-        return np.ascontiguousarray(picture[top : top + height, left : left + width])
+        return int(rng.integers(rows + 1)), int(rng.integers(columns + 1)), *self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +226,12 @@ class RandomRotation:
         _check_border("RandomRotation", self.fill, "constant")
 
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
+        return _turned(picture, self.draw(rng), self.fill, self.interpolation)
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Draw by how many degrees a picture is turned."""
         low, high = numbers_in(self.degrees)
-        return _turned(picture, float(rng.uniform(low, high)), self.fill, self.interpolation)
+        return float(rng.uniform(low, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,9 +460,12 @@ def _solarized(picture: Picture, threshold: float) -> Picture:
     return _by_table(picture, np.where(values < threshold, values, 255 - values))
 
 
-def _moved(
-    picture: Picture, matrix: list[list[float]], fill: int | Sequence[int], interpolation: str = "nearest"
-) -> Picture:
+def pixels_from(
+    picture: NDArray[Any],
+    matrix: list[list[float]],
+    fill: int | Sequence[int],
+    interpolation: str = "nearest",
+) -> NDArray[Any]:
     """Take each pixel from elsewhere. matrix: 2 x 3, from where a pixel's centre is to where it was, in indices."""
     cv2 = _cv2()
     height, width = picture.shape[:2]
@@ -445,25 +482,34 @@ def _moved(
     )
 
 
+def _moved(
+    picture: Picture, matrix: list[list[float]], fill: int | Sequence[int], interpolation: str = "nearest"
+) -> Picture:
+    return _made(pixels_from(picture, matrix, fill, interpolation))
+
+
 def _turned(
     picture: Picture, degrees: float, fill: int | Sequence[int], interpolation: str = "nearest"
 ) -> Picture:
-    down, across = (picture.shape[0] - 1) / 2, (picture.shape[1] - 1) / 2
+    height, width = picture.shape[:2]
+    return _moved(picture, rotation_matrix(height, width, degrees), fill, interpolation)
+
+
+def rotation_matrix(height: int, width: int, degrees: float) -> list[list[float]]:
+    """Return where the pixels of a picture that is turned about its centre were; see `pixels_from`."""
+    down, across = (height - 1) / 2, (width - 1) / 2
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-    matrix = [
+    return [
         [cosine, -sine, across - cosine * across + sine * down],
         [sine, cosine, down - sine * across - cosine * down],
     ]
-    return _moved(picture, matrix, fill, interpolation)
 
 
-def _padded(
-    picture: Picture, sides: tuple[int, int, int, int], fill: int | Sequence[int], mode: PaddingMode
-) -> Picture:
-    left, above, right, below = sides
+def _padded(picture: Picture, border: Border, fill: int | Sequence[int]) -> Picture:
+    left, above, right, below = border.sides
     widths = ((above, below), (left, right), (0, 0))
-    if mode != "constant":
-        return np.pad(picture, widths, mode)
+    if border.mode != "constant":
+        return np.pad(picture, widths, border.mode)
     padded = np.empty((picture.shape[0] + above + below, picture.shape[1] + left + right, 3), np.uint8)
     padded[:] = fill
     padded[above : above + picture.shape[0], left : left + picture.shape[1]] = picture

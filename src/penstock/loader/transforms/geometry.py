@@ -218,6 +218,12 @@ def center_box(height: int, width: int, kept_height: int, kept_width: int) -> Bo
     )
 
 
+def center_border(height: int, width: int, kept_height: int, kept_width: int) -> tuple[int, int, int, int]:
+    """Return torchvision's border for a central crop that is larger than the picture: left, above, right, below."""
+    down, across = max(0, kept_height - height), max(0, kept_width - width)
+    return across // 2, down // 2, across - across // 2, down - down // 2
+
+
 def place_crop(height: int, width: int, numbers: Numbers, column: int, low: float, high: float) -> Box:
     """Return the crop that a row of `draw_crops` means in a picture of this size.
 

@@ -8,7 +8,7 @@ threads; each thread has a `Scratch` of its own.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -256,6 +256,12 @@ class Pipeline:
         """Whether a step is a user's own function."""
         return not all(_is_built_in(step) for step in self.transforms)
 
+    def steps_in_numbers(self) -> Iterator[tuple[Transform, int, StepNumbers | None]]:
+        """Yield each step, the key of its draws, and what it is to `geometry` if that does it."""
+        numbers = iter(self._step_numbers)
+        for key, step in zip(self._keys, self.transforms, strict=True):
+            yield step, key, next(numbers) if isinstance(step, PictureStep) else None
+
     def summary(self) -> str:
         """Return which transforms of other libraries Penstock does itself, and which Python does; "" without any."""
         foreign = sum(library_of(step) is not None for step in self.given)
@@ -387,6 +393,17 @@ class Pipeline:
             if self.is_visual:
                 scratch.end_picture()
 
+    def run_picture(
+        self, picture: NDArray[np.uint8], draws: Draws, index: int, scratch: Scratch
+    ) -> NDArray[Any]:
+        """Return what becomes of decoded pixels, uint8[height, width, 3]; as `run`."""
+        value = self._staged(Image.of(picture), draws, index, scratch)
+        if not isinstance(value, Image):
+            return np.array(self._finished(value), self.storage_dtype)
+        out: NDArray[Any] = np.empty(self._sink.shape(value.geometry.size), self.storage_dtype)
+        value.write(self._sink, out, scratch)
+        return out
+
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
         value: Value
@@ -394,6 +411,9 @@ class Pipeline:
             value = Image(Picture(data, scratch.decoders, scratch.reserve))
         else:  # a copy either way: whoever gets it may keep it, or write to its array
             value = bytearray(data) if self._is_raw else bytes(data)
+        return self._staged(value, draws, index, scratch)
+
+    def _staged(self, value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         for stage in self._stages:
             value = stage(value, draws, index, scratch)
         if self.is_visual and self._ends_as_picture and is_rgb(picture := as_picture(value)):
@@ -493,7 +513,8 @@ def _is_built_in(step: Transform) -> bool:
 def _are_visual(transforms: Sequence[Transform]) -> bool:
     """Whether samples are pictures to these: a built-in step asks for them, or another library's is the first."""
     return library_of(transforms[0]) is not None or any(
-        _is_built_in(step) and not isinstance(step, DecodeRaw) for step in transforms
+        isinstance(step, (*get_args(_BUILT_INS), *AUGMENTS)) and not isinstance(step, DecodeRaw)
+        for step in transforms
     )
 
 

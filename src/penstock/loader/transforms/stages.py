@@ -30,6 +30,7 @@ from penstock.loader.transforms.geometry import (
     WIDENED,
     Box,
     StepNumbers,
+    center_border,
     choose_shrink,
     is_resampled,
     needs_padding,
@@ -228,9 +229,8 @@ def picture_stage(step: PictureStep, place: int, numbers: StepNumbers, to_array:
 def pad(array: NDArray[np.uint8], target: tuple[int, int]) -> NDArray[np.uint8]:
     """Return the picture amid zeros, at least as large as target, as torchvision's center_crop pads."""
     height, width = array.shape[:2]
-    down, across = max(0, target[0] - height), max(0, target[1] - width)
-    before, left = down // 2, across // 2
-    return np.pad(array, ((before, down - before), (left, across - left), (0, 0)))
+    left, above, right, below = center_border(height, width, *target)
+    return np.pad(array, ((above, below), (left, right), (0, 0)))
 
 
 def call_stage(step: Callable[..., Any] | Called, place: int, key: int, to_array: Sink | None) -> Stage:
