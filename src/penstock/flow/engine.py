@@ -442,6 +442,17 @@ class Engine:
         self._post(partial(self._sought, epoch, step))
         self._forget_before((epoch, step))
 
+    def extend(self) -> None:
+        """Load what the plan has more than it had; see `Scheduler.extended`."""
+        self._post(self._scheduler.extended)
+
+    def add_slot(self) -> None:
+        """Have one slot more. Raises: StagingError where the memory does not hold it."""
+        if len(self._staging) == self._slots:
+            self._staging.grow()
+        self._post(partial(self._scheduler.slots_added, len(self._staging)))
+        self._slots = len(self._staging)
+
     def end(self) -> None:
         """Tell all threads to end, and wait for nothing: safe anywhere, in the garbage collector too."""
         self._closed = True
@@ -528,10 +539,7 @@ class Engine:
         # batch has arrived: asked in this order, `key` has, or has no slot.
         if len(self._lent) < self._slots or key in self._arrived:
             return
-        if len(self._staging) == self._slots:
-            self._staging.grow()
-        self._post(partial(self._scheduler.slots_added, len(self._staging)))
-        self._slots = len(self._staging)
+        self.add_slot()
 
     def _consumer_line(self) -> str:
         if self._consumer_waits is None:

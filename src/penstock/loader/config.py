@@ -459,6 +459,11 @@ def _is_same(one: Any, other: Any) -> bool:
     return isinstance(is_same, bool) and is_same
 
 
+#: What to do with a data set that can only be iterated.
+ITERABLE_WAY_OUT = (
+    "if it reads files that Penstock reads (tar shards, Parquet, TFRecord, JSON lines: see penstock.open_source), give "
+    "the files; else give it __len__ and __getitem__, or write its samples to such files once"
+)
 _SOURCES = "a folder, a list file, tar shards, a Source or a data set with a length and samples by number"
 #: Of a `Source`.
 _MEMBERS = ("sizes_bytes", "labels", "classes", "__len__", "read", "read_into", "describe")
@@ -477,7 +482,10 @@ def _why_no_source(source: Any) -> str | None:
             f"of type {kind.__name__}, itself a loader: give the data set that it was made from, its .dataset"
         )
     if any(base.__name__ == "IterableDataset" for base in kind.__mro__):
-        return f"of type {kind.__name__}, which can only be iterated; it must be {_SOURCES}"
+        return (
+            f"of type {kind.__name__}, which can only be iterated, and a plan needs a length and samples by number: "
+            f"{ITERABLE_WAY_OUT}"
+        )
     if isinstance(source, Mapping):
         return f"of type {kind.__name__}, of data sets or columns: give one data set"
     if _are_paths(source):

@@ -33,7 +33,7 @@ class MapDataset(Protocol):
 
 
 #: What the generators of a data set are for; another text is other numbers.
-_DRAWS = "data set"
+DRAWS = "data set"
 
 
 class DatasetFetcher:
@@ -47,11 +47,11 @@ class DatasetFetcher:
     def __init__(self, dataset: MapDataset, seed: int = 0, optional: Defaults | None = None) -> None:
         self._dataset, self._seed = dataset, seed
         self._optional = optional or None
-        self._get = SampleCode(dataset.__getitem__, seed, _DRAWS)
+        self._get = SampleCode(dataset.__getitem__, seed, DRAWS)
         #: PyTorch's protocol: a list of numbers to a list of samples.
         self._get_list: ListCode | None = None
         if (get_list := getattr(dataset, "__getitems__", None)) is not None:
-            self._get_list = list_code(get_list, self._get, seed, _DRAWS, self.place)
+            self._get_list = list_code(get_list, self._get, seed, DRAWS, self.place)
 
     def __reduce__(self) -> Any:
         """Pickle what it was made of: a worker process has a copy."""

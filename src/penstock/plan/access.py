@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.plan.bijection import as_ids
+from penstock.plan.growing import Growing
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, CutOrder, Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Split, as_split
 from penstock.units import format_count, is_integer
@@ -237,6 +238,8 @@ class AccessPlan:
 
     def local_batch(self, rank: int, epoch: int, step: int) -> Ids:
         """Return the samples of the rank's share of the batch, in its order: int64[local batch]."""
+        if isinstance(self.order, Growing):
+            return self.order.batch(epoch, step)
         return self.order.at(epoch, self.local_positions(rank, epoch, step))
 
     def local_batch_size(self, rank: int, epoch: int, step: int) -> int:
@@ -395,15 +398,20 @@ class AccessPlan:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def batches(self, rank: int, epoch: int, step: int) -> Iterator[tuple[int, int, Ids]]:
-        """Yield the rank's batches from a step on, several of one size at a time, none of them empty.
+        """Iterate over the rank's batches from a step on, several of one size at a time, none of them empty.
 
         The order is asked for one batch at first, and for twice as many each time: together they cost it a tenth.
         Yields: the epoch, the first step, and the samples of that step and those behind it, int64[steps, local batch].
         """
         self._check_rank(rank)
+        if isinstance(self.order, Growing):
+            return self.order.batches(epoch, step)
         if self._cut is not None:
-            yield from self._cut_batches(rank, epoch, step)
-            return
+            return self._cut_batches(rank, epoch, step)
+        return self._even_batches(rank, epoch, step)
+
+    def _even_batches(self, rank: int, epoch: int, step: int) -> Iterator[tuple[int, int, Ids]]:
+        """See `batches`, of an order that is cut every batch_size positions."""
         offsets = self._split.offsets(rank, self.ranks, self.batch_size)
         size, at_once = offsets.size, 1
         for later in range(epoch, self.epochs):

@@ -1,8 +1,8 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `seek`), and each returns instructions.
-It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a virtual clock over the
-machine's curves (`simulate.loading`); neither has a rule of its own.
+Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `seek`, `extended`), and each returns
+instructions. It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a virtual
+clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
@@ -306,6 +306,15 @@ class Scheduler:
         coming = self._coming
         if coming is not None and (coming.epoch, coming.step) < (epoch, step):
             self._seek(epoch, step)
+            self._due_seconds = now
+        return self._event(now)
+
+    def extended(self, now: float) -> list[Instruction]:
+        """Go on: the plan, whose caller asks for one batch after the other, may have more than it had."""
+        if self._following is None:
+            self._following = next(self._steps, None)
+        if self._coming is None and self._following is not None:
+            self._line_up()
             self._due_seconds = now
         return self._event(now)
 

@@ -1,0 +1,524 @@
+"""PyTorch's DataLoader with Penstock's threads: its arguments, its order of draws, its batches."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import data
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+
+from penstock.checkpoint.state.generators import random_state, set_random_state
+from penstock.errors import ConfigError, WaitTimeout
+from penstock.loader import loader
+from penstock.loader.asked import NAMES, SampleCode, asked_by
+from penstock.loader.config import ITERABLE_WAY_OUT
+from penstock.loader.dataset import DRAWS
+from penstock.loader.feed import Feed
+from penstock.plan.growing import Growing
+from penstock.ranks import alone
+from penstock.report import print_report
+from penstock.torch.loader import TORCH
+from penstock.units import is_integer
+
+T = TypeVar("T", covariant=True)
+_pinned: Callable[[Any, str | None], Any] = pin_memory.pin_memory
+
+#: Of a state, which is opaque to others.
+_VERSION = 1
+
+
+class DataLoader(data.DataLoader[T]):
+    """`torch.utils.data.DataLoader` whose batches Penstock's threads make: its arguments, attributes, order and errors.
+
+    A sampler is asked for as many batches ahead as PyTorch asks it, at the same moments, in the same thread: with the
+    same generators it gives the same batches. num_workers=0 loads in the thread of the training.
+
+    `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader: a run resumes in the midst of an
+    epoch. The data set is not gone through again for it, the sampler is.
+
+    Raises: as PyTorch's; ConfigError for an IterableDataset, and for what threads cannot give: worker_init_fn and
+        multiprocessing_context.
+    """
+
+    def __init__(
+        self,
+        dataset: data.Dataset[T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        _check_dataset(dataset)
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if num_workers:
+            self._check_threads()
+        #: Of the latest pass; None before the first.
+        self._progress: _Progress | None = None
+        #: Of the pass that comes next, if it resumes.
+        self._resumes: _Progress | None = None
+        #: Passes that have begun.
+        self._passes = 0
+
+    def _check_threads(self) -> None:
+        for name, way_out in (
+            ("worker_init_fn", "do what it does when the data set is made, or on its first use in a thread"),
+            ("multiprocessing_context", "leave it out"),
+        ):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is for worker processes, and threads load here: {way_out}")
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return _InCaller(self) if self.num_workers == 0 else _Ahead(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest pass is, for `load_state_dict` of a DataLoader made alike, in any process.
+
+        Batches that a loop was given are consumed; those loaded ahead are not. It holds the states of the generators
+        that the sampler may draw from, some 15 KB, as plain values and tensors.
+        """
+        if self._progress is not None:
+            # What comes after a pass that is over is drawn from the generators as they are now.
+            return self._progress.state(_Draws.of(self) if self._progress.is_over else self._progress.draws)
+        return {} if self._resumes is None else self._resumes.state(self._resumes.draws)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass be the rest of the one that a state is of, or the one after it where that was over.
+
+        The sampler draws that pass again, from the generators' states of then; no sample is made for it. The global
+        generators are as they were, afterwards. num_workers may be another.
+        Raises: ConfigError if it is no state of a DataLoader.
+        """
+        if state and state.get("penstock_dataloader") != _VERSION:
+            raise ConfigError(
+                "this is no state of a penstock.torch.DataLoader: give what state_dict() returned, or {} to begin anew"
+            )
+        self._iterator = self._progress = None
+        self._resumes = _Progress.of_state(state) if state else None
+
+    @contextmanager
+    def _resuming(self, *, with_seed: bool) -> Iterator[tuple[_Progress, _Progress | None]]:
+        """Begin a pass: yield what keeps count of it, and what it resumes from.
+
+        with_seed: whether the seed of workers is drawn in the block, too.
+        """
+        resumes, self._resumes = self._resumes, None
+        if resumes is None or resumes.is_over:
+            self._passes = 1 + (self._passes if resumes is None else resumes.number)
+            if resumes is not None:
+                resumes.draws.set_own(self)
+            self._progress = _Progress(self._passes, _Draws.of(self), with_seed)
+            yield self._progress, None
+            return
+        self._passes = resumes.number
+        now = _global_state()
+        self._progress = progress = _Progress(resumes.number, resumes.draws, resumes.with_seed, resumes.seed)
+        try:
+            resumes.draws.set_all(self)
+            yield progress, resumes
+        finally:
+            set_random_state(now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """What a sampler may draw from, as it was at a moment.
+
+    of_samplers: of each sampler that there is, what it has of "generator", "state" and "epoch".
+    """
+
+    of_all: dict[str, Any]
+    of_samplers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> _Draws:
+        """Return the generators' states now."""
+        found = []
+        for sampler in _samplers_of(loader):
+            state: dict[str, Any] = {}
+            if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                state["generator"] = generator.get_state()
+            is_stateful = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
+            if is_stateful and sampler is not loader:
+                state["state"] = copy.deepcopy(sampler.state_dict())
+            if hasattr(sampler, "set_epoch") and is_integer(epoch := getattr(sampler, "epoch", None)):
+                state["epoch"] = int(epoch)
+            found.append(state)
+        return cls(_global_state(), found)
+
+    def set_own(self, loader: DataLoader[Any]) -> None:
+        """Set what the samplers have of their own."""
+        for sampler, state in zip(_samplers_of(loader), self.of_samplers, strict=False):
+            if "generator" in state and isinstance(getattr(sampler, "generator", None), torch.Generator):
+                sampler.generator.set_state(state["generator"])
+            if "state" in state and hasattr(sampler, "load_state_dict"):
+                sampler.load_state_dict(copy.deepcopy(state["state"]))
+            if "epoch" in state and hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(state["epoch"])
+
+    def set_all(self, loader: DataLoader[Any]) -> None:
+        """Set the global generators, too."""
+        self.set_own(loader)
+        set_random_state(self.of_all)
+
+
+def _check_dataset(dataset: object) -> None:
+    """Raise ConfigError for a data set that can only be gone through."""
+    if isinstance(dataset, data.IterableDataset):
+        raise ConfigError(
+            f"dataset is of type {type(dataset).__name__}, an IterableDataset, which can only be gone through, and "
+            f"Penstock loads samples by their numbers, ahead and in any order: {ITERABLE_WAY_OUT}; or keep PyTorch's "
+            "DataLoader for it"
+        )
+
+
+def _global_state() -> dict[str, Any]:
+    """Return the states of the global generators that a sampler may draw from, as plain values and tensors."""
+    state = random_state()
+    state.pop("cuda", None)
+    numpy = state["numpy"]
+    numpy["state"] = {**numpy["state"], "key": numpy["state"]["key"].tolist()}
+    return state
+
+
+def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
+    """Return a loader, for its generator, and its samplers, those inside others included, each once."""
+    found: list[Any] = [loader]
+    for each in found:
+        for name in ("batch_sampler", "sampler"):
+            inner = getattr(each, name, None)
+            if inner is not None and not any(inner is other for other in found):
+                found.append(inner)
+    return found
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a pass is.
+
+    number: of the pass. draws: at its beginning. with_seed: whether the workers' seed was drawn from them, too.
+    seed: that one. batches: that were consumed. digest: of which samples they were. is_over: whether all were.
+    """
+
+    number: int
+    draws: _Draws
+    with_seed: bool
+    seed: int = 0
+    batches: int = 0
+    digest: int = 0
+    is_over: bool = False
+
+    def consume(self, index: Any) -> None:
+        """Count a batch. index: what the sampler gave for it."""
+        self.batches += 1
+        self.digest = zlib.crc32(repr(index).encode(), self.digest)
+
+    def pass_by(self, draw: Callable[[], Any], resumes: _Progress) -> None:
+        """Draw the batches that were consumed before. Warns if they are others."""
+        try:
+            for _ in range(resumes.batches):
+                self.consume(draw())
+        except StopIteration:
+            pass
+        if (self.batches, self.digest) != (resumes.batches, resumes.digest):
+            warnings.warn(
+                f"the sampler's first {resumes.batches} batches are not those that were consumed when the state was "
+                "made: data set, sampler or batch size are others, or the sampler draws from what the state does not "
+                "hold; give it state_dict and load_state_dict",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def state(self, draws: _Draws) -> dict[str, Any]:
+        """Return it as a state that begins with such draws."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "draws": [draws.of_all, draws.of_samplers], "penstock_dataloader": _VERSION}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> _Progress:
+        """Return what `state` returned."""
+        values = {each.name: state[each.name] for each in fields(cls)}
+        return cls(**{**values, "draws": _Draws(*state["draws"])})
+
+
+class _InCaller(_SingleProcessDataLoaderIter):
+    """A pass of num_workers=0: PyTorch's own, counted."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        with loader._resuming(with_seed=True) as (progress, resumes):
+            super().__init__(loader)
+            self._progress = progress
+            if resumes is None:
+                progress.seed = int(self._base_seed)
+            else:
+                if not resumes.with_seed:  # of workers that lived longer than a pass
+                    resumes.draws.set_all(loader)
+                    self._sampler_iter = iter(self._index_sampler)
+                progress.pass_by(self._next_index, resumes)
+                # What comes next is drawn from the same generators, as far as it is drawn at once.
+                first = list(itertools.islice(self._sampler_iter, 1))
+                self._sampler_iter = itertools.chain(first, self._sampler_iter)
+        self._dataset_fetcher = _fetcher(loader, progress)
+
+    def _next_data(self) -> Any:
+        try:
+            index = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._progress.is_over = True
+            raise
+        self._progress.consume(index)
+        batch = self._dataset_fetcher.fetch(index)
+        return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
+
+
+class _Asking:
+    """A data set that asks for `rng` or `epoch`, as PyTorch's code can call it."""
+
+    def __init__(self, dataset: Any, progress: _Progress) -> None:
+        self._get, self._epoch = SampleCode(dataset.__getitem__, progress.seed, DRAWS), progress.number
+
+    def __getitem__(self, index: int) -> Any:
+        return self._get(index, self._epoch, index)
+
+
+class _Ahead(_BaseDataLoaderIter):
+    """A pass whose batches threads load ahead; or, of persistent workers, all passes one after the other."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self._samples = _length_of(loader.dataset)
+        self._has_warned = False
+        with loader._resuming(with_seed=True) as (progress, resumes):
+            super().__init__(loader)
+            if resumes is None:
+                progress.seed = int(self._base_seed)
+            elif not resumes.with_seed:
+                resumes.draws.set_all(loader)
+            self._feed = Feed(
+                partial(_new_loader, loader, progress.seed, self._pinning()),
+                self._samples,
+                most=loader.batch_size if self._auto_collation else 1,
+                ahead=self._ahead,
+            )
+            self._begin(loader, progress, resumes)
+
+    def _pinning(self) -> tuple[str, int] | None:
+        """Return the device that batches are pinned for, which is the current one now."""
+        if not self._pin_memory or self._pin_memory_device is None:
+            return None
+        return self._pin_memory_device, torch.accelerator.current_device_index()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin the next pass of persistent workers."""
+        with loader._resuming(with_seed=False) as (progress, _):
+            progress.seed = int(self._base_seed)
+            self._begin(loader, progress, None)
+
+    def _begin(self, loader: DataLoader[Any], progress: _Progress, resumes: _Progress | None) -> None:
+        super()._reset(loader)
+        self._progress, self._steps = progress, 0
+        self._dataset_fetcher = _fetcher(loader, progress)
+        #: What was drawn and not handed out: its place, and what the sampler gave.
+        self._drawn: deque[tuple[tuple[int, int], Any]] = deque()
+        self._feed.forget_before((progress.number, 0))
+        if resumes is not None:
+            progress.pass_by(self._next_index, resumes)
+        for _ in range(self._ahead):
+            self._draw()
+        self._feed.start()
+
+    def _draw(self) -> None:
+        """Draw one batch more, if the sampler has any, and have it loaded."""
+        try:
+            index = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+        place = self._progress.number, self._steps
+        self._steps += 1
+        self._drawn.append((place, index))
+        if (ids := self._ids_of(index)) is not None:
+            self._feed.ask(place, ids)
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the sampler gives {index!r:.80}, and threads load samples by integers from 0 to the length of the "
+                f"data set ({self._samples:,}): such batches are loaded in the thread of the training",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _next_data(self) -> Any:
+        if not self._drawn:
+            self._progress.is_over = True
+            if not self._persistent_workers:
+                self._feed.close()
+            raise StopIteration
+        place, index = self._drawn[0]
+        batch, error = self._loaded(place, index)
+        self._drawn.popleft()
+        self._progress.consume(index)
+        self._draw()
+        if error is None:
+            return batch
+        try:
+            raise error
+        finally:
+            del error  # whose traceback refers to this frame
+
+    def _loaded(self, place: tuple[int, int], index: Any) -> tuple[Any, Exception | None]:
+        """Return a batch, or why it cannot be had."""
+        if self._ids_of(index) is None:
+            try:
+                return self._dataset_fetcher.fetch(index), None
+            except Exception as error:
+                return None, error
+        try:
+            made, reason = self._feed.take(place)
+        except WaitTimeout as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        return (made[0], None) if reason is None else (None, reason)
+
+    def _ids_of(self, index: Any) -> list[int] | None:
+        """Return the samples of a batch; None for other keys than 0 to the length, which the feed does not take."""
+        try:
+            ids = list(map(operator.index, index if self._auto_collation else [index]))
+        except TypeError:
+            return None
+        return ids if ids and 0 <= min(ids) <= max(ids) < self._samples else None
+
+
+def _asks(dataset: Any) -> bool:
+    """Whether a data set asks for the epoch or a generator, see `penstock.loader.asked`."""
+    return bool(asked_by(dataset.__getitem__).intersection(NAMES))
+
+
+def _fetcher(loader: DataLoader[Any], progress: _Progress) -> Any:
+    """Return PyTorch's own code that makes a batch, for the thread of the training."""
+    dataset = _Asking(loader.dataset, progress) if _asks(loader.dataset) else loader.dataset
+    return _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        _DatasetKind.Map, dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+    )
+
+
+def _new_loader(
+    of: DataLoader[Any], seed: int, pinning: tuple[str, int] | None, order: Growing
+) -> loader.Loader:
+    """Return a loader of a DataLoader's batches in an order."""
+    source: Any = of.dataset
+    collate = _Collate(of.collate_fn, of._auto_collation, pinning)
+    if of._auto_collation and getattr(source, "__getitems__", None) and not _asks(source):
+        source, collate = _Wrapped(range(len(source))), _CollateLists(of.collate_fn, True, pinning, source)
+    elif isinstance(source, (list, tuple, Mapping)):
+        source = _Wrapped(source)
+    return loader.Loader(
+        source,
+        front_end=TORCH,
+        ranks=alone,
+        report=_report_waits,
+        batch_sampler=order,
+        epochs=None,
+        collate_fn=collate,
+        seed=seed,
+        rank=0,
+        world_size=1,
+        decoders=of.num_workers,
+        timeout_seconds=of.timeout or None,
+    )
+
+
+def _report_waits(line: str) -> None:
+    """Report who waits for what, and nothing else: a DataLoader is silent."""
+    if "waits" in line:
+        print_report(line)
+
+
+def _length_of(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+class _Wrapped:
+    """Values by their numbers, of a list, a range or a mapping: a loader would take them for something else."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values[index]
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """What threads make of the samples of a batch, in a list of its own: it may be None.
+
+    is_batch: False where a batch is one sample. device: to pin for.
+    """
+
+    function: Callable[[Any], Any]
+    is_batch: bool
+    device: tuple[str, int] | None
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        made = self.function(samples if self.is_batch else samples[0])
+        if self.device is None:
+            return [made]
+        kind, number = self.device
+        torch.accelerator.set_device_index(number)
+        return [_pinned(made, kind)]
+
+
+@dataclass(frozen=True)
+class _CollateLists(_Collate):
+    """What threads make of sample numbers, for a data set whose `__getitems__` makes whole batches as it likes."""
+
+    dataset: Any = None
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        return super().__call__(self.dataset.__getitems__(samples))

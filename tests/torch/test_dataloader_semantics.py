@@ -1,0 +1,546 @@
+"""What PyTorch documents of its DataLoader holds for Penstock's, too: each case runs over both, so that PyTorch says
+what is true."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+from torch.utils.data import DataLoader as PyTorchs
+
+from penstock.errors import ConfigError
+from penstock.torch import DataLoader as Penstocks
+
+COUNT = 23
+Point = namedtuple("Point", ["x", "name"])
+
+
+class Of(Dataset[Any]):
+    """Samples that a function makes of their numbers."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = COUNT) -> None:
+        self.make, self.count = make, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def numbers() -> Of:
+    return Of(int)
+
+
+@pytest.fixture(params=[PyTorchs, Penstocks], ids=["pytorch", "penstock"])
+def DataLoader(request: pytest.FixtureRequest) -> Any:  # noqa: N802
+    """Return each of the two classes."""
+    return request.param
+
+
+@pytest.fixture(params=[0, 2], ids=["no workers", "2 workers"])
+def workers(request: pytest.FixtureRequest) -> int:
+    """Return what num_workers is."""
+    return int(request.param)
+
+
+def plain(value: Any) -> Any:
+    """Return a batch as something that compares, its types and number formats included."""
+    if isinstance(value, torch.Tensor):
+        return "tensor", str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return type(value), {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value), [plain(part) for part in value]
+    return type(value), value
+
+
+def epochs(
+    make: Any, dataset: Any, *, count: int = 2, leave_after: int | None = None, **arguments: Any
+) -> list[Any]:
+    """Return the batches of some epochs, the second of which may be left early, and what the generators are then."""
+    torch.manual_seed(11)
+    random.seed(12)
+    np.random.seed(13)  # noqa: NPY002
+    if "generator" in arguments:
+        arguments["generator"] = torch.Generator().manual_seed(arguments["generator"])
+    loader = make(dataset, **arguments)
+    found = []
+    for epoch in range(count):
+        if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            found.append(plain(batch))
+            if epoch == 1 and number == leave_after:
+                break
+    left = [torch.get_rng_state().tolist(), random.random(), np.random.rand()]  # noqa: NPY002
+    if "generator" in arguments:
+        left.append(arguments["generator"].get_state().tolist())
+    return [*found, left]
+
+
+class OfRandom(Sampler[int]):
+    """Draws from the global generators, one number at a time, as long as it is asked."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(COUNT):
+            of_numpy = int(np.random.randint(COUNT))  # noqa: NPY002
+            yield (random.randrange(COUNT) + of_numpy + int(torch.randint(COUNT, ()))) % COUNT
+
+    def __len__(self) -> int:
+        return COUNT
+
+
+class Eager(Sampler[int]):
+    """Draws when it is asked for an iterator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(COUNT).tolist())
+
+    def __len__(self) -> int:
+        return COUNT
+
+
+class Uneven(Sampler[list[int]]):
+    """Batches of other sizes each time, far larger ones at last."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for size in (1, 3, 2, 700, 1, 5):
+            yield torch.randint(COUNT, (size,)).tolist()
+
+    def __len__(self) -> int:
+        return 6
+
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "sequential": {"batch_size": 5},
+    "one by one": {},
+    "without batches": {"batch_size": None},
+    "shuffled": {"batch_size": 5, "shuffle": True},
+    "shuffled without batches": {"batch_size": None, "shuffle": True},
+    "dropping the last": {"batch_size": 5, "shuffle": True, "drop_last": True},
+    "with a generator": {"batch_size": 4, "shuffle": True, "generator": 5},
+    "random with repeats": {
+        "batch_size": 4,
+        "sampler": RandomSampler(range(COUNT), replacement=True, num_samples=70),
+    },
+    "random, more than there are": {
+        "batch_size": 4,
+        "sampler": RandomSampler(range(COUNT), num_samples=2 * COUNT),
+    },
+    "weighted": {"batch_size": 6, "sampler": WeightedRandomSampler([1.0] * 5 + [9.0] * 18, 40)},
+    "of a subset": {"batch_size": 4, "sampler": SubsetRandomSampler([3, 1, 20, 7, 7])},
+    "of a list": {"batch_size": 2, "sampler": [3, 1, 20, 7, 7]},
+    "distributed": {"batch_size": 4, "sampler": DistributedSampler(numbers(), 2, 1, seed=3)},
+    "drawn from all generators": {"batch_size": 4, "sampler": OfRandom()},
+    "drawn at once": {"batch_size": 4, "sampler": Eager()},
+    "a batch sampler": {"batch_sampler": BatchSampler(SequentialSampler(range(COUNT)), 4, True)},
+    "batches of all sizes": {"batch_sampler": Uneven()},
+    "a list of batches": {"batch_sampler": [[1, 2], [3], [4, 5, 22, 0]]},
+    "nothing": {"sampler": []},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_and_draws_are_pytorchs(order: str, workers: int) -> None:
+    """The same batches in the same order; and no generator draws more or less, in an epoch that is left early, too."""
+    arguments = {**ORDERS[order], "num_workers": workers, "leave_after": 1}
+
+    assert epochs(Penstocks, numbers(), **arguments) == epochs(PyTorchs, numbers(), **arguments)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"persistent_workers": True, "count": 3},
+        {"prefetch_factor": 7},
+        {"prefetch_factor": 1, "generator": 4},
+    ],
+)
+def test_persistent_workers_and_prefetching_draw_as_pytorchs_do(more: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {
+        "batch_size": 3,
+        "shuffle": True,
+        "num_workers": 2,
+        "leave_after": 1,
+        **more,
+    }
+
+    assert epochs(Penstocks, numbers(), **arguments) == epochs(PyTorchs, numbers(), **arguments)
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "numbers": float,
+    "booleans": lambda index: index > 3,
+    "strings": str,
+    "bytes": lambda index: bytes([index]),
+    "tensors": lambda index: torch.full((2, 3), index, dtype=torch.int16),
+    "bfloat16": lambda index: torch.full((2,), index, dtype=torch.bfloat16),
+    "arrays": lambda index: np.full((2, 3), index, np.float32),
+    "numpy scalars": lambda index: np.float32(index),
+    "tuples": lambda index: (index, str(index), torch.tensor(index)),
+    "lists": lambda index: [index, [index, float(index)]],
+    "dicts": lambda index: {"a": index, "b": {"c": [index], "d": str(index)}},
+    "named tuples": lambda index: Point(index, str(index)),
+    "empty": lambda index: {},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_of_the_types_that_default_collate_and_default_convert_give(kind: str) -> None:
+    for batch_size in (4, None):
+        arguments: dict[str, Any] = {"batch_size": batch_size, "num_workers": 2, "count": 1}
+
+        assert epochs(Penstocks, Of(KINDS[kind]), **arguments) == epochs(
+            PyTorchs, Of(KINDS[kind]), **{**arguments, "num_workers": 0}
+        )
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.arange(COUNT), torch.arange(COUNT).float() / 2),
+        Subset(numbers(), [4, 8, 15, 16, 22]),
+        ConcatDataset([numbers(), numbers()]),
+        random_split(numbers(), [0.5, 0.5], torch.Generator().manual_seed(1))[0],
+        list(range(7)),
+        [f"text {number}" for number in range(7)],
+        {number: number * number for number in range(7)},
+        torch.arange(12).reshape(6, 2),
+    ],
+    ids=[
+        "TensorDataset",
+        "Subset",
+        "ConcatDataset",
+        "random_split",
+        "list",
+        "list of texts",
+        "dict",
+        "tensor",
+    ],
+)
+def test_data_sets_of_all_kinds_are_taken(dataset: Any, workers: int) -> None:
+    arguments: dict[str, Any] = {"batch_size": 3, "num_workers": workers, "count": 1}
+
+    assert epochs(Penstocks, dataset, **arguments) == epochs(PyTorchs, dataset, **arguments)
+
+
+def test_a_sample_that_default_collate_cannot_stack_raises_its_error(DataLoader: Any, workers: int) -> None:
+    loader = DataLoader(Of(lambda index: torch.ones(index + 1), 4), batch_size=4, num_workers=workers)
+
+    batches = iter(loader)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        next(batches)
+    assert list(batches) == []
+
+
+def test_collate_fn_gets_the_samples_of_a_batch_or_the_sample_itself(DataLoader: Any, workers: int) -> None:
+    of_batches = DataLoader(
+        numbers(), batch_size=9, num_workers=workers, collate_fn=lambda samples: ("made of", samples)
+    )
+    of_samples = DataLoader(
+        numbers(), batch_size=None, num_workers=workers, collate_fn=lambda sample: ("made of", sample)
+    )
+
+    assert list(of_batches)[-1] == ("made of", list(range(18, 23)))
+    assert list(of_samples)[-1] == ("made of", 22)
+
+
+def test_collate_fn_may_return_none(DataLoader: Any, workers: int) -> None:
+    assert (
+        list(DataLoader(numbers(), batch_size=12, num_workers=workers, collate_fn=lambda samples: None))
+        == [None] * 2
+    )
+
+
+class Lists(Dataset[Any]):
+    """Makes whole batches as it likes."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("lists are asked for")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return {"rows": torch.tensor(indices) * 2}
+
+
+def test_getitems_makes_what_collate_fn_gets(DataLoader: Any, workers: int) -> None:
+    loader = DataLoader(Lists(), batch_size=4, num_workers=workers, collate_fn=lambda made: made)
+
+    assert [batch["rows"].tolist() for batch in loader][-1] == [40, 42, 44]
+
+
+def test_lengths_are_those_of_the_sampler(DataLoader: Any, workers: int) -> None:
+    def length(**arguments: Any) -> int:
+        return len(DataLoader(numbers(), num_workers=workers, **arguments))
+
+    assert length(batch_size=5) == 5
+    assert length(batch_size=5, drop_last=True) == 4
+    assert length(batch_size=None) == length() == COUNT
+    assert length(batch_size=2, sampler=[1, 2, 3]) == 2
+    assert length(batch_sampler=[[1, 2], [3]]) == 2
+    assert len(iter(DataLoader(numbers(), batch_size=5, num_workers=workers))) == 5
+
+
+def test_attributes_are_what_was_given_or_follows_from_it(DataLoader: Any) -> None:
+    dataset, generator = numbers(), torch.Generator()
+    loader = DataLoader(
+        dataset, 4, True, num_workers=2, generator=generator, timeout=9, persistent_workers=True
+    )
+
+    assert isinstance(loader, PyTorchs)
+    assert loader.dataset is dataset
+    assert loader.generator is generator
+    assert isinstance(loader.sampler, RandomSampler)
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    assert loader.batch_sampler.sampler is loader.sampler
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.timeout) == (4, 2, False, 9)
+    assert (loader.prefetch_factor, loader.persistent_workers, loader.pin_memory) == (2, True, False)
+    assert loader.collate_fn is torch.utils.data.default_collate
+    assert loader.multiprocessing_context is None
+    assert DataLoader(dataset, None).collate_fn is torch.utils.data.default_convert
+    assert DataLoader(dataset).prefetch_factor is None
+    assert DataLoader(dataset, batch_sampler=[[1]]).batch_size is None
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_what_fixes_the_batches_cannot_be_set_later(DataLoader: Any, name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"
+    ):
+        setattr(DataLoader(numbers()), name, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_workers": -1}, "num_workers option should be non-negative"),
+        ({"timeout": -1}, "timeout option should be non-negative"),
+        ({"prefetch_factor": 2}, "prefetch_factor option could only be specified in multiprocessing"),
+        ({"prefetch_factor": -2, "num_workers": 2}, "prefetch_factor option should be non-negative"),
+        ({"persistent_workers": True}, "persistent_workers option needs num_workers > 0"),
+        ({"sampler": [1], "shuffle": True}, "sampler option is mutually exclusive with shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler option is mutually exclusive"),
+        ({"batch_sampler": [[1]], "shuffle": True}, "batch_sampler option is mutually exclusive"),
+        ({"batch_sampler": [[1]], "sampler": [1]}, "batch_sampler option is mutually exclusive"),
+        ({"batch_sampler": [[1]], "drop_last": True}, "batch_sampler option is mutually exclusive"),
+        ({"batch_size": None, "drop_last": True}, "batch_size=None option disables auto-batching"),
+        ({"batch_size": 0}, "batch_size should be a positive integer value"),
+        ({"multiprocessing_context": "spawn"}, "multiprocessing_context can only be used with"),
+        ({"multiprocessing_context": "none", "num_workers": 2}, "should specify a valid start method"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(DataLoader: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataLoader(numbers(), **arguments)
+
+
+def broken_at_five(index: int) -> int:
+    if index == 5:
+        raise KeyError(f"sample {index}")
+    return index
+
+
+def test_an_error_is_of_its_kind_and_the_batches_after_it_follow(DataLoader: Any, workers: int) -> None:
+    batches = iter(DataLoader(Of(broken_at_five), batch_size=4, num_workers=workers, collate_fn=list))
+    found: list[Any] = [next(batches)]
+
+    with pytest.raises(KeyError, match="sample 5"):
+        next(batches)
+
+    found += batches
+    assert found == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
+
+
+def test_an_error_of_collate_fn_is_of_its_kind(DataLoader: Any, workers: int) -> None:
+    def collate(samples: list[int]) -> Any:
+        raise ZeroDivisionError("no batch")
+
+    batches = iter(DataLoader(numbers(), COUNT, num_workers=workers, collate_fn=collate))
+    with pytest.raises(ZeroDivisionError, match="no batch"):
+        next(batches)
+    assert list(batches) == []
+
+
+def test_each_loop_is_an_epoch_and_may_be_left(DataLoader: Any, workers: int) -> None:
+    loader = DataLoader(numbers(), batch_size=9, num_workers=workers, collate_fn=list)
+
+    for _ in loader:
+        break
+    firsts = [next(iter(loader))[0] for _ in range(3)]
+    assert firsts == [0, 0, 0]
+    assert [len(batch) for _ in range(2) for batch in loader] == [9, 9, 5] * 2
+
+
+def test_loops_over_one_loader_may_be_nested(DataLoader: Any, workers: int) -> None:
+    loader = DataLoader(numbers(), batch_size=12, num_workers=workers, collate_fn=len)
+
+    assert [(outer, inner) for outer in loader for inner in loader] == [
+        (12, 12),
+        (12, 11),
+        (11, 12),
+        (11, 11),
+    ]
+
+
+def test_a_sampler_without_end_is_asked_for_as_many_as_are_wanted(DataLoader: Any, workers: int) -> None:
+    class Endless(Sampler[int]):
+        asked = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in itertools.cycle(range(COUNT)):
+                Endless.asked += 1
+                yield number
+
+    batches = iter(
+        DataLoader(numbers(), batch_size=2, sampler=Endless(), num_workers=workers, collate_fn=list)
+    )
+
+    assert list(itertools.islice(batches, 40)) == [[k % COUNT, (k + 1) % COUNT] for k in range(0, 80, 2)]
+    assert Endless.asked == 80 + (8 if workers else 0)
+
+
+def test_an_iterator_that_is_over_stays_over(DataLoader: Any, workers: int) -> None:
+    batches = iter(DataLoader(numbers(), batch_size=12, num_workers=workers))
+
+    assert len(list(batches)) == 2
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_pin_memory_without_an_accelerator_warns_and_goes_on(DataLoader: Any) -> None:
+    if torch.accelerator.is_available():
+        return
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        batches = list(DataLoader(numbers(), batch_size=12, pin_memory=True))
+
+    assert not any(batch.is_pinned() for batch in batches)
+
+
+def test_more_workers_than_processors_warn(DataLoader: Any) -> None:
+    with pytest.warns(UserWarning, match="This DataLoader will create 1000 worker processes in total"):
+        DataLoader(numbers(), num_workers=1000)
+
+
+def test_a_batch_that_does_not_come_is_a_runtime_error() -> None:
+    """PyTorch's case needs processes that are killed at its end; the message is its own."""
+    is_over = threading.Event()
+
+    def wait(index: int) -> int:
+        if index == 3:
+            is_over.wait()
+        return index
+
+    loader = Penstocks(Of(wait), batch_size=2, num_workers=2, timeout=1)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds") as caught:
+        next(batches)
+    assert "sample 3, Of[3]" in str(caught.value.__cause__)
+
+    is_over.set()
+    assert next(batches).tolist() == [2, 3], "it is waited for again"
+
+
+def test_memory_of_batches_that_are_kept_is_their_own(workers: int) -> None:
+    """All batches of an epoch in a list, as for an evaluation; the threads go on beyond the slots that there are."""
+    loader = Penstocks(Of(lambda index: torch.full((1000,), index), 200), batch_size=1, num_workers=workers)
+
+    kept = list(loader)
+
+    assert [int(batch[0, 999]) for batch in kept] == list(range(200))
+
+
+def test_threads_end_with_the_iterator_and_those_of_persistent_workers_with_the_loader() -> None:
+    before = threading.active_count()
+
+    list(Penstocks(numbers(), num_workers=2))
+    assert threading.active_count() == before
+    loader = Penstocks(numbers(), num_workers=2, persistent_workers=True)
+    list(loader)
+    of_first = {thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-decode")}
+    list(loader)
+    assert {
+        thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-decode")
+    } == of_first
+    assert len(of_first) == 2
+
+    del loader
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.ident in of_first:
+            thread.join()
+    assert threading.active_count() == before
+
+
+def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(workers: int) -> None:
+    dataset: Any = {"a": 1, "b": 2}
+    loader = Penstocks(dataset, sampler=["b", "a"], num_workers=workers)
+
+    if workers:
+        with pytest.warns(RuntimeWarning, match=r"the sampler gives \['b'\].*in the thread of the training"):
+            batches = iter(loader)
+    else:
+        batches = iter(loader)
+    assert [batch.tolist() for batch in batches] == [[2], [1]]
+
+
+class Asking:
+    """Asks for what a data set of Penstock's may ask for."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int, rng: np.random.Generator, epoch: int) -> Any:
+        return index, epoch, rng.random()
+
+
+def test_a_data_set_that_asks_for_a_generator_gets_the_same_numbers_whatever_loads_it() -> None:
+    runs = [epochs(Penstocks, Asking(), batch_size=4, shuffle=True, num_workers=n) for n in (0, 1, 2)]
+
+    assert runs[0] == runs[1] == runs[2]
+    draws = [value for _, (_, epoch, numbers) in runs[0][:-1] for value in numbers[2]]
+    assert len(set(draws)) == 2 * COUNT, "others in each epoch, for each sample"
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_what_cannot_be_honoured_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Stream, an IterableDataset.*open_source.*keep PyTorch's DataLoader"
+    ):
+        Penstocks(Stream())
+    with pytest.raises(ConfigError, match="worker_init_fn is for worker processes"):
+        Penstocks(numbers(), num_workers=2, worker_init_fn=print)
+    with pytest.raises(ConfigError, match="multiprocessing_context is for worker processes"):
+        Penstocks(numbers(), num_workers=2, multiprocessing_context="spawn")

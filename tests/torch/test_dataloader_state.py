@@ -1,0 +1,222 @@
+"""A pass of the drop-in DataLoader resumes where its state says, as one of torchdata's StatefulDataLoader does; and
+what trainers make of it."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from lightning.fabric.utilities.data import _update_dataloader
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data import DataLoader as PyTorchs
+
+from penstock.errors import ConfigError
+from penstock.torch import DataLoader
+
+COUNT = 30
+
+
+class Numbers(Dataset[int]):
+    """Samples are their numbers; notes which were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        self.asked.append(index)
+        return index
+
+
+class OfRandom(Sampler[int]):
+    """Draws from Python's and NumPy's generators, all at once."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from random.sample(range(COUNT), 10) + np.random.permutation(COUNT)[:9].tolist()  # noqa: NPY002
+
+
+class Stateful(Sampler[int]):
+    """Each pass begins with another number, which no generator tells."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begin += 1
+        yield from range(self.begin, COUNT)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"begin": self.begin}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["begin"]
+
+
+ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffled": lambda: {"shuffle": True},
+    "with a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(8)},
+    "with a sampler's generator": lambda: {
+        "sampler": RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(9))
+    },
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0, 2.0, 3.0], 20)},
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(5, 25))},
+    "distributed": lambda: {"sampler": DistributedSampler(Numbers(), 2, 0)},
+    "of Python's and NumPy's": lambda: {"sampler": OfRandom()},
+    "with a state of its own": lambda: {"sampler": Stateful()},
+}
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+
+
+def epoch_of(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("consumed", [0, 1, 3, None])
+def test_a_pass_resumes_where_its_state_says_whatever_loads_it(name: str, consumed: int | None) -> None:
+    """In the second pass, after some batches or all of them; saved to a file, and loaded with other workers."""
+    arguments, set_epoch = ARGUMENTS[name], name == "distributed"
+    seed(3)
+    loader = DataLoader(Numbers(), 4, num_workers=2, **arguments())
+    epoch_of(loader)
+    if set_epoch:
+        loader.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    batches = iter(loader)
+    for _ in range(100 if consumed is None else consumed):
+        next(batches, None)
+    buffer = io.BytesIO()
+    torch.save(loader.state_dict(), buffer)
+    rest = epoch_of(batches)
+    afterwards = epoch_of(loader)
+
+    for workers in (0, 2):
+        seed(77)
+        resumed = DataLoader(Numbers(), 4, num_workers=workers, **arguments())
+        buffer.seek(0)
+        resumed.load_state_dict(torch.load(buffer, weights_only=True))
+        own = [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # type: ignore[index]  # noqa: NPY002
+        if consumed is None:
+            if name in (
+                "with a generator",
+                "with a sampler's generator",
+                "with a state of its own",
+                "distributed",
+            ):
+                assert epoch_of(resumed) == afterwards
+            continue
+        batches = iter(resumed)
+        assert [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()] == own  # type: ignore[index]  # noqa: NPY002
+        assert epoch_of(batches) == rest
+        if name in ("with a generator", "with a sampler's generator", "with a state of its own"):
+            assert epoch_of(resumed) == afterwards
+
+
+def test_what_was_consumed_is_not_loaded_again() -> None:
+    loader = DataLoader(Numbers(), 4, shuffle=True)
+    batches = iter(loader)
+    consumed = [number for _ in range(3) for number in next(batches).tolist()]
+    state = loader.state_dict()
+
+    dataset = Numbers()
+    resumed = DataLoader(dataset, 4, shuffle=True)
+    resumed.load_state_dict(state)
+    epoch_of(resumed)
+
+    assert sorted(dataset.asked + consumed) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_persistent_workers_resume_in_any_pass(passes: int) -> None:
+    class Asking:
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int, rng: np.random.Generator) -> float:
+            return index + rng.random()
+
+    def make(workers: int) -> Any:
+        return DataLoader(Asking(), 4, True, num_workers=workers, persistent_workers=workers > 0)  # type: ignore[arg-type]
+
+    seed(5)
+    loader = make(2)
+    for _ in range(passes - 1):
+        epoch_of(loader)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    rest = epoch_of(batches)
+
+    for workers in (0, 2):
+        resumed = make(workers)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict().keys() == state.keys(), "before the first batch, it is that state"
+        assert epoch_of(resumed) == rest
+
+
+def test_states_of_others_are_refused_and_an_empty_one_begins_anew() -> None:
+    loader = DataLoader(Numbers(), 4)
+    assert loader.state_dict() == {}
+
+    with pytest.raises(ConfigError, match=r"no state of a penstock.torch.DataLoader"):
+        loader.load_state_dict({"_num_yielded": 3})
+    next(iter(loader))
+    loader.load_state_dict({})
+
+    assert epoch_of(loader)[0] == [0, 1, 2, 3]
+
+
+def test_other_batches_than_those_that_were_consumed_are_a_warning() -> None:
+    loader = DataLoader(Numbers(), 4)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    resumed = DataLoader(Numbers(), 5)
+    resumed.load_state_dict(state)
+
+    with pytest.warns(RuntimeWarning, match="first 2 batches are not those that were consumed"):
+        iter(resumed)
+
+
+def test_a_loader_that_lightning_makes_for_another_sampler_is_one_of_penstocks() -> None:
+    loader = DataLoader(Numbers(), 4, shuffle=True, num_workers=1, timeout=60, drop_last=True)
+    sampler: Sampler[int] = DistributedSampler(Numbers(), 2, 1, shuffle=False)
+
+    made = _update_dataloader(loader, sampler)
+
+    assert type(made) is DataLoader
+    assert (made.num_workers, made.timeout, made.batch_size, made.drop_last) == (1, 60, 4, True)
+    assert epoch_of(made) == epoch_of(PyTorchs(Numbers(), 4, sampler=sampler, drop_last=True))
+
+
+def test_accelerate_gives_the_right_batches_of_it_by_a_loader_of_its_own() -> None:
+    loader = DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(2))
+    theirs = PyTorchs(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(2))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = Accelerator(cpu=True).prepare(loader)
+
+    assert epoch_of(prepared) == epoch_of(theirs)
+    assert isinstance(loader.batch_sampler, BatchSampler)
