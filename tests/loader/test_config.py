@@ -19,7 +19,7 @@ import penstock
 import penstock.torch
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderArguments, LoaderConfig
-from penstock.loader.transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
+from penstock.loader.transforms import MixUp, Normalize, RandomHorizontalFlip, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, Batches, BundleShuffle, Explicit, Sequential
 from penstock.policy.loading import Job, Loading, Staging
@@ -47,6 +47,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "epochs": (None, 0, "epochs is 0"),
     "steps": (20, 0, "steps is 0"),
     "transforms": ([Resize(6), ToTensor()], [ToTensor(), Resize(6)], "transform 1 .*stands behind ToTensor"),
+    "mix": (MixUp(3), 5, "mix is 5; it is MixUp"),
     "collate_fn": (list, "stack", "collate_fn is 'stack'"),
     "optional": ({}, "caption", "optional is 'caption'; it maps names"),
     "shuffle": (BundleShuffle(23, 1, 0.3), [3, 1], r"shuffle is \[3, 1\]"),

@@ -12,6 +12,7 @@ from penstock.errors import ConfigError, given_beside
 from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
 from penstock.loader.optional import check_defaults
+from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, CutOrder, Order, Sequential
@@ -47,6 +48,7 @@ class LoaderArguments(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     transforms: Sequence[Transform]
+    mix: Any
     collate_fn: Callable[[list[Any]], Any] | None
     optional: Mapping[Any, Any] | None
     shuffle: bool | Order
@@ -88,6 +90,8 @@ class LoaderConfig:
     transforms: what happens to each sample of a folder or `Source`; a data set does its own. Penstock's, torchvision's,
         albumentations' and callables of yours, see `penstock.loader.transforms`. A source of numbers, such as a .npy
         file, needs none. Kept as a tuple.
+    mix: `MixUp` or `CutMix` of `penstock.loader.transforms`, or torchvision's; of a list, one is drawn for each step.
+        Images have one label each, which becomes a share of each class. Kept as a tuple.
     collate_fn: makes each batch of a data set, called with the list of its samples by the thread that has loaded them;
         it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
     optional: what stands in the place of a field that samples of a data set lack, or have as None, by the field's name:
@@ -143,6 +147,7 @@ class LoaderConfig:
     epochs: int | None = None
     steps: int | None = None
     transforms: Sequence[Transform] = ()
+    mix: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optional: Mapping[Any, Any] | None = None
     shuffle: bool | Order = True
@@ -197,6 +202,8 @@ class LoaderConfig:
             if self.decoders != 0:
                 check_draws(steps)
         object.__setattr__(self, "transforms", steps)
+        if self.mix is not None:
+            self._check_mix()
         for each in fields(self):
             if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise
                 object.__setattr__(self, each.name, int(value))
@@ -327,6 +334,19 @@ class LoaderConfig:
         for name, seconds in waits.items():
             if not isinstance(seconds, (int, float)) or not seconds > 0:
                 raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
+
+    def _check_mix(self) -> None:
+        steps = check_mix(self.mix)
+        object.__setattr__(self, "mix", steps)
+        if self.is_of_data_set:
+            raise ConfigError(
+                "mix is given with a data set, whose batches may be of any structure: mix in collate_fn=, or in the "
+                "training loop, or give a folder or source of images"
+            )
+        if self.dtype == "uint8" and any(isinstance(step, MixUp) for step in steps):
+            raise ConfigError(
+                'dtype is "uint8", which holds no mixture of two images: take a float dtype, or CutMix'
+            )
 
     def _check_data_set(self) -> None:
         kind = type(self.source).__name__

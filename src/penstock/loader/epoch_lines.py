@@ -9,6 +9,7 @@ from penstock.errors import printable
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.loader.images import ImageDecoder
+from penstock.loader.mixed import MixingDecoder
 from penstock.loader.setup import Setup
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, limiting, stall_share
 from penstock.trace.schema import Kind
@@ -75,7 +76,7 @@ class EpochLines:
     def _alone(self) -> str:
         """Report once that pictures are decoded one at a time."""
         decoder = self._setup.decoder
-        alone = decoder.decoded_alone if isinstance(decoder, ImageDecoder) else 0
+        alone = decoder.decoded_alone if isinstance(decoder, ImageDecoder | MixingDecoder) else 0
         if not alone or self._has_reported_alone:
             return ""
         self._has_reported_alone = True

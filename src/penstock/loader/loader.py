@@ -520,7 +520,14 @@ class Loader:
     @cached_property
     def _described(self) -> dict[str, Any]:
         setup = self._setup
-        return describe_run(self._plan, setup.source, setup.pipeline, self._agreed.data, setup.draws_seed)
+        return describe_run(
+            self._plan,
+            setup.source,
+            setup.pipeline,
+            self._agreed.data,
+            setup.draws_seed,
+            self._config.mix,
+        )
 
     @property
     def memory(self) -> MemoryBudget:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib.metadata import version
@@ -51,12 +51,14 @@ def describe_run(
     pipeline: Pipeline | None,
     data: dict[str, JSON] | None = None,
     draws_seed: int | None = None,
+    mix: Sequence[object] | None = None,
 ) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
     pipeline: None for a data set, whose own code makes the samples: of it, kind, length and `indices` are known.
     data: of `describe_data`, where that was asked before.
     draws_seed: of the generators that a data set asks for, where it does.
+    mix: of `LoaderConfig`.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -76,6 +78,7 @@ def describe_run(
             "seed": int(pipeline.seed),
             "dtype": pipeline.dtype,
             "layout": pipeline.layout,
+            **({} if mix is None else {"mix": [describe_object(step) for step in mix]}),
         }
         if pipeline.is_visual:
             decoder = choose_decoder()

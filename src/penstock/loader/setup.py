@@ -24,6 +24,7 @@ from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.mixed import MixingDecoder, mixed_fields
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
@@ -32,6 +33,7 @@ from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.memory import DecodeMemory
+from penstock.loader.transforms.mixing import Mixing
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
@@ -344,18 +346,24 @@ def _of_source(
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
     masks = _masks(source, pipeline)
+    mixing = None if config.mix is None else _mixing(config, pipeline, labels, masks)
 
     def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
         tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
         memory = DecodeMemory(budget.decoding_bytes)
-        decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks)
+        decoder: Decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks)
+        if mixing is not None:
+            decoder = MixingDecoder(cast(ImageDecoder, decoder), mixing)
         return SourceFetcher(source, tiers, near), decoder, extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
     picture, large_picture = picture_bytes(pipeline, sizes_of_pictures, first)
-    fields, seed = image_fields(pipeline, labels, masks), pipeline.seed if pipeline.is_random else None
+    fields, is_random = image_fields(pipeline, labels, masks), pipeline.is_random or mixing is not None
+    if mixing is not None:
+        fields = mixed_fields(fields[0], mixing)
+    seed = pipeline.seed if is_random else None
     return _Samples(sizes_bytes, fields, parts, pipeline, picture, large_picture, seed)
 
 
@@ -370,6 +378,24 @@ def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
         return mask
 
     return Masks(ends, MaskPass(pipeline, pairs.mask_dtype, pairs.mask_fill), describe)
+
+
+def _mixing(
+    config: LoaderConfig,
+    pipeline: Pipeline,
+    labels: NDArray[Any] | dict[str, NDArray[Any]],
+    masks: Masks | None,
+) -> Mixing:
+    """Return what mixes batches. Raises: ConfigError for samples that are no images with one label each."""
+    if masks is not None or isinstance(labels, dict) or labels.ndim != 1 or labels.dtype != np.int64:
+        raise ConfigError(
+            "mix is given, and samples do not have one label each, which is mixed with images: leave it out"
+        )
+    if not pipeline.is_visual or len(pipeline.output_shape) != 3:
+        raise ConfigError(
+            f"mix is given, and samples are {list(pipeline.output_shape)}, no images: leave it out"
+        )
+    return Mixing(config.mix, seed_of(config), pipeline.layout)
 
 
 def _read_picture(source: Source, sample: int) -> bytes:
@@ -430,8 +456,9 @@ def _steps_of_a_slot(
     config: LoaderConfig, fields: Sequence[Field], local_batch: int, memory_bytes: int
 ) -> int:
     """Return how many steps a slot has space for: several where they are small."""
-    # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made.
-    if config.decoders == 0 or config.collate_fn is not None:
+    # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made,
+    # with mix what is mixed.
+    if config.decoders == 0 or config.collate_fn is not None or config.mix is not None:
         return 1
     batch_bytes = max(1, slot_bytes(fields, local_batch))
     most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)

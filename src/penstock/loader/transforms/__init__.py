@@ -22,6 +22,7 @@ from penstock.loader.transforms.augment import (
 )
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.joint import Joint
+from penstock.loader.transforms.mixing import CutMix, MixUp
 from penstock.loader.transforms.pipeline import Pipeline, Transform, compile_pipeline
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.steps import (
@@ -38,11 +39,13 @@ from penstock.loader.transforms.steps import (
 __all__ = [
     "CenterCrop",
     "ColorJitter",
+    "CutMix",
     "DecodeRaw",
     "Draws",
     "GaussianBlur",
     "Grayscale",
     "Joint",
+    "MixUp",
     "Normalize",
     "Pad",
     "Pipeline",

@@ -30,6 +30,11 @@ def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
+def decode_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the numbers that bits of bfloat16 stand for."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def combine(steps: Sequence[ToTensor | Normalize]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return scale and bias, float64[3] each, that do the steps at once."""
     scale, bias = np.ones(3), np.zeros(3)
