@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.patience import patient
+from tests.torch.dataloader_data import COUNT as TOLD
+from tests.torch.dataloader_data import Telling, Wholes, note_worker, unchanged
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -32,9 +40,11 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as PyTorchs
 
 from penstock.errors import ConfigError
-from penstock.torch import DataLoader as Penstocks
+from penstock.torch import DataLoader as OfPenstock
 
 COUNT = 23
+#: By threads: what PyTorch's processes do that are forked. Processes have their own tests, at the end.
+Penstocks: Any = partial(OfPenstock, workers="threads")
 Point = namedtuple("Point", ["x", "name"])
 
 
@@ -478,26 +488,24 @@ def test_memory_of_batches_that_are_kept_is_their_own(workers: int) -> None:
     assert [int(batch[0, 999]) for batch in kept] == list(range(200))
 
 
-def test_threads_end_with_the_iterator_and_those_of_persistent_workers_with_the_loader() -> None:
-    before = threading.active_count()
+def test_threads_live_from_pass_to_pass_and_end_with_the_loader() -> None:
+    def deciders() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-decode")}
 
-    list(Penstocks(numbers(), num_workers=2))
-    assert threading.active_count() == before
-    loader = Penstocks(numbers(), num_workers=2, persistent_workers=True)
+    before = deciders()
+    loader = Penstocks(numbers(), num_workers=2)
     list(loader)
-    of_first = {thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-decode")}
+    own = deciders() - before
+    for _ in loader:
+        break
     list(loader)
-    assert {
-        thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-decode")
-    } == of_first
-    assert len(of_first) == 2
+    assert deciders() - before == own
+    assert len(own) == 2
 
     del loader
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.ident in of_first:
-            thread.join()
-    assert threading.active_count() == before
+    for thread in own:
+        thread.join()
 
 
 def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(workers: int) -> None:
@@ -542,5 +550,87 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out() -> None:
         Penstocks(Stream())
     with pytest.raises(ConfigError, match="worker_init_fn is for worker processes"):
         Penstocks(numbers(), num_workers=2, worker_init_fn=print)
-    with pytest.raises(ConfigError, match="multiprocessing_context is for worker processes"):
+    with pytest.raises(ConfigError, match="worker processes are started anew"):
         Penstocks(numbers(), num_workers=2, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match='workers is 3; it is "auto", "processes" or "threads"'):
+        OfPenstock(numbers(), workers=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dataset.make is .*lambda.*which no other process can import"):
+        iter(OfPenstock(Of(lambda index: index), num_workers=2, workers="processes"))
+
+
+def test_threads_take_over_where_the_data_set_cannot_be_copied() -> None:
+    loader = OfPenstock(Of(lambda index: index), batch_size=12, num_workers=2, collate_fn=list)
+
+    with pytest.warns(RuntimeWarning, match=r"2 threads load in place of worker processes.*dataset.make is"):
+        batches = list(loader)
+
+    assert [len(batch) for batch in batches] == [12, 11]
+
+
+def test_worker_processes_are_those_of_pytorch_and_live_from_pass_to_pass() -> None:
+    """One start for all of it: get_worker_info, worker_init_fn, changes of the data set, draws, errors, a death."""
+    dataset = Telling()
+    torch.manual_seed(4)
+    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 2, "worker_init_fn": note_worker}
+    loader = OfPenstock(dataset, 6, **arguments)
+    passes = []
+    for epoch in range(2):
+        dataset.epoch = epoch
+        passes.append(list(loader))
+    dataset.broken = 5
+    with pytest.raises(KeyError, match="sample 5"):
+        list(loader)
+
+    torch.manual_seed(4)
+    theirs = PyTorchs(Telling(), 6, **arguments)
+    assert [batch["index"].tolist() for batches in passes for batch in batches] == [
+        batch["index"].tolist() for _ in range(2) for batch in theirs
+    ]
+    every = [batch for batches in passes for batch in batches]
+    assert len({pid for batch in every for pid in batch["pid"].tolist()} - {os.getpid()}) == 2
+    ids, counts = (torch.cat([batch["worker"][part] for batch in every]).tolist() for part in range(2))
+    assert (set(ids), set(counts)) == ({0, 1}, {2})
+    assert all(batch["initialised"].all() for batch in every)
+    assert [set(batch["epoch"].tolist()) for batch in every] == [{0}] * 4 + [{1}] * 4
+    assert all(torch.equal(batch["row"][:, 7].long(), batch["index"]) for batch in every)
+    assert len(set(torch.cat([batch["drawn"] for batch in every]).flatten().tolist())) == 2 * 3 * TOLD
+
+    dataset.broken, dataset.fatal = -1, 7
+    with pytest.raises(
+        RuntimeError, match=r"DataLoader worker exited unexpectedly: worker process .*exit code 3"
+    ):
+        list(loader)
+
+
+def test_worker_processes_make_whole_batches() -> None:
+    wholes = OfPenstock(Wholes(), 6, num_workers=1, collate_fn=unchanged, workers="processes")
+
+    batches = list(wholes)
+
+    assert [batch["rows"].tolist() for batch in batches][-1] == [36, 38, 40, 42, 44, 46]
+    assert all(batch["is_own"] for batch in batches)
+
+
+SCRIPT = """
+import torch
+from penstock.torch import DataLoader
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return index * index
+
+print([batch.tolist() for batch in DataLoader(Squares(), 3, num_workers=2)])
+"""
+
+
+def test_a_script_without_a_guard_works_as_it_does_with_pytorchs(tmp_path: Path) -> None:
+    """Its data set is defined in it, and processes that import it would run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=patient(120))
+
+    assert ran.stdout == "[[0, 1, 4], [9, 16, 25]]\n"
+    assert "which has no `if __name__ == '__main__':`" in ran.stderr

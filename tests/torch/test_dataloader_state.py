@@ -7,6 +7,7 @@ import io
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as PyTorchs
 
 from penstock.errors import ConfigError
-from penstock.torch import DataLoader
+from penstock.torch import DataLoader as OfPenstock
 
 COUNT = 30
+DataLoader: Any = partial(OfPenstock, workers="threads")
 
 
 class Numbers(Dataset[int]):
@@ -102,7 +104,7 @@ def test_a_pass_resumes_where_its_state_says_whatever_loads_it(name: str, consum
     loader = DataLoader(Numbers(), 4, num_workers=2, **arguments())
     epoch_of(loader)
     if set_epoch:
-        loader.sampler.set_epoch(1)  # type: ignore[attr-defined]
+        loader.sampler.set_epoch(1)
     batches = iter(loader)
     for _ in range(100 if consumed is None else consumed):
         next(batches, None)
@@ -157,7 +159,7 @@ def test_persistent_workers_resume_in_any_pass(passes: int) -> None:
             return index + rng.random()
 
     def make(workers: int) -> Any:
-        return DataLoader(Asking(), 4, True, num_workers=workers, persistent_workers=workers > 0)  # type: ignore[arg-type]
+        return DataLoader(Asking(), 4, True, num_workers=workers, persistent_workers=workers > 0)
 
     seed(5)
     loader = make(2)
@@ -205,7 +207,8 @@ def test_a_loader_that_lightning_makes_for_another_sampler_is_one_of_penstocks()
 
     made = _update_dataloader(loader, sampler)
 
-    assert type(made) is DataLoader
+    assert type(made) is OfPenstock
+    assert made.workers == "threads"
     assert (made.num_workers, made.timeout, made.batch_size, made.drop_last) == (1, 60, 4, True)
     assert epoch_of(made) == epoch_of(PyTorchs(Numbers(), 4, sampler=sampler, drop_last=True))
 

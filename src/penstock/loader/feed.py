@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import ClosedError
 from penstock.loader.loader import Loader
 from penstock.plan.growing import Growing
 
@@ -67,14 +68,27 @@ class Feed:
         loader._has_reported_start = True
         loader._ensure_started()
 
+    def renew(self) -> None:
+        """Have worker processes begin anew with what is asked for next, where they must; see `Processes.renew`."""
+        if self._loader is not None and self._loader._processes is not None:
+            self._loader._processes.renew()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether worker processes have been started and are not ready yet."""
+        processes = None if self._loader is None else self._loader._processes
+        return processes is not None and processes.starting > 0
+
     def take(self, place: Place) -> tuple[Any, Exception | None]:
         """Return the next batch that was asked for, or why it cannot be had; the one after it comes next.
 
-        Raises: WaitTimeout, after which the same is waited for again; ClosedError; what no sample is to blame for.
+        Raises: WaitTimeout, after which the same is waited for again; ClosedError after `close`; what no sample is to
+            blame for.
         """
         self.start()
         loader = self._loader
-        assert loader is not None, "something was asked for"
+        if loader is None:
+            raise ClosedError("what loads these batches has ended: ask for others")
         assert self._left[0] == place, "batches are taken in their order"
         staged = loader._engine.take(*place)
         places, _, error = loader._judge(staged)
@@ -97,7 +111,7 @@ class Feed:
         self._forget_in_plan(place)
 
     def close(self) -> None:
-        """End the loader's threads; twice is harmless."""
+        """End the loader's threads, and forget what was asked for. What is asked for next begins new ones."""
         if self._loader is not None:
             self._loader.close()
         self._loader = self._order = None

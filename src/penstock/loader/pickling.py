@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
@@ -30,13 +31,14 @@ class Pickled:
 
     arena: its large buffers, such as a data set's arrays, which the processes map and do not copy; None without any.
     extents: where in it. main: how a process imports this one's `__main__`, for `multiprocessing.spawn.prepare`;
-        empty where nothing of it is used.
+        empty where nothing of it is used. digest: of all that was pickled.
     """
 
     data: bytes
     arena: Arena | None
     extents: list[slice]
     main: dict[str, str]
+    digest: bytes
 
 
 class _Pickler(pickle.Pickler):
@@ -75,10 +77,12 @@ def pickled(
     *,
     known: Any = None,
     found_by: Callable[[], Any] | None = None,
+    before: Pickled | None = None,
 ) -> Pickled:
     """Pickle what a worker process needs. name: of the value, for messages.
 
     known: an object that the process has, and gets by calling `found_by` there.
+    before: what was pickled of it earlier; returned itself, with no buffer copied, where nothing has changed since.
     Raises: ConfigError naming the part that cannot be pickled or found there, and what to do.
     """
     file, buffers = io.BytesIO(), list[Any]()
@@ -99,9 +103,20 @@ def pickled(
             f"worker processes need a copy of {name}, and {where} {_why(culprit, reason)}; "
             'workers="threads" needs no copy'
         ) from error
+    data = file.getvalue()
+    digest = _digest_of([data, *buffers])
+    if before is not None and before.digest == digest:
+        return before
     main = {} if pickler.of_main is None else _main_of(pickler.of_main)
     arena, extents = _placed(buffers)
-    return Pickled(file.getvalue(), arena, extents, main)
+    return Pickled(data, arena, extents, main, digest)
+
+
+def _digest_of(parts: list[Any]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for each in parts:
+        digest.update(each)
+    return digest.digest()
 
 
 def _placed(buffers: list[Any]) -> tuple[Arena | None, list[slice]]:

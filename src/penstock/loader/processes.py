@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,9 @@ class Processes:
         self, plan: ProcessPlan, fetcher: Fetcher, decoder: MovableDecoder, staging: StagingBuffer
     ) -> None:
         self._plan, self._fetcher, self._decoder, self._staging = plan, fetcher, decoder, staging
-        self._parts = pickled(
-            (fetcher, decoder, dict(plan.reducers), plan.init),
-            "collate_fn, worker_init_fn and the data set",
-            plan.reducers,
-            known=plan.source,
-            found_by=the_dataset,
-        )
+        self._parts = self._pickled_parts()
+        #: Counts what `renew` did.
+        self._version = 0
         self._threads = threading.local()
         self._all: list[_Process] = []
         self._all_lock = threading.Lock()
@@ -103,11 +99,43 @@ class Processes:
         self._threads.process = begun
         begun.start()
 
+    def _pickled_parts(self) -> Pickled:
+        plan = self._plan
+        return pickled(
+            (self._fetcher, self._decoder, dict(plan.reducers), plan.init),
+            "collate_fn, worker_init_fn and the data set",
+            plan.reducers,
+            known=plan.source,
+            found_by=the_dataset,
+        )
+
+    @property
+    def starting(self) -> int:
+        """How many processes have been started and are not ready yet."""
+        return sum(not each.is_ready for each in list(self._all))
+
+    @property
+    def needs_main(self) -> bool:
+        """Whether the processes import the program's own script, for what is defined there."""
+        return bool(self._plan.dataset.main or self._parts.main)
+
+    def renew(self) -> None:
+        """Have each process begin its next Load as a new one would, if the data set has changed or there is an init.
+
+        Raises: ConfigError where the data set cannot be pickled any more.
+        """
+        plan = self._plan
+        dataset = pickled(plan.source, "dataset", plan.reducers, before=plan.dataset)
+        if dataset is not plan.dataset or plan.init is not None:
+            self._plan = replace(plan, dataset=dataset)
+            self._parts = self._pickled_parts()
+            self._version += 1
+
     # As a fetcher
 
     @property
     def place(self) -> str:
-        starting = sum(not each.is_ready for each in list(self._all))
+        starting = self.starting
         waits = f", which waits for worker processes to start ({starting} of {self._plan.count})"
         return f"{self._fetcher.place}{waits if starting else ''}"
 
@@ -165,7 +193,9 @@ class Processes:
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
-        answer = self._threads.process.do(load, at, self._describe, self._is_given_up)
+        process = self._threads.process
+        process.renew(self._version, self._plan, self._parts)
+        answer = process.do(load, at, self._describe, self._is_given_up)
         self._decoder.put(
             load.slot, _without(load.rows, [index for index, _ in answer.failed]), answer.others
         )
@@ -193,6 +223,7 @@ class _Process:
         staging: StagingBuffer,
     ) -> None:
         self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
+        self._version = 0
         self.is_ready = False
         self._known_slots: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
@@ -220,6 +251,18 @@ class _Process:
         finally:
             its.close()
         self._channel = Channel(own, self._plan.reducers)
+        self._begin()
+
+    def renew(self, version: int, plan: ProcessPlan, parts: Pickled) -> None:
+        """Have it begin anew, unless it has begun with this version. Raises: DataError if it died."""
+        if version != self._version:
+            self._version, self._plan, self._parts = version, plan, parts
+            self._known_slots.clear()
+            self.is_ready = False
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._channel is not None, "it was started"
         dataset, parts = self._plan.dataset, self._parts
         arenas = [each.arena for each in (dataset, parts) if each.arena is not None]
         begin = Begin(

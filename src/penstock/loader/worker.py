@@ -1,6 +1,6 @@
 """A worker process: calls a data set, and writes what it returns into the batch slots of the loader's process.
 
-    Begin   who it is, and how to import what the loader's process has imported
+    Begin   who it is, and how to import what the loader's process has imported; once more to begin anew
     Task    a Load ──> fetch, decode ──> rows of the slot, and `Answer`: what failed, what is no array
 
 It ends when its parent does, or closes the channel. See docs/howto/worker-processes.md.
@@ -43,8 +43,8 @@ class Copy(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """The first message. Its descriptors: of a page of memory where the process writes the sample that it is at, and
-    of the arenas of the two copies where they have one.
+    """The first message, and any that has it begin anew. Its descriptors: of a page of memory where the process writes
+    the sample that it is at, and of the arenas of the two copies where they have one.
 
     number: of the process among `processes`. prepare: see `multiprocessing.spawn.prepare`.
     parts: of (fetcher, decoder, init), the last what is called with the process's number.
@@ -258,21 +258,29 @@ def serve() -> None:
 
 
 def _answer_all(channel: Channel) -> None:
-    begin, descriptors = channel.receive()
+    worker = _begun(channel, *channel.receive())
+    while worker is not None:
+        message, descriptors = channel.receive()
+        if isinstance(message, Begin):
+            worker = _begun(channel, message, descriptors)
+            continue
+        try:
+            answer: Answer | PackedError = worker.do(message, descriptors)
+        except Exception as error:
+            answer = pack(error)
+        _send(channel, answer)
+
+
+def _begun(channel: Channel, begin: Begin, descriptors: list[int]) -> Worker | None:
+    """Return what does the Loads from here on; None where it cannot begin, which the parent then knows."""
     try:
         worker = Worker(begin, descriptors)
     except BaseException as error:
         channel.send(Ready(pack(error)))
-        return
+        return None
     channel.use(worker.reducers)
     channel.send(Ready(None))
-    while True:
-        task, descriptors = channel.receive()
-        try:
-            answer: Answer | PackedError = worker.do(task, descriptors)
-        except Exception as error:
-            answer = pack(error)
-        _send(channel, answer)
+    return worker
 
 
 def _send(channel: Channel, answer: Answer | PackedError) -> None:

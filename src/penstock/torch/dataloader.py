@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import sys
 import warnings
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils import data
@@ -20,7 +23,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from penstock.checkpoint.state.generators import random_state, set_random_state
-from penstock.errors import ConfigError, WaitTimeout
+from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.loader import loader
 from penstock.loader.asked import NAMES, SampleCode, asked_by
 from penstock.loader.config import ITERABLE_WAY_OUT
@@ -40,16 +43,22 @@ _VERSION = 1
 
 
 class DataLoader(data.DataLoader[T]):
-    """`torch.utils.data.DataLoader` whose batches Penstock's threads make: its arguments, attributes, order and errors.
+    """`torch.utils.data.DataLoader` whose batches Penstock makes: its arguments, attributes, order and errors.
 
     A sampler is asked for as many batches ahead as PyTorch asks it, at the same moments, in the same thread: with the
     same generators it gives the same batches. num_workers=0 loads in the thread of the training.
 
+    Worker processes are started once, when the first batch is asked for, and end with the DataLoader. With
+    persistent_workers=False they begin each pass with a new copy of the data set, if it has changed, and call
+    worker_init_fn.
+
     `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader: a run resumes in the midst of an
     epoch. The data set is not gone through again for it, the sampler is.
 
-    Raises: as PyTorch's; ConfigError for an IterableDataset, and for what threads cannot give: worker_init_fn and
-        multiprocessing_context.
+    workers: what the num_workers are. "processes"; "threads", which share the data set, start at once and take turns to
+        run Python code; "auto": processes, or threads where the data set cannot be copied, which a warning says.
+    Raises: as PyTorch's; ConfigError for an IterableDataset, for multiprocessing_context, for what processes cannot
+        have a copy of, and for worker_init_fn beside threads.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class DataLoader(data.DataLoader[T]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        workers: Literal["auto", "processes", "threads"] = "auto",
     ) -> None:
         _check_dataset(dataset)
         super().__init__(
@@ -93,25 +103,36 @@ class DataLoader(data.DataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if num_workers:
-            self._check_threads()
+        _check_workers(workers, multiprocessing_context, worker_init_fn)
+        self.workers = workers
         #: Of the latest pass; None before the first.
         self._progress: _Progress | None = None
         #: Of the pass that comes next, if it resumes.
         self._resumes: _Progress | None = None
-        #: Passes that have begun.
+        #: Passes that have begun, and the seed of the first.
         self._passes = 0
-
-    def _check_threads(self) -> None:
-        for name, way_out in (
-            ("worker_init_fn", "do what it does when the data set is made, or on its first use in a thread"),
-            ("multiprocessing_context", "leave it out"),
-        ):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name} is for worker processes, and threads load here: {way_out}")
+        self._seed: int | None = None
+        #: What loads, with the pass that it loads for or loaded for last.
+        self._feeds: list[tuple[weakref.ref[_Ahead], Feed]] = []
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return _InCaller(self) if self.num_workers == 0 else _Ahead(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: threads and processes stay here."""
+        return {**self.__dict__, "_feeds": [], "_iterator": None}
+
+    def _feed_of(self, using: _Ahead, make: Callable[[], Feed]) -> Feed:
+        """Return what loads for a pass: of one that is over or was dropped, or else a new one."""
+        for number, (pass_, feed) in enumerate(self._feeds):
+            latest = pass_()
+            if latest is None or latest.is_over:
+                self._feeds[number] = weakref.ref(using), feed
+                feed.renew()
+                return feed
+        feed = make()
+        self._feeds.append((weakref.ref(using), feed))
+        return feed
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest pass is, for `load_state_dict` of a DataLoader made alike, in any process.
@@ -137,6 +158,8 @@ class DataLoader(data.DataLoader[T]):
             )
         self._iterator = self._progress = None
         self._resumes = _Progress.of_state(state) if state else None
+        if self._resumes is not None and self._resumes.seed != self._seed:
+            self._feeds.clear()  # which draw from another seed
 
     @contextmanager
     def _resuming(self, *, with_seed: bool) -> Iterator[tuple[_Progress, _Progress | None]]:
@@ -148,18 +171,25 @@ class DataLoader(data.DataLoader[T]):
         if resumes is None or resumes.is_over:
             self._passes = 1 + (self._passes if resumes is None else resumes.number)
             if resumes is not None:
+                self._seed = resumes.seed
                 resumes.draws.set_own(self)
             self._progress = _Progress(self._passes, _Draws.of(self), with_seed)
             yield self._progress, None
             return
-        self._passes = resumes.number
+        self._passes, self._seed = resumes.number, resumes.seed
         now = _global_state()
-        self._progress = progress = _Progress(resumes.number, resumes.draws, resumes.with_seed, resumes.seed)
+        self._progress = progress = _Progress(resumes.number, resumes.draws, resumes.with_seed)
         try:
             resumes.draws.set_all(self)
             yield progress, resumes
         finally:
             set_random_state(now)
+
+    def _have_seed(self, progress: _Progress, drawn: int) -> None:
+        """Give a pass the seed of the first one: each pass draws other numbers from it. drawn: for this one."""
+        if self._seed is None:
+            self._seed = drawn
+        progress.seed = self._seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +242,17 @@ def _check_dataset(dataset: object) -> None:
             f"Penstock loads samples by their numbers, ahead and in any order: {ITERABLE_WAY_OUT}; or keep PyTorch's "
             "DataLoader for it"
         )
+
+
+def _check_workers(workers: object, context: object, init: object) -> None:
+    if workers not in ("auto", "processes", "threads"):
+        raise ConfigError(f'workers is {workers!r}; it is "auto", "processes" or "threads"')
+    if context is not None:
+        raise ConfigError(
+            "multiprocessing_context is given, and worker processes are started anew, never forked: leave it out"
+        )
+    if init is not None and workers == "threads":
+        raise ConfigError('worker_init_fn is for worker processes: leave it out, or workers="threads"')
 
 
 def _global_state() -> dict[str, Any]:
@@ -290,9 +331,8 @@ class _InCaller(_SingleProcessDataLoaderIter):
         with loader._resuming(with_seed=True) as (progress, resumes):
             super().__init__(loader)
             self._progress = progress
-            if resumes is None:
-                progress.seed = int(self._base_seed)
-            else:
+            loader._have_seed(progress, int(self._base_seed))
+            if resumes is not None:
                 if not resumes.with_seed:  # of workers that lived longer than a pass
                     resumes.draws.set_all(loader)
                     self._sampler_iter = iter(self._index_sampler)
@@ -327,22 +367,32 @@ class _Ahead(_BaseDataLoaderIter):
     """A pass whose batches threads load ahead; or, of persistent workers, all passes one after the other."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        #: No circle: a DataLoader has the iterator of its persistent workers.
+        self._keeps = None if loader.persistent_workers else loader
         self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
         self._samples = _length_of(loader.dataset)
         self._has_warned = False
         with loader._resuming(with_seed=True) as (progress, resumes):
+            self._progress = progress
             super().__init__(loader)
-            if resumes is None:
-                progress.seed = int(self._base_seed)
-            elif not resumes.with_seed:
+            loader._have_seed(progress, int(self._base_seed))
+            if resumes is not None and not resumes.with_seed:
                 resumes.draws.set_all(loader)
-            self._feed = Feed(
-                partial(_new_loader, loader, progress.seed, self._pinning()),
-                self._samples,
-                most=loader.batch_size if self._auto_collation else 1,
-                ahead=self._ahead,
+            self._feed = loader._feed_of(
+                self,
+                lambda: Feed(
+                    partial(_new_loader, weakref.proxy(loader), progress.seed, self._pinning()),
+                    self._samples,
+                    most=loader.batch_size if self._auto_collation else 1,
+                    ahead=self._ahead,
+                ),
             )
             self._begin(loader, progress, resumes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches were handed out."""
+        return self._progress.is_over
 
     def _pinning(self) -> tuple[str, int] | None:
         """Return the device that batches are pinned for, which is the current one now."""
@@ -353,7 +403,7 @@ class _Ahead(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin the next pass of persistent workers."""
         with loader._resuming(with_seed=False) as (progress, _):
-            progress.seed = int(self._base_seed)
+            loader._have_seed(progress, int(self._base_seed))
             self._begin(loader, progress, None)
 
     def _begin(self, loader: DataLoader[Any], progress: _Progress, resumes: _Progress | None) -> None:
@@ -392,8 +442,6 @@ class _Ahead(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if not self._drawn:
             self._progress.is_over = True
-            if not self._persistent_workers:
-                self._feed.close()
             raise StopIteration
         place, index = self._drawn[0]
         batch, error = self._loaded(place, index)
@@ -414,11 +462,25 @@ class _Ahead(_BaseDataLoaderIter):
                 return self._dataset_fetcher.fetch(index), None
             except Exception as error:
                 return None, error
-        try:
-            made, reason = self._feed.take(place)
-        except WaitTimeout as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
-        return (made[0], None) if reason is None else (None, reason)
+        while True:
+            try:
+                made, reason = self._feed.take(place)
+                break
+            except WaitTimeout as error:
+                if self._feed.is_starting:
+                    continue
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+            except Exception as error:  # that no sample is to blame for
+                self._feed.close()
+                if isinstance(error, DataError):
+                    raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+                raise
+        if reason is not None:
+            return None, reason
+        batch, is_pinned = made
+        if self._pin_memory and not is_pinned:
+            batch = _pinned(batch, self._pin_memory_device)
+        return batch, None
 
     def _ids_of(self, index: Any) -> list[int] | None:
         """Return the samples of a batch; None for other keys than 0 to the length, which the feed does not take."""
@@ -447,25 +509,68 @@ def _new_loader(
 ) -> loader.Loader:
     """Return a loader of a DataLoader's batches in an order."""
     source: Any = of.dataset
-    collate = _Collate(of.collate_fn, of._auto_collation, pinning)
+    init = of.worker_init_fn
+    collate = _Collate(of.collate_fn, of._auto_collation)
     if of._auto_collation and getattr(source, "__getitems__", None) and not _asks(source):
-        source, collate = _Wrapped(range(len(source))), _CollateLists(of.collate_fn, True, pinning, source)
+        source = _Numbers(source)
+        collate = _CollateLists(of.collate_fn, True, numbers=source)
+        init = partial(_begin_worker, init)
     elif isinstance(source, (list, tuple, Mapping)):
-        source = _Wrapped(source)
-    return loader.Loader(
-        source,
-        front_end=TORCH,
-        ranks=alone,
-        report=_report_waits,
-        batch_sampler=order,
-        epochs=None,
-        collate_fn=collate,
-        seed=seed,
-        rank=0,
-        world_size=1,
-        decoders=of.num_workers,
-        timeout_seconds=of.timeout or None,
-    )
+        source, init = _Wrapped(source), partial(_begin_worker, init)
+
+    def make(collate: _Collate, **arguments: Any) -> loader.Loader:
+        return loader.Loader(
+            source,
+            front_end=TORCH,
+            ranks=alone,
+            report=_report_waits,
+            batch_sampler=order,
+            epochs=None,
+            collate_fn=collate,
+            seed=seed,
+            rank=0,
+            world_size=1,
+            timeout_seconds=of.timeout or None,
+            **arguments,
+        )
+
+    if of.workers != "threads":
+        try:
+            made = make(collate, workers=of.num_workers, worker_init_fn=init)
+            if of.workers == "processes" or not _repeats_the_script(made):
+                return made
+            made.close()
+            reason = f"worker processes import {sys.argv[0]!r}, which has no `if __name__ == '__main__':`"
+        except ConfigError as error:
+            if of.workers == "processes" or of.worker_init_fn is not None:
+                raise
+            reason = str(error)
+        warnings.warn(
+            f"{of.num_workers} threads load in place of worker processes, and share the data set: {reason}",
+            RuntimeWarning,
+            stacklevel=7,
+        )
+    return make(replace(collate, device=pinning), workers="threads", decoders=of.num_workers)
+
+
+def _repeats_the_script(made: loader.Loader) -> bool:
+    """Whether worker processes would run the program's script once more, as it has no line that keeps them from it."""
+    processes = made._processes
+    if processes is None or not processes.needs_main:
+        return False
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        return path is not None and "__name__" not in Path(path).read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _begin_worker(init: Callable[[int], None] | None, number: int) -> None:
+    """Have a worker process say which data set it has, and begin. init: worker_init_fn."""
+    info: Any = data.get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.values)  # it is frozen
+    if init is not None:
+        init(number)
 
 
 def _report_waits(line: str) -> None:
@@ -485,40 +590,47 @@ class _Wrapped:
     """Values by their numbers, of a list, a range or a mapping: a loader would take them for something else."""
 
     def __init__(self, values: Any) -> None:
-        self._values = values
+        self.values = values
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     def __getitem__(self, index: int) -> Any:
-        return self._values[index]
+        return self.values[index]
+
+
+class _Numbers(_Wrapped):
+    """The numbers of a data set's samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index
 
 
 @dataclass(frozen=True)
 class _Collate:
-    """What threads make of the samples of a batch, in a list of its own: it may be None.
+    """What workers make of the samples of a batch: it, and whether it is pinned.
 
-    is_batch: False where a batch is one sample. device: to pin for.
+    is_batch: False where a batch is one sample. device: to pin for, in a thread of the training's process.
     """
 
     function: Callable[[Any], Any]
     is_batch: bool
-    device: tuple[str, int] | None
+    device: tuple[str, int] | None = None
 
-    def __call__(self, samples: list[Any]) -> list[Any]:
+    def __call__(self, samples: list[Any]) -> tuple[Any, bool]:
         made = self.function(samples if self.is_batch else samples[0])
         if self.device is None:
-            return [made]
+            return made, False
         kind, number = self.device
         torch.accelerator.set_device_index(number)
-        return [_pinned(made, kind)]
+        return _pinned(made, kind), True
 
 
 @dataclass(frozen=True)
 class _CollateLists(_Collate):
-    """What threads make of sample numbers, for a data set whose `__getitems__` makes whole batches as it likes."""
+    """What workers make of sample numbers, for a data set whose `__getitems__` makes whole batches as it likes."""
 
-    dataset: Any = None
+    numbers: Any = None
 
-    def __call__(self, samples: list[Any]) -> list[Any]:
-        return super().__call__(self.dataset.__getitems__(samples))
+    def __call__(self, samples: list[Any]) -> tuple[Any, bool]:
+        return super().__call__(self.numbers.values.__getitems__(samples))
