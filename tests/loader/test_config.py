@@ -50,6 +50,8 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "mix": (MixUp(3), 5, "mix is 5; it is MixUp"),
     "collate_fn": (list, "stack", "collate_fn is 'stack'"),
     "optional": ({}, "caption", "optional is 'caption'; it maps names"),
+    "ragged": ([], "tokens", "ragged is 'tokens'; it is a list of names"),
+    "padded": ({}, ["tokens"], r"padded is \['tokens'\]; it maps names"),
     "shuffle": (BundleShuffle(23, 1, 0.3), [3, 1], r"shuffle is \[3, 1\]"),
     "seed": (7, -1, "seed is -1"),
     "drop_last": (True, "yes", "drop_last is 'yes'"),

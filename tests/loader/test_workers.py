@@ -68,11 +68,13 @@ def test_batches_are_those_of_threads_bit_for_bit_and_one_that_is_resumed_gives_
 
 
 def test_lists_of_samples_are_made_by_one_call_there_too() -> None:
-    with load(Lists(), workers=1, shuffle=False) as loader:
-        batches = [(numbers.tolist(), texts) for numbers, texts in loader]
+    with load(Lists(), workers=1, shuffle=False, ragged=[2]) as loader:
+        batches = [(numbers.tolist(), texts, list(arrays)) for numbers, texts, arrays in loader]
 
-    assert [number for numbers, _ in batches for number in numbers] == list(range(COUNT))
-    assert [text for _, texts in batches for text in texts] == list(map(str, range(COUNT)))
+    assert [number for numbers, *_ in batches for number in numbers] == list(range(COUNT))
+    assert [text for _, texts, _ in batches for text in texts] == list(map(str, range(COUNT)))
+    arrays = [array.tolist() for *_, arrays in batches for array in arrays]
+    assert arrays == [[index] * (index % 4) for index in range(COUNT)]
 
 
 def test_collated_batches_arrive_as_they_were_made_and_keep_their_memory_while_they_are_kept() -> None:

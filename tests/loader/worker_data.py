@@ -37,16 +37,16 @@ class Mixed:
 
 
 class Lists:
-    """Lists of samples, by `__getitems__`."""
+    """Lists of samples, by `__getitems__`, with an array whose length differs."""
 
     def __len__(self) -> int:
         return COUNT
 
-    def __getitem__(self, index: int) -> tuple[int, str]:
-        return index, str(index)
+    def __getitem__(self, index: int) -> tuple[int, str, Any]:
+        return index, str(index), np.full(index % 4, index)
 
-    def __getitems__(self, indices: list[int]) -> list[tuple[int, str]]:
-        return [(index, str(index)) for index in indices]
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, str, Any]]:
+        return [self[index] for index in indices]
 
 
 class Drawn:

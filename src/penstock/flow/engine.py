@@ -52,6 +52,7 @@ from penstock.machine_code import Loop
 from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.decision_state import EVENT
 from penstock.policy.decisions import UNDECODED, UNREAD
+from penstock.policy.runnable import LEAST_SLOTS
 from penstock.trace.schema import NO_FLOW, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
@@ -321,6 +322,7 @@ class Engine:
         self._lent: set[int] = set()
         #: How many slots the scheduler knows.
         self._slots = len(staging)
+        self._has_reported_retired = False
         #: Something for a waiting consumer to look at. Nothing is put here while it does not wait.
         self._wake: SimpleQueue[None] = SimpleQueue()
         #: What a thread raised that no sample is to blame for.
@@ -772,8 +774,15 @@ class Engine:
         return self._freed(self._staging.poll_held(), now)
 
     def _freed(self, slots: list[int], now: float) -> list[Instruction]:
-        self._lent.difference_update(slots)
-        return [instruction for slot in slots for instruction in self._scheduler.slot_freed(slot, now)]
+        # Those that are retired stay among the lent ones.
+        free = [slot for slot in slots if not self._staging.retire(slot, LEAST_SLOTS)]
+        if len(free) < len(slots) and not self._has_reported_retired:
+            self._has_reported_retired = True
+            self._report(
+                "batches are larger than the first samples let expect: fewer are loaded ahead, to stay within memory="
+            )
+        self._lent.difference_update(free)
+        return [instruction for slot in free for instruction in self._scheduler.slot_freed(slot, now)]
 
     def _run(self, loop: Callable[[int, Ring], None], worker: int, spans: int) -> None:
         try:

@@ -40,6 +40,10 @@ class Field:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+#: For decoders that write nothing to slots: a slot is free when nothing refers to its arrays, so it has one.
+ROW = Field("row", (), np.dtype(np.uint8))
+
+
 class _Slot:
     """One batch's memory."""
 
@@ -106,6 +110,19 @@ class DeviceEvent(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """What batches have beside their slots."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes."""
+        ...
+
+    def drop(self, slot: int) -> None:
+        """Keep nothing of a slot any more."""
+        ...
+
+
 class _Guard(weakref.ref["NDArray[Any]"]):
     """A weak reference to one array of a loan, whose callback `_RECORD` records the array's event.
 
@@ -152,6 +169,7 @@ class StagingBuffer:
     device_event: returns a fresh event for an array that is handed out, or None where no device is in use. The thread
         that drops the array's last reference records it at that moment; the slot is free once the event has passed.
     new_arena: makes the memory of a slot; shared ones can be mapped by other processes (`arena`, `slot_arrays`).
+    beside: what batches have beside their slots, which the limit includes.
     """
 
     def __init__(
@@ -161,6 +179,7 @@ class StagingBuffer:
         limit_bytes: int,
         device_event: Callable[[], DeviceEvent | None] | None = None,
         new_arena: Callable[[int], Arena] = _IN_HUGE_PAGES,
+        beside: Beside | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
@@ -170,6 +189,9 @@ class StagingBuffer:
         self._device_event = device_event
         self._new_arena = new_arena
         self._slots: list[_Slot] = []
+        self._beside = beside
+        #: Slots that are not used any more.
+        self._retired: set[int] = set()
         #: Loans whose references are gone while a device copy may still read the slot.
         self._held: list[_Loan] = []
 
@@ -188,7 +210,8 @@ class StagingBuffer:
 
     @property
     def used_bytes(self) -> int:
-        return len(self._slots) * self.slot_bytes
+        """What slots take, and what batches have beside them."""
+        return len(self._slots) * self.slot_bytes + (self._beside.held_bytes if self._beside else 0)
 
     @property
     def can_grow(self) -> bool:
@@ -261,9 +284,23 @@ class StagingBuffer:
         loan.guards = guards
 
     def is_referred_to(self, slot: int) -> bool:
-        """Whether anything refers to an array of the slot's latest loan."""
+        """Whether anything refers to an array of the slot's latest loan, or the slot is retired."""
         loan = self._slots[slot].loan
-        return loan is not None and any(reference() is not None for reference in loan.references)
+        return slot in self._retired or (
+            loan is not None and any(reference() is not None for reference in loan.references)
+        )
+
+    def retire(self, slot: int, least: int) -> bool:
+        """Use a free slot no more, if the limit is passed and so many others are left; return whether it was done.
+
+        What batches have beside their slots may turn out to be larger than was expected.
+        """
+        in_use = len(self._slots) - len(self._retired)
+        if self._beside is None or in_use <= least or self.used_bytes <= self._limit_bytes:
+            return False
+        self._retired.add(slot)
+        self._beside.drop(slot)
+        return True
 
     def settle(self, reference: Reference) -> int | None:
         """Take note that an array of a loan is gone; return the slot once it is free. One thread at a time."""

@@ -6,6 +6,7 @@ from penstock.loader.epoch_lines import SkippedSample
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.loader import Loader
 from penstock.loader.prediction import predict
+from penstock.loader.unequal import Padded, Padding, Ragged
 from penstock.report import print_report
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "LoaderArguments",
     "LoaderConfig",
     "MemoryBudget",
+    "Padded",
+    "Padding",
+    "Ragged",
     "SkippedSample",
     "predict",
     "print_report",

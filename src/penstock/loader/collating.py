@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.flow.staging import Field
+from penstock.flow.staging import ROW
 from penstock.policy import Load
 
 #: What makes a batch of the samples of a step.
 Collate = Callable[[list[Any]], Any]
 
-# A byte for each row: a slot is free when nothing refers to its arrays, so it has one.
-_FIELDS = (Field("row", (), np.dtype(np.uint8)),)
 _NAMED_SAMPLES = 8
 
 
@@ -28,7 +25,7 @@ class CollatingDecoder:
         is not called for a step that has such samples.
     """
 
-    fields = _FIELDS
+    fields = (ROW,)
 
     def __init__(self, collate: Collate, *, leaves_out: bool) -> None:
         self._collate = collate

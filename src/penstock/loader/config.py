@@ -14,6 +14,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
+from penstock.loader.unequal import Unequal, unequal_fields
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, CutOrder, Order, Sequential
 from penstock.plan.access import check_count, check_rank, epochs_of_steps
@@ -51,6 +52,8 @@ class LoaderArguments(TypedDict, total=False):
     mix: Any
     collate_fn: Callable[[list[Any]], Any] | None
     optional: Mapping[Any, Any] | None
+    ragged: Sequence[Any]
+    padded: Mapping[Any, Any] | None
     shuffle: bool | Order
     seed: int | None
     drop_last: bool
@@ -96,6 +99,10 @@ class LoaderConfig:
         it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
     optional: what stands in the place of a field that samples of a data set lack, or have as None, by the field's name:
         {"caption": ""}. "target.boxes" is a field of a field, 1 the second part of a tuple.
+    ragged, padded: fields of a data set's samples whose arrays, or lists of numbers, differ in length, by the same
+        names; "" is a sample without fields. ragged=["tokens"] puts those of a batch end to end (see
+        `penstock.loader.Ragged`); padded={"tokens": 0} pads them to the longest, with a number or as a
+        `penstock.loader.Padding` says.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -150,6 +157,8 @@ class LoaderConfig:
     mix: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optional: Mapping[Any, Any] | None = None
+    ragged: Sequence[Any] = ()
+    padded: Mapping[Any, Any] | None = None
     shuffle: bool | Order = True
     seed: int | None = 0
     drop_last: bool = False
@@ -195,6 +204,14 @@ class LoaderConfig:
         elif self.optional:
             raise ConfigError(
                 "optional is for the samples of a data set; those of a folder or source have the labels it gives them"
+            )
+        elif self.unequal:
+            raise ConfigError(
+                "ragged and padded are for the samples of a data set; those of a folder or source are all alike"
+            )
+        if self.collate_fn is not None and self.unequal:
+            raise ConfigError(
+                "collate_fn makes the batches, so that ragged and padded have no effect: leave them out"
             )
         steps = ()
         if self.transforms or not (self.is_of_data_set or self._may_do_without):
@@ -278,6 +295,8 @@ class LoaderConfig:
                 "by their numbers, give source.select(...)"
             )
         check_defaults(self.optional)
+        if self.unequal and not isinstance(self.ragged, tuple):
+            object.__setattr__(self, "ragged", tuple(self.ragged))
         check_refresh(self.refresh)
         check_options(self.storage_options)
         if self.storage_options is not None and self.paths is None:
@@ -363,6 +382,11 @@ class LoaderConfig:
             raise ConfigError(
                 f"policy is {name!r}, but the data set {kind} reads by itself, so that nothing is kept: leave it out"
             )
+
+    @property
+    def unequal(self) -> Unequal:
+        """Which fields differ in length, and how they are padded."""
+        return unequal_fields(self.ragged, self.padded)
 
     @property
     def is_of_data_set(self) -> bool:

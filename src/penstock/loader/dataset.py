@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.flow.engine import Failed
-from penstock.flow.staging import Field
+from penstock.flow.staging import ROW, Field
 from penstock.loader.asked import ListCode, SampleCode, list_code
+from penstock.loader.beside import Beside
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.structure import learn_structure
+from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
 from penstock.store.calls import Calls
+
+T = TypeVar("T")
 
 
 class MapDataset(Protocol):
@@ -140,17 +145,24 @@ class DatasetFetcher:
         """Nothing is held."""
 
 
+def copies_nothing(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
+    """Leave all copying to the caller."""
+    return False
+
+
 class SampleDecoder:
     """A `Decoder` of samples that are made already: arrays and numbers in tuples, lists, mappings or dataclasses.
 
-    An example shows the structure. Arrays and numbers get a place in the slot; anything else (a path, a string) is
-    handed over in a list. Batches have the structure that PyTorch's default_collate gives them.
+    An example shows the structure. Arrays and numbers get a place in the slot, but for those of unequal fields, which
+    are joined in arrays of their own; anything else (a path, a string) is handed over in a list. Batches have the
+    structure that PyTorch's default_collate gives them.
 
     example: a sample, and its number. describe: names one, in errors.
     as_array: turns a leaf into an array without a copy where it can.
     copy_leaves: copies leaves, all of one type, into an array that has a row for each, if it can at once and they are
         as this wants them; returns whether it did.
-    Raises: ConfigError for an example without any array or number.
+    unequal: fields whose arrays differ in length. more: samples that show how long they are.
+    Raises: ConfigError for an example without any array, number or text, or that has no such field.
     """
 
     def __init__(
@@ -158,30 +170,52 @@ class SampleDecoder:
         example: tuple[int, Any],
         describe: Callable[[int], str],
         as_array: Callable[[Any], NDArray[Any] | None],
-        copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = lambda leaves, place: False,
+        copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = copies_nothing,
+        unequal: Unequal = MappingProxyType({}),
+        more: Sequence[Any] = (),
     ) -> None:
         sample, value = example
         self._describe = describe
         self._copy_leaves = copy_leaves
         self._as_array = as_array
         self._first = describe(sample)
-        self._structure = learn_structure(value)
-        leaves = [as_array(leaf) for leaf in self._structure.leaves_of(value, self._first)]
-        #: Of the leaves, in the structure's order: where they are, and which are arrays.
-        self._places = list(self._structure.places())
+        self._structure = learn_structure(value, unequal)
+        #: Of the leaves, in the structure's order: where they are, their names, and which are arrays in the slot.
+        self._places, self._names = list(self._structure.places()), list(self._structure.names())
+        examples = [list(self._structure.leaves_of(each, self._first)) for each in (value, *more)]
+        #: Those of unequal fields; None for others.
+        self._joined = [
+            Joined(leaves, name, unequal[name], as_array) if name in unequal else None
+            for name, leaves in zip(self._names, zip(*examples, strict=True), strict=True)
+        ]
+        _check_names(unequal, self._names)
+        leaves = [
+            None if joined else as_array(leaf) for leaf, joined in zip(examples[0], self._joined, strict=True)
+        ]
         self._is_array = [leaf is not None for leaf in leaves]
-        self.fields = tuple(
+        placed = (
             Field(f"leaf {number}", leaf.shape, leaf.dtype)
             for number, leaf in enumerate(leaves)
             if leaf is not None
         )
-        if not self.fields:
+        is_text = any(isinstance(leaf, str | bytes) for leaf in examples[0])
+        if not any(self._is_array) and not any(self._joined) and not is_text:
             raise ConfigError(
-                f"{describe(sample)} is a {type(value).__name__} without any array or number: return at least one, for "
-                "example the label"
+                f"{describe(sample)} is a {type(value).__name__} without any array, number or text: return at least "
+                "one, for example the label"
             )
-        #: Leaves without an array, by slot, row and order of appearance.
-        self._other_leaves: dict[int, dict[int, list[Any]]] = {}
+        self.fields = tuple(placed) or (ROW,)
+        #: The leaves that are not in the slot.
+        self.beside = Beside([joined.join if joined else list for joined in self._beside(self._joined)])
+
+    def _beside(self, leaves: Iterable[T]) -> list[T]:
+        """Return those of something for each leaf that are for leaves beside the slot."""
+        return [leaf for leaf, is_array in zip(leaves, self._is_array, strict=True) if not is_array]
+
+    @property
+    def beside_bytes(self) -> int:
+        """About what a sample takes beside the slot."""
+        return sum(joined.sample_bytes for joined in self._joined if joined)
 
     def check(self, value: Any, name: str) -> None:
         """Raise DataError unless a value is like the example. name: of the value."""
@@ -200,65 +234,64 @@ class SampleDecoder:
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         """Copy samples into their rows; see `Decoder`."""
-        others = self._other_leaves.setdefault(load.slot, {})
         failed: list[tuple[int, Exception]] = []
-        if not self._store_columns(rows, data, arrays, others):
-            for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
-                try:
-                    others[row] = self._store(data[index], arrays, row, self._describe(sample))
-                except Exception as error:
-                    failed.append((index, _noted(error, self._describe(sample))))
+        if isinstance(rows, range) and self._store_columns(load, rows, data, arrays):
+            return failed
+        stored: dict[int, list[Any]] = {}
+        for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+            try:
+                stored[row] = self._store(data[index], arrays, row, self._describe(sample))
+            except Exception as error:
+                failed.append((index, _noted(error, self._describe(sample))))
+        if not all(self._is_array):
+            self.beside.put_rows(load, list(stored), list(stored.values()))
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold these rows of the slot."""
-        others = self._other_leaves.get(slot, {})
-        stacked = iter(arrays)
-        listed = ([others[row][which] for row in rows] for which in range(self._is_array.count(False)))
+        stacked, beside = iter(arrays), iter(() if all(self._is_array) else self.beside.of(slot, rows))
         return self._structure.build(
-            next(stacked) if is_array else next(listed) for is_array in self._is_array
+            next(stacked) if is_array else next(beside) for is_array in self._is_array
         )
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
-        """See `MovableDecoder`: the leaves that are no arrays, by row."""
-        if all(self._is_array):
-            return None
-        others = self._other_leaves.get(slot, {})
-        return [others.pop(row, None) for row in rows]
+        """See `MovableDecoder`: what samples have beside the slot."""
+        return self.beside.take(slot)
 
     def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
         """See `MovableDecoder`."""
-        if what is not None:
-            others = self._other_leaves.setdefault(slot, {})
-            others.update((row, each) for row, each in zip(rows, what, strict=True) if each is not None)
+        self.beside.put(slot, what)
 
     def _store_columns(
-        self,
-        rows: Sequence[int],
-        data: list[Any],
-        arrays: tuple[NDArray[Any], ...],
-        others: dict[int, list[Any]],
+        self, load: Load, rows: range, data: list[Any], arrays: tuple[NDArray[Any], ...]
     ) -> bool:
         """Copy samples leaf by leaf, each for all of them at once; return False where they are not all alike.
 
         Then their rows may hold anything, and `_store` says which sample is not.
         """
-        columns = self._structure.columns(data) if isinstance(rows, range) else None
+        columns = self._structure.columns(data)
         if columns is None:
             return False
         first, count = rows[0], len(rows)
         places = iter(arrays)
-        lists: list[Sequence[Any]] = []
-        for column, is_array in zip(columns, self._is_array, strict=True):
-            if not is_array:
-                if set(map(type, column)) - _TEXTS and any(map(self._is_number, column)):
+        beside: list[Sequence[Any]] = []
+        for column, is_array, joined in zip(columns, self._is_array, self._joined, strict=True):
+            if is_array:
+                if not self._copy(column, next(places)[first : first + count]):
                     return False
-                lists.append(column)
-            elif not self._copy(column, next(places)[first : first + count]):
+            elif joined:
+                if (pieces := joined.pieces(column)) is None:
+                    return False
+                beside.append(pieces)
+            elif set(map(type, column)) - _TEXTS and any(map(self._is_number, column)):
                 return False
-        if lists:
-            for row in range(count):
-                others[first + row] = [column[row] for column in lists]
+            else:
+                beside.append(column)
+        if beside and not self.beside.put_steps(load, rows, beside):
+            unequal = self._beside(self._joined)
+            self.beside.put_rows(
+                load, rows, [list(map(_kept, sample, unequal)) for sample in zip(*beside, strict=True)]
+            )
         return True
 
     def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:
@@ -277,26 +310,45 @@ class SampleDecoder:
         return len(kinds) == 1 and self._copy_leaves(column, place)
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, name: str) -> list[Any]:
-        """Copy a sample's arrays into its row; return the leaves that are none."""
-        others: list[Any] = []
+        """Copy a sample's arrays into its row; return the leaves that belong beside it."""
+        beside: list[Any] = []
         places = iter(arrays)
         leaves = self._structure.leaves_of(value, name)
-        for leaf, is_array, where in zip(leaves, self._is_array, self._places, strict=True):
-            array = self._as_array(leaf)
+        for number, (leaf, is_array, joined) in enumerate(
+            zip(leaves, self._is_array, self._joined, strict=True)
+        ):
             place = next(places) if is_array else None
-            if place is None and array is None:
-                others.append(leaf)
-            elif (
-                place is None or array is None or place.shape[1:] != array.shape or place.dtype != array.dtype
-            ):
-                found = type(leaf).__name__ if array is None else f"{array.dtype}{list(array.shape)}"
-                wanted = "no array" if place is None else f"{place.dtype}{list(place.shape[1:])}"
-                raise DataError(
-                    f"{name}{where} is {found}, and {self._first}{where} is {wanted}: {_alike(leaf)}"
-                )
-            else:
+            array = joined.piece(leaf) if joined else self._as_array(leaf)
+            if joined and array is not None:
+                beside.append(_kept(array, joined))
+            elif not joined and place is None and array is None:
+                beside.append(leaf)
+            elif place is not None and array is not None and _are_alike(place, array):
                 place[row] = array
-        return others
+            else:
+                wanted = joined.wanted if joined else "no array" if place is None else _described(place[0])
+                raise DataError(self._difference(leaf, number, wanted, name))
+        return beside
+
+    def _difference(self, leaf: Any, number: int, wanted: str, name: str) -> str:
+        """Describe how a leaf is unlike that of the example. number: of the leaf. name: of its sample."""
+        where, array = self._places[number], self._as_array(leaf)
+        found = type(leaf).__name__ if array is None else _described(array)
+        if leaf is None:
+            advice = "a field that not all samples have needs a value in its place, as optional= gives it"
+        elif (
+            array is not None
+            and wanted.partition("[")[0] == str(array.dtype)
+            and array.ndim == wanted.count(",") + 1
+        ):
+            field = self._names[number]
+            advice = (
+                f"crop or pad them in the data set, or have the loader do it: padded={{{field!r}: 0}} pads each "
+                f"batch to its longest, ragged=[{field!r}] puts samples end to end"
+            )
+        else:
+            advice = "samples of a batch must be alike, so convert them in the data set"
+        return f"{name}{where} is {found}, and {self._first}{where} is {wanted}: {advice}"
 
     def _is_number(self, leaf: Any) -> bool:
         return self._as_array(leaf) is not None
@@ -306,10 +358,25 @@ class SampleDecoder:
 _TEXTS = {str, bytes, type(None)}
 
 
-def _alike(leaf: Any) -> str:
-    if leaf is None:
-        return "a field that not all samples have needs a value in its place, as optional= gives it"
-    return "samples of a batch must be alike, so crop, pad or convert them in the data set"
+def _kept(leaf: Any, joined: Joined | None) -> Any:
+    """Return what may be kept of a leaf that its data set may change: an array's copy."""
+    return leaf if joined is None else leaf.copy()
+
+
+def _are_alike(place: NDArray[Any], array: NDArray[Any]) -> bool:
+    return place.shape[1:] == array.shape and place.dtype == array.dtype
+
+
+def _described(array: NDArray[Any]) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _check_names(unequal: Unequal, names: Sequence[str]) -> None:
+    for name, how in unequal.items():
+        if name not in names:
+            given = "ragged" if how is None else "padded"
+            known = ", ".join(map(repr, names)) if names != [""] else "no fields, which is called ''"
+            raise ConfigError(f"{given} names {name!r}, and samples have {known}")
 
 
 def _noted(error: Exception, name: str) -> Exception:

@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.flow.channel import Reducers
 from penstock.flow.staging import DeviceEvent
-from penstock.loader.dataset import numpy_leaf
-
-
-def _copies_nothing(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
-    return False
+from penstock.loader.dataset import copies_nothing, numpy_leaf
 
 
 def _do_nothing() -> None:
@@ -41,7 +37,7 @@ class FrontEnd:
 
     present: Callable[[Any, str | None], Any]
     as_array: Callable[[Any], NDArray[Any] | None]
-    copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = _copies_nothing
+    copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = copies_nothing
     begin_thread: Callable[[], None] = _do_nothing
     device_event: Callable[[], Callable[[], DeviceEvent | None] | None] = _no_device
     reducers: Reducers = field(default_factory=dict)

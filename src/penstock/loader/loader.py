@@ -226,6 +226,7 @@ class Loader:
             setup.budget.staging_bytes,
             self._front_end.device_event(),
             partial(Arena, is_shared=setup.processes is not None, huge_pages=True),
+            beside=setup.beside,
         )
         for _ in range(setup.limits.slots):
             staging.grow()

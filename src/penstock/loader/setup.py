@@ -17,6 +17,7 @@ from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, r
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
 from penstock.loader.batch_sampler import DrawnBatches
+from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
@@ -61,6 +62,9 @@ _PROBES = 16
 
 # Reads of a remote store that may be wanted at once. More threads cost more than they bring: docs/decisions/0024.
 _REMOTE_READERS = 128
+
+# Samples beside the first that show how long those of unequal fields are.
+_LENGTHS = 7
 
 # What is assumed of a machine that nobody measured; observed reads correct it.
 _UNKNOWN_BYTES_PER_SECOND = 100e6
@@ -120,6 +124,11 @@ class Setup:
     extents: Extents | None = None
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
+
+    @property
+    def beside(self) -> Beside | None:
+        """What the decoder has beside slots; None where that is nothing."""
+        return self.decoder.beside if isinstance(self.decoder, SampleDecoder) else None
 
     @property
     def calls_python(self) -> bool:
@@ -246,7 +255,6 @@ def set_up(
     calls: what the source and its first sample are read with. opened: source and plan, if that was done before.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
         photograph; a data set cannot be predicted.
-
     Raises: ConfigError naming the argument that cannot work; DataError if the source cannot be opened.
     """
     if not runs and config.is_of_data_set:
@@ -265,10 +273,10 @@ def set_up(
     )
     sizes_bytes = samples.sizes_bytes
     local_batch = plan.max_local_batch(rank)
-    steps = _steps_of_a_slot(config, samples.fields, local_batch, memory_bytes)
+    steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, memory_bytes)
     budget = share_memory(
         memory_bytes,
-        slot_bytes=slot_bytes(samples.fields, steps * local_batch),
+        slot_bytes=samples.slot_bytes(plan, rank, steps),
         local_batch=local_batch,
         readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
@@ -320,7 +328,7 @@ class _Samples(NamedTuple):
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of the memory and the machine, and where they lie.
-    draws_seed, processes: see `Setup`.
+    draws_seed, processes: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -331,6 +339,12 @@ class _Samples(NamedTuple):
     large_picture_bytes: int = 0
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
+    beside_bytes: int = 0
+
+    def slot_bytes(self, plan: AccessPlan, rank: int, steps: int = 1) -> int:
+        """Return what a slot for so many steps takes, with what their batches have beside it."""
+        in_slot = slot_bytes(self.fields, steps * plan.max_local_batch(rank))
+        return in_slot + steps * self.beside_bytes * _usual_batch(plan, rank)
 
     @property
     def reads_in_place(self) -> bool:
@@ -414,16 +428,21 @@ def _of_data_set(
     front_end: FrontEnd,
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
-    defaults = Defaults(config.optional or {})
+    defaults, unequal = Defaults(config.optional or {}), config.unequal
     # Before the data set is asked for a sample: many open what cannot be pickled then.
     processes = _process_plan(dataset, config, front_end) if config.is_in_processes else None
     fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
+    beside_bytes = 0
     if config.collate_fn is not None:
         decoder = CollatingDecoder(config.collate_fn, leaves_out=config.on_error != "raise")
     else:
         example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
-        decoder = SampleDecoder(example, fetcher.describe, front_end.as_array, front_end.copy_leaves)
+        more = _more_of(fetcher, [each for each in probes if each != example[0]], calls) if unequal else []
+        decoder = SampleDecoder(
+            example, fetcher.describe, front_end.as_array, front_end.copy_leaves, unequal, more
+        )
+        beside_bytes = decoder.beside_bytes
         if defaults:
             _check_defaults(defaults, example[1], decoder)
     sizes_bytes = np.zeros(plan.samples, np.int64)
@@ -433,6 +452,7 @@ def _of_data_set(
         lambda budget, machine: (fetcher, decoder, None),
         draws_seed=seed_of(config) if fetcher.draws else None,
         processes=processes,
+        beside_bytes=beside_bytes,
     )
 
 
@@ -444,6 +464,26 @@ def _process_plan(dataset: MapDataset, config: LoaderConfig, front_end: FrontEnd
     )
 
 
+def _more_of(fetcher: DatasetFetcher, samples: Sequence[int], calls: Calls) -> list[Any]:
+    """Return some samples, less those that cannot be had: whose batch asks for them says why."""
+    found = []
+    for sample in samples[:_LENGTHS]:
+        try:
+            found.append(fetcher.example([sample], calls, on_error_raise=True)[1])
+        except WaitTimeout:
+            raise
+        except Exception as error:
+            raise_interrupt(error)
+    return found
+
+
+def _usual_batch(plan: AccessPlan, rank: int) -> int:
+    """Return how many samples a rank's batch has: at most, or on average where an order fills batches by size."""
+    if not plan.is_cut_by_order:
+        return plan.max_local_batch(rank)
+    return -(-plan.length(0) // (plan.steps(0) * plan.ranks))
+
+
 def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) -> None:
     """Raise ConfigError for a default that is not like the field of a sample that has it."""
     try:
@@ -452,17 +492,14 @@ def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) ->
         raise ConfigError(f"{error}; give defaults of the same type and shape") from error
 
 
-def _steps_of_a_slot(
-    config: LoaderConfig, fields: Sequence[Field], local_batch: int, memory_bytes: int
-) -> int:
+def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, memory_bytes: int) -> int:
     """Return how many steps a slot has space for: several where they are small."""
     # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made,
     # with mix what is mixed.
     if config.decoders == 0 or config.collate_fn is not None or config.mix is not None:
         return 1
-    batch_bytes = max(1, slot_bytes(fields, local_batch))
     most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)
-    return max(1, min(most_bytes // batch_bytes, _STAGED_TOGETHER // max(1, local_batch)))
+    return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))
 
 
 def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -12,14 +12,19 @@ from penstock.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value that is not looked into."""
+    """A value that is not looked into.
+
+    takes_any: whether it may be nested all the same, as a list of numbers that becomes an array.
+    """
+
+    takes_any: bool = False
 
     def leaves_of(self, value: Any, where: str) -> Iterator[Any]:
         """Yield the leaves of a value of this nesting, in the nesting's order.
 
         where: what the value is, for the message. Raises: DataError if the value is nested otherwise.
         """
-        if is_nested(value):
+        if not self.takes_any and is_nested(value):
             raise DataError(
                 f"{where} is a {_named(value)}, in the first sample it was a plain value: {_ADVICE}"
             )
@@ -27,11 +32,17 @@ class Leaf:
 
     def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
         """Return each leaf of several values, in the nesting's order; None where some are nested otherwise."""
-        return None if any(map(_is_nested_type, set(map(type, values)))) else [values]
+        if not self.takes_any and any(map(_is_nested_type, set(map(type, values)))):
+            return None
+        return [values]
 
     def places(self, where: str = "") -> Iterator[str]:
         """Yield where each leaf is, as an expression behind the value's name: "['image'][0]"."""
         yield where
+
+    def names(self, name: str = "") -> Iterator[str]:
+        """Yield the name of each leaf: "target.boxes", "1" for a sequence's second part, "" for the value itself."""
+        yield name
 
     def build(self, leaves: Iterator[Any]) -> Any:
         """Return a value of this nesting with the next of `leaves`, as PyTorch's default_collate nests batches."""
@@ -78,6 +89,12 @@ class Branch:
         for part, place in zip(self.parts, self._steps(), strict=True):
             yield from part.places(where + place)
 
+    def names(self, name: str = "") -> Iterator[str]:
+        """See `Leaf.names`."""
+        keys = _numbered(self.parts, self.kind) if self.keys is None else self.keys
+        for part, key in zip(self.parts, keys, strict=True):
+            yield from part.names(_name_within(name, key))
+
     def build(self, leaves: Iterator[Any]) -> Any:
         """See `Leaf.build`. A dataclass is made without its constructor, which expects a sample."""
         built = [part.build(leaves) for part in self.parts]
@@ -117,17 +134,37 @@ class Branch:
 _ADVICE = "return the same structure for every sample"
 
 
-def learn_structure(value: Any) -> Leaf | Branch:
-    """Return the nesting of a value."""
+def learn_structure(value: Any, leaves: Collection[str] = (), name: str = "") -> Leaf | Branch:
+    """Return the nesting of a value.
+
+    leaves: names, as of `Leaf.names`, of parts that are not looked into. name: of the value.
+    """
+    if name in leaves:
+        return Leaf(takes_any=True)
+    keys, kind, members = None, None, value
     if isinstance(value, Mapping):
-        return Branch(tuple(map(learn_structure, value.values())), tuple(value))
-    if isinstance(value, (tuple, list)):
+        keys = tuple(value)
+    elif isinstance(value, (tuple, list)):
         kind = type(value) if hasattr(value, "_fields") else None
-        return Branch(tuple(map(learn_structure, value)), kind=kind)
-    if is_dataclass_value(value):
+    elif is_dataclass_value(value):
         members = _members(value)
-        return Branch(tuple(map(learn_structure, members.values())), tuple(members), type(value))
-    return Leaf()
+        keys, kind = tuple(members), type(value)
+    else:
+        return Leaf()
+    if keys is None:
+        members = dict(zip(_numbered(value, kind), value, strict=True))
+    parts = (learn_structure(part, leaves, _name_within(name, key)) for key, part in members.items())
+    return Branch(tuple(parts), keys, kind)
+
+
+def _numbered(parts: Sequence[Any], kind: Any) -> Sequence[Hashable]:
+    """Return what the parts of a sequence are called. kind: the named tuple that it is, or None."""
+    names: Sequence[Hashable] = range(len(parts)) if kind is None else kind._fields
+    return names
+
+
+def _name_within(name: str, key: Hashable) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def is_nested(value: Any) -> bool:

@@ -104,6 +104,7 @@ class Load(NamedTuple):
     origins: of each a tier's number (take it from there), STAGING (the bytes are those of the entry) or SOURCE (read it
         yourself). rests: of each the tier that is to keep what you read from the source, or STAGING.
     entries: of each, -1 where there is none.
+    steps: how many the batch has, all of one size, from `step` on.
     """
 
     batch: int
@@ -116,6 +117,7 @@ class Load(NamedTuple):
     origins: list[int]
     rests: list[int]
     entries: list[int]
+    steps: int = 1
 
 
 class Staged(NamedTuple):
@@ -428,12 +430,15 @@ class Scheduler:
                     epoch, step = self._epoch_of_fills, -1
                 out.append(Move(entries, samples, where, rests, number, epoch, step))
             elif what == decisions.LOAD:
-                rows, *columns = (words[at + k * count : at + (k + 1) * count] for k in range(5))
+                rows, ids, origins, rests, entries = (
+                    words[at + k * count : at + (k + 1) * count] for k in range(5)
+                )
                 at += 5 * count
                 batch = self._batches[number]
                 run = range(rows[0], rows[0] + count)
                 places = run if rows == list(run) else rows
-                out.append(Load(number, batch.epoch, batch.step, batch.samples, where, places, *columns))
+                about = number, batch.epoch, batch.step, batch.samples, where, places
+                out.append(Load(*about, ids, origins, rests, entries, batch.steps))
             elif what == decisions.READY:
                 failed = tuple(words[at : at + count])
                 at += count

@@ -10,6 +10,7 @@ import tensorflow as tf
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.front_end import with_images
+from penstock.loader.unequal import Padded, Ragged
 
 
 def as_dataset(loader: Loader) -> Any:
@@ -67,7 +68,13 @@ def _signature(batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         return tuple(map(_signature, batch))
     if isinstance(batch, np.ndarray):
-        return tf.TensorSpec([None, *batch.shape[1:]], batch.dtype)
+        # Dimensions of a padded field differ from batch to batch: they are 0 without samples.
+        return tf.TensorSpec([None, *(size or None for size in batch.shape[1:])], batch.dtype)
+    if isinstance(batch, Ragged | Padded):
+        raise ConfigError(
+            "batches have a ragged field, or a padded one with a mask, and a tf.data.Dataset of tensors is made: give "
+            "padded= with a number"
+        )
     raise ConfigError(
         f"the loader's batches have a {type(batch).__name__}, and TensorFlow takes NumPy arrays: make it with "
         "penstock.Loader"

@@ -18,6 +18,7 @@ from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd, with_images
 from penstock.loader.structure import is_dataclass_value, with_fields
+from penstock.loader.unequal import Ragged
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
@@ -210,7 +211,13 @@ def _array(tensor: torch.Tensor) -> NDArray[Any] | None:
     """Return a tensor as an array, over the same memory where it can be; None if it has no elements of its own."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         return None
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        return tensor.numpy()
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # on a device, with a gradient, conjugated or of a type that NumPy does not know
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
         return tensor.numpy()
     except TypeError:  # a type that NumPy does not know
@@ -243,6 +250,15 @@ def _reduced(tensor: torch.Tensor) -> Any:
     if array is None:
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return _tensors, (np.ascontiguousarray(array).reshape(array.shape),)
+
+
+def to_nested(ragged: Ragged) -> torch.Tensor:
+    """Return a batch of a ragged field as a nested tensor of PyTorch's jagged layout, over the same memory."""
+    lengths = ragged.lengths.tolist() or [0]
+    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        ragged.values, ragged.offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+    return made
 
 
 #: Batches as tensors.

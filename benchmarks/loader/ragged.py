@@ -1,0 +1,153 @@
+"""Batches of arrays of unequal length: Penstock's padded= and ragged= beside DataLoader with the usual collate.
+
+    python benchmarks/loader/ragged.py [--quick] [--rounds N] [--data short|long ...]
+
+A data set in memory whose samples are arrays of 2 to 20 ("short") or 2 to 2,000 tokens ("long"), int64, and a label;
+batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, and for ragged concatenates and sums the
+lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
+times one epoch, after one that is not timed; sides take turns, in another order each round. "bare" is the least that
+there is to do: one loop over the samples of a batch and one copy of their bytes into place.
+Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
+round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+import penstock.torch as pt
+
+BATCH = 64
+LONGEST = {"short": 20, "long": 2000}
+
+
+class Texts:
+    """Arrays of tokens, with a label."""
+
+    def __init__(self, samples: int, longest: int) -> None:
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(2, longest + 1, samples)
+        self.ends = np.cumsum(lengths)
+        self.begins = self.ends - lengths
+        self.tokens = rng.integers(1, 50_000, int(self.ends[-1]))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.tokens[self.begins[index] : self.ends[index]], index
+
+
+def padded(samples: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    texts = [torch.from_numpy(text) for text, _ in samples]
+    return pad_sequence(texts, batch_first=True), torch.tensor([label for _, label in samples])
+
+
+def ragged(samples: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    texts = [torch.from_numpy(text) for text, _ in samples]
+    offsets = torch.tensor([0, *map(len, texts)]).cumsum(0)
+    return torch.cat(texts), offsets, torch.tensor([label for _, label in samples])
+
+
+def penstock_side(data: Texts, how: str, epochs: int) -> Any:
+    fields: dict[str, Any] = {"padded": {0: 0}} if how == "padded" else {"ragged": [0]}
+    return pt.Loader(data, batch_size=BATCH, epochs=epochs, report=None, **fields)
+
+
+def bare(data: Texts) -> Iterable[int]:
+    order = np.random.default_rng(0).permutation(len(data))
+    for first in range(0, len(data), BATCH):
+        texts = [data[index][0] for index in order[first : first + BATCH].tolist()]
+        out = np.empty(sum(map(len, texts)), np.int64)
+        np.concatenate(texts, out=out)
+        yield len(texts)
+
+
+def check(data: Texts) -> None:
+    """Stop unless both sides make the same batches."""
+    few: Any = torch.utils.data.Subset(data, range(200))  # type: ignore[arg-type]
+    for how, collate in (("padded", padded), ("ragged", ragged)):
+        fields: dict[str, Any] = {"padded": {0: 0}} if how == "padded" else {"ragged": [0]}
+        with pt.Loader(few, batch_size=BATCH, epochs=1, shuffle=False, report=None, **fields) as ours:
+            theirs: Any = DataLoader(few, batch_size=BATCH, collate_fn=collate)
+            for mine, (*texts, labels) in zip(ours, theirs, strict=True):
+                found = [mine[0]] if how == "padded" else [mine[0].values, mine[0].offsets]
+                assert all(map(torch.equal, found, texts)), f"{how}: other batches"
+                assert torch.equal(mine[1], labels), f"{how}: other labels"
+
+
+def sides(data: Texts, how: str, rounds: int) -> dict[str, Callable[[], Iterable[Any]]]:
+    collate = padded if how == "padded" else ragged
+    found: dict[str, Callable[[], Iterable[Any]]] = {}
+    for workers in (0, 1, 2):
+        theirs: Any = DataLoader(
+            data,  # type: ignore[arg-type]
+            BATCH,
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=collate,
+            persistent_workers=workers > 0,
+        )
+        found[f"DataLoader, {workers} workers"] = lambda theirs=theirs: theirs  # type: ignore[misc]
+    ours = penstock_side(data, how, rounds + 1)
+    found["Penstock"] = lambda: ours
+    found["bare"] = lambda: bare(data)
+    return found
+
+
+def rate(side: Callable[[], Iterable[Any]], samples: int) -> float:
+    begin = time.perf_counter()
+    for _ in side():
+        pass
+    return samples / (time.perf_counter() - begin)
+
+
+def compare(name: str, samples: int, rounds: int) -> None:
+    data = Texts(samples, LONGEST[name])
+    check(data)
+    for how in ("padded", "ragged"):
+        contenders = sides(data, how, rounds)
+        rates: dict[str, list[float]] = {each: [] for each in contenders}
+        for side in contenders.values():
+            rate(side, samples)
+        for number in range(rounds):
+            for each in random.Random(number).sample(list(contenders), len(contenders)):
+                rates[each].append(rate(contenders[each], samples))
+        best = [max(each) for each in zip(*(rates[each] for each in rates if each[0] == "D"), strict=True)]
+        print(f"\n{name}, {how}: {samples:,} samples, batches of {BATCH}")
+        for each, found in rates.items():
+            ratios = [one / other for one, other in zip(found, best, strict=True)]
+            print(
+                f"  {each:24s} {statistics.median(found):>10,.0f} samples/s ({min(found):,.0f} to {max(found):,.0f}), "
+                f"{statistics.median(ratios):.2f} x the best DataLoader ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few samples: to see that it runs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", nargs="+", choices=LONGEST, default=list(LONGEST))
+    arguments = parser.parse_args(words)
+    print(f"{platform.node()}, {os.cpu_count()} processors, PyTorch {torch.__version__}")
+    for name in arguments.data:
+        samples = 256 if arguments.quick else {"short": 100_000, "long": 20_000}[name]
+        compare(name, samples, 1 if arguments.quick else arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
