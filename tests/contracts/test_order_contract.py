@@ -17,6 +17,7 @@ from penstock.plan import (
     EvenOrder,
     Explicit,
     FullShuffle,
+    Mixture,
     Order,
     RepeatingOrder,
     Scattered,
@@ -48,6 +49,12 @@ ORDERS: dict[str, Callable[[], Order]] = {
     "one list": lambda: Explicit([3, 1, 3, 0, 22], 23),
     "batches": lambda: Batches([[[3, 1], [3, 7]], [[0]], [[2, 2], [2, 2]], [[5, 4]]], 23),
     "list of each epoch": lambda: Explicit([[3, 1, 3], [0], [2, 2, 2, 2], [5, 4]], 23),
+    "mixture": lambda: Mixture((13, 4, 6), [3, 1, 1], at_end="repeat", seed=3),
+    "mixture, first exhausted": lambda: Mixture((13, 4, 6), [3, 1, 1], at_end="stop"),
+    "mixture, all once": lambda: Mixture((13, 4, 6), [3, 1, 1], at_end="drop", seed=3),
+    "mixture, scheduled": lambda: Mixture(
+        (13, 4, 6), [(0, [1, 0, 1]), (3, [1, 3, 1]), (9, [0, 1, 1])], at_end="repeat", batch_size=4
+    ),
     "torch": lambda: TorchShuffle(23, TwisterState.from_seed(7)),
     "torch, distributed": lambda: TorchDistributed(23, 4, 7),
     "torch, distributed, few": lambda: TorchDistributed(3, 8, 7),

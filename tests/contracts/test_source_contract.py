@@ -33,6 +33,7 @@ from penstock.store import (
     ImageFolder,
     LitDataChunks,
     Manifest,
+    MixedSource,
     MosaicShards,
     PackedFiles,
     ParquetFiles,
@@ -221,7 +222,23 @@ def _backwards(behind: Opened) -> Opened:
     )
 
 
+def mixed(folder: Path) -> Opened:
+    parts = [image_folder(folder / "a"), image_folder(folder / "b")]
+    kept = slice(2, 5), slice(3, 9)
+    source = MixedSource(
+        [Selection(part.source, range(len(SIZES))[each]) for part, each in zip(parts, kept, strict=True)],
+        [1, 2],
+        "stop",
+    )
+    contents, labels, files = (
+        [value for part, each in zip(parts, kept, strict=True) for value in getattr(part, name)[each]]
+        for name in ("contents", "labels", "files")
+    )
+    return Opened(source, contents, labels, files)
+
+
 SOURCES = [
+    mixed,
     image_folder,
     flat_folder,
     file_list,

@@ -17,6 +17,7 @@ from penstock.plan import (
     BundleShuffle,
     Explicit,
     FullShuffle,
+    Mixture,
     Order,
     Scattered,
     Sequential,
@@ -58,6 +59,9 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
         BundleShuffle(13, seed=5, bundle_ratio=0.3, alternate=False),
         Scattered(BundleShuffle(13, seed=5, bundle_ratio=0.3), seed=6),
         Scattered(Scattered(Sequential(13)), seed=6),
+        Mixture(
+            (9, 4), [(0, [np.float64(0.3), 1.0]), (5, [1.0, 0.0])], at_end="repeat", seed=4, batch_size=4
+        ),
         TorchDistributed(13, ranks=3, seed=4),
         TorchShuffle(13, TwisterState.from_seed(9), persistent_workers=True),
         TorchShuffle(13, TwisterState.from_seed(9), is_global=True),

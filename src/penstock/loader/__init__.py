@@ -5,6 +5,7 @@ from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.epoch_lines import SkippedSample
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.loader import Loader
+from penstock.loader.mixture import MixedDataset, mix
 from penstock.loader.prediction import predict
 from penstock.loader.unequal import Padded, Padding, Ragged
 from penstock.report import print_report
@@ -16,10 +17,12 @@ __all__ = [
     "LoaderArguments",
     "LoaderConfig",
     "MemoryBudget",
+    "MixedDataset",
     "Padded",
     "Padding",
     "Ragged",
     "SkippedSample",
+    "mix",
     "predict",
     "print_report",
 ]

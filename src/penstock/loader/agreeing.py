@@ -185,12 +185,12 @@ def open_together(
     answer = raise_own_error(lambda part: job.gather_then_decide(START, part, _decide), describe)
     ((source, data),) = found
     if "refused" in answer:
-        plan_of(config, samples_of(source, calls))  # raises it, unless another rank alone does
+        plan_of(config, source, samples_of(source, calls))  # raises it, unless another rank alone does
     if differs := answer.get("differs", answer.get("refused")):
         raise ConfigError(differs)
     if config.seed is None:
         config = replace(config, seed=answer["drawn"])
-    opened = Opened(source, plan_of(config, samples_of(source, calls)))
+    opened = Opened(source, plan_of(config, source, samples_of(source, calls)))
     return Agreed(config, opened, data, job.rank == answer["reports"], job=job)
 
 
@@ -228,7 +228,7 @@ def _values_of(
         **dict(flat_values({"data": data})),
     }
     try:
-        plan = plan_of(config, samples)
+        plan = plan_of(config, source, samples)
     except ConfigError as error:
         return values | {"refused": str(error)}
     pipeline = None

@@ -82,7 +82,8 @@ class LoaderConfig:
     """What is loaded, and how: everything that a loader is given but where it writes (`report=`, `trace=`).
 
     source: a folder, list file, tar shards or a list of paths (see `penstock.open_source`), or the address of one, such
-        as "s3://bucket/train"; a `Source`, or a map-style data set. A list of paths is kept as a tuple.
+        as "s3://bucket/train"; a `Source`, a map-style data set, or a mixture of them, see `penstock.loader.mix`. A
+        list of paths is kept as a tuple.
     batch_size: samples of a global batch, over all ranks.
     batch_sampler: in place of batch_size and shuffle, an iterable of lists of ids, each a batch of one rank: the first
         one of rank 0, the next of rank 1, and so on. Gone through once for each epoch, after `set_epoch` where it, or

@@ -21,6 +21,7 @@ from penstock.loader.structure import learn_structure
 from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
 from penstock.store.calls import Calls
+from penstock.store.mixing import Mixed
 
 T = TypeVar("T")
 
@@ -72,6 +73,8 @@ class DatasetFetcher:
         return type(self._dataset).__name__
 
     def describe(self, sample: int) -> str:
+        if isinstance(self._dataset, Mixed):  # which names the data set that the sample is of
+            return self._dataset.describe(sample)
         return f"{self.place}[{sample}]"
 
     def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:

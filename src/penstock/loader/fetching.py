@@ -19,8 +19,8 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
+from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
-from penstock.store.selection import unselected
 from penstock.trace.schema import SOURCE, STAGING
 
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
@@ -71,7 +71,9 @@ class SourceFetcher:
     """
 
     def __init__(self, source: Source, tiers: dict[int, MemoryTier], near: Near | None = None) -> None:
-        self._source, self._objects = source, objects_in(source)
+        self._source = source
+        found = map(objects_in, sources_in(source))
+        self._objects = [objects for objects in found if objects is not None]
         self._tiers = tiers
         self._near = near
         self._sizes_bytes = source.sizes_bytes
@@ -79,11 +81,11 @@ class SourceFetcher:
 
     @property
     def place(self) -> str:
-        waits = "" if self._objects is None else self._objects.waits()
+        waits = next(filter(None, (objects.waits() for objects in self._objects)), "")
         return f"{self._source!r}, which {waits}" if waits else repr(self._source)
 
     def take_lost(self) -> Sequence[tuple[float, float]]:
-        return () if self._objects is None else self._objects.take_lost()
+        return [lost for objects in self._objects for lost in objects.take_lost()]
 
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
@@ -162,15 +164,15 @@ class SourceFetcher:
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()
-        source = unselected(self._source)
-        if isinstance(source, PackedFiles):
-            source.close()
-        elif self._objects is not None:
-            self._objects.close()
+        for source in sources_in(self._source):
+            if isinstance(source, PackedFiles):
+                source.close()
+            elif (objects := objects_in(source)) is not None:
+                objects.close()
 
     def end_waits(self) -> None:
-        if self._objects is not None:
-            self._objects.end_waits()
+        for objects in self._objects:
+            objects.end_waits()
 
     def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
         memory = tier.array

@@ -30,6 +30,7 @@ from penstock.plan import AccessPlan
 from penstock.plan.orders import LARGEST_EPOCH, CutOrder, DescribedOrder, Order, even_from
 from penstock.plan.serialise import write_order
 from penstock.store import PackedFiles, Selection, Source, labels_of
+from penstock.store.mixing import Mixed
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -260,9 +261,13 @@ def describe_data(source: Any) -> dict[str, JSON]:
     """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`.
 
     Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too. Of a
-    selection it is of what that is of, and of which samples.
+    selection it is of what that is of, and of which samples; of a mixture, of all that it is of.
     """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
+    if isinstance(source, Mixed):
+        for each in map(describe_data, source.sources):
+            digest.update(repr(sorted(each.items())).encode())
+        return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
     if not isinstance(source, Source):
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
         if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":

@@ -36,7 +36,7 @@ from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.mixing import Mixing
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import AccessPlan, CutOrder, FullShuffle, Sequential
+from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
 from penstock.policy.loading import Job, LoadingPolicy, Staging
@@ -44,6 +44,7 @@ from penstock.policy.runnable import placement_of, why_not_kept
 from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
+from penstock.store.mixing import Mixed, sources_in
 from penstock.store.object_store import without_secrets
 from penstock.store.pairs import front_bytes
 from penstock.store.remote import objects_in
@@ -170,7 +171,7 @@ def open_run(config: LoaderConfig, calls: Calls) -> Opened:
     samples = samples_of(source, calls)
     if isinstance(source, Source):
         _check_source(source, samples)
-    return Opened(source, plan_of(config, samples))
+    return Opened(source, plan_of(config, source, samples))
 
 
 def _check_source(source: Source, samples: int) -> None:
@@ -197,8 +198,8 @@ def seed_of(config: LoaderConfig) -> int:
     return 0 if config.seed is None else config.seed
 
 
-def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
-    """Return who reads which of so many samples when.
+def plan_of(config: LoaderConfig, source: Source | MapDataset, samples: int) -> AccessPlan:
+    """Return who reads which of so many samples of a source when.
 
     Raises: ConfigError if the order is over another number of samples, or an epoch has no step that all ranks share.
     """
@@ -208,7 +209,9 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
     if config.batch_sampler is not None:
         sampler, given = config.batch_sampler, "batch_sampler"
         order = sampler.order(samples) if isinstance(sampler, DrawnBatches) else cast(CutOrder, sampler)
-    if isinstance(order, bool):
+    if isinstance(source, Mixed):
+        order = _mixed_order(config, source)
+    elif isinstance(order, bool):
         order = FullShuffle(samples, seed_of(config)) if order else Sequential(samples)
     elif order.samples != samples:
         raise ConfigError(
@@ -218,6 +221,21 @@ def plan_of(config: LoaderConfig, samples: int) -> AccessPlan:
     plan = plan_over(order, config)
     plan.check_equal_steps()
     return plan
+
+
+def _mixed_order(config: LoaderConfig, source: Mixed) -> Order:
+    if config.batch_sampler is not None or not isinstance(config.shuffle, bool):
+        given = "shuffle" if config.batch_sampler is None else "batch_sampler"
+        raise ConfigError(
+            f"{given} is given with a mixture, whose weights say which source comes next: leave it out, or give the "
+            "sources end to end without weights, such as ConcatDataset makes of data sets"
+        )
+    return source.order(
+        shuffle=config.shuffle,
+        seed=seed_of(config),
+        batch_size=config.batch_size or 1,
+        drop_last=config.drop_last,
+    )
 
 
 def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls) -> Machine | None:
@@ -264,7 +282,7 @@ def set_up(
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
     policy, rank = policy_of(config.policy), config.rank or 0
     cpus, cpu_reason = cpu_limit()
-    threads = _threads(config, machine, cpus, cpu_reason, is_remote=objects_in(source) is not None)
+    threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
         _of_source(source, config, plan, probes, calls, runs=runs)
@@ -536,6 +554,8 @@ def _all_extents(source: Source, calls: Calls) -> Extents | None:
 def data_of(source: Source | MapDataset) -> Data:
     """Name a source or data set. Its classes are what torchvision calls the names of labels."""
     kind = type(unselected(source)).__name__
+    if isinstance(source, Mixed):
+        return Data(kind, repr(source), tuple(getattr(source, "classes", ())))
     found = (getattr(source, name, None) for name in ("list_file", "root", "place"))
     path = next((each for each in found if isinstance(each, str)), None)
     name, place = kind, kind

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.errors import ConfigError, DataError
 from penstock.files import write_whole
 from penstock.loader.resume import describe_data
-from penstock.store import Selection, Source
+from penstock.store import MixedSource, Selection, Source
 from penstock.store.selection import unselected
 from penstock.store.text_rows import read_records
 from penstock.trace.trace import JSON
@@ -112,7 +112,9 @@ class SkipList:
         return found
 
 
-def without_bad(source: Any, path: str | os.PathLike[str], one: Callable[..., Any]) -> Selection:
+def without_bad(
+    source: Any, path: str | os.PathLike[str], one: Callable[..., Any]
+) -> Selection | MixedSource:
     """Return a source less the samples that a list names, which was made for it, or for what it selects from.
 
     one: reads the file, as `Calls.one` does.
@@ -137,4 +139,4 @@ def without_bad(source: Any, path: str | os.PathLike[str], one: Callable[..., An
     is_good = ~np.isin(ids, list(found.bad))
     if not is_good.any():
         raise ConfigError(f"skip: {path} leaves no sample of {source!r}: look at what it says")
-    return Selection(source, is_good)
+    return source.select(is_good) if isinstance(source, MixedSource) else Selection(source, is_good)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
 from penstock.loader.setup import Setup
-from penstock.plan import AccessPlan, Batches, Order, TokenBudget
+from penstock.plan import AccessPlan, Batches, Mixture, Order, TokenBudget
 from penstock.policy.loading import Staging
 from penstock.store import DecodedFiles, Selection
 from penstock.store.selection import unselected
@@ -13,6 +13,8 @@ from penstock.units import format_bytes, format_count
 
 #: Samples of an epoch that are looked at for what decoding them costs, and what is worth a line.
 _LOOKED_AT, _LEAST_TIMES = 1 << 17, 2
+#: Sources of a mixture that are named.
+_SOURCES_SHOWN = 12
 
 
 def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[str]:
@@ -28,7 +30,8 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
     lines = [f"{_data(setup)} in the order {_order(plan.order)}{_draws(setup)}: {_steps(plan)}{ranks}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
     done = "" if setup.pipeline is None else setup.pipeline.summary()
-    lines += [line for line in (_decoding(setup), uneven_line(plan.order), _padding(plan), done) if line]
+    more = (_decoding(setup), uneven_line(plan.order), _padding(plan), _mixture(plan), done)
+    lines += [line for line in more if line]
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "
@@ -93,6 +96,22 @@ def _padding(plan: AccessPlan) -> str:
         return f"batches of at most {order.tokens:,} tokens; padded, {100 * share:.2g} % of them would be padding"
     advice = "" if order.is_sorted else ": pool=65_536 puts samples of like length together"
     return f"batches of at most {order.tokens:,} tokens, {100 * share:.2g} % of them padding{advice}"
+
+
+def _mixture(plan: AccessPlan) -> str:
+    """Say how often an epoch reads each source of a mixture."""
+    order = plan.order
+    if not isinstance(order, Mixture):
+        return ""
+    given = order.given(0)
+    parts = [
+        f"{count:,} of source {number} ({count / size:.3g} times its {size:,})"
+        for number, (count, size) in enumerate(zip(given, order.sizes, strict=True))
+    ][:_SOURCES_SHOWN]
+    if len(given) > _SOURCES_SHOWN:
+        parts.append(f"{sum(given[_SOURCES_SHOWN:]):,} of {len(given) - _SOURCES_SHOWN} more")
+    which = "an epoch" if order.even_from == 0 else "the first epoch"
+    return f"{which} of the mixture reads {', '.join(parts)}"
 
 
 def _steps(plan: AccessPlan) -> str:

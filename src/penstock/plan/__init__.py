@@ -5,6 +5,7 @@ from penstock.plan.batches import Batches, Flat
 from penstock.plan.budget import Padding, TokenBudget
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
+from penstock.plan.mixing import Mixture
 from penstock.plan.orders import (
     BundleShuffle,
     CutOrder,
@@ -31,6 +32,7 @@ __all__ = [
     "Explicit",
     "Flat",
     "FullShuffle",
+    "Mixture",
     "Order",
     "Padding",
     "RepeatingOrder",

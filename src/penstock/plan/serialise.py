@@ -17,6 +17,7 @@ from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
 from penstock.plan.batches import Batches, Flat
 from penstock.plan.explicit import Explicit
+from penstock.plan.mixing import Mixture
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Balanced, Replicated, Shares, Split, Strided, Uniform
@@ -92,6 +93,12 @@ def write_order(order: Order) -> JSON:
             "persistent_workers": bool(order.persistent_workers),
             "first_epoch": int(order.first_epoch),
         }
+    if type(order) is Mixture:
+        written = {name: getattr(order, name) for name in _arguments(Mixture)}
+        schedule: Any = order.weights
+        listed = {"sizes": list(order.sizes), "weights": [[step, list(row)] for step, row in schedule]}
+        numbers = {name: int(written[name]) for name in ("seed", "batch_size")}
+        return {"kind": "Mixture", **written, **listed, **numbers}
     if type(order) is Scattered:
         inner = write_order(order.order)
         return None if inner is None else {"kind": "Scattered", "order": inner, "seed": int(order.seed)}
@@ -107,6 +114,8 @@ def _read_order(written: Mapping[str, Any]) -> Order:
     if kind == "TorchShuffle":
         words = np.frombuffer(base64.b64decode(arguments.pop("words")), "<u4").astype(np.uint32)
         return TorchShuffle(state=TwisterState(words, arguments.pop("used")), **arguments)
+    if kind == "Mixture":
+        return Mixture(**arguments)
     if kind == "Scattered":
         return Scattered(_read_order(arguments.pop("order")), **arguments)
     order: Order = _ORDERS[kind](**arguments)

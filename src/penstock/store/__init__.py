@@ -14,6 +14,7 @@ from penstock.store.labels import Labels, labels_of
 from penstock.store.litdata import LitDataChunks
 from penstock.store.manifest import Manifest
 from penstock.store.memory import MemoryTier
+from penstock.store.mixing import MixedSource
 from penstock.store.mosaic import MosaicShards
 from penstock.store.packed import PackedFiles
 from penstock.store.pairs import ImagesAndMasks
@@ -46,6 +47,7 @@ __all__ = [
     "LitDataChunks",
     "Manifest",
     "MemoryTier",
+    "MixedSource",
     "MosaicShards",
     "Numbers",
     "Numeric",

@@ -1,0 +1,127 @@
+"""Mixtures as users make them: of folders, sources, or map-style data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.loader.asked import NAMES, asked_by
+from penstock.loader.dataset import MapDataset
+from penstock.plan.mixing import AtEnd, Weights
+from penstock.store import MixedSource, Source, open_source
+from penstock.store.mixing import Mixed
+
+
+class MixedDataset(Mixed):
+    """Several map-style data sets end to end, from which a loader draws by turns; made by `mix`.
+
+    Samples are those of the data sets, as `torch.utils.data.ConcatDataset` numbers them. `epoch` and `rng` are handed
+    to those that ask for them; a generator belongs to the number in the mixture.
+    """
+
+    def __init__(self, sources: Sequence[MapDataset], weights: Weights, at_end: AtEnd) -> None:
+        super().__init__(sources, weights, at_end)
+        self._asks = [asked_by(source.__getitem__).intersection(NAMES) for source in sources]
+
+    def __repr__(self) -> str:
+        return f"MixedDataset of {', '.join(type(source).__name__ for source in self.sources)}"
+
+    @property
+    def __getitem__(self) -> Callable[..., Any]:
+        """A function of a sample's number, and of what the data sets ask for by name."""
+        return _Item(self._item, frozenset().union(*self._asks))
+
+    def _item(self, index: int, **given: Any) -> Any:
+        number, own = self.place_of(index + len(self) if index < 0 else index)
+        wanted = {name: value for name, value in given.items() if name in self._asks[number]}
+        return self.sources[number].__getitem__(own, **wanted)
+
+    @property
+    def __getitems__(self) -> Callable[..., Any]:
+        """The same for a list of samples, where one of the data sets has it for its own."""
+        if not any(hasattr(source, "__getitems__") for source in self.sources):
+            raise AttributeError("none of the data sets of this mixture has __getitems__")
+        asks = frozenset().union(*self._asks)
+        return _Item(self._items, frozenset("rngs" if name == "rng" else name for name in asks))
+
+    def _items(
+        self, samples: list[int], epoch: int | None = None, rngs: list[Any] | None = None
+    ) -> list[Any]:
+        found: list[Any] = [None] * len(samples)
+        for number, members, own in self.by_source(np.asarray(samples, np.int64)):
+            ids = own.tolist()
+            given: dict[str, Any] = {"epoch": epoch}
+            if rngs is not None:
+                given["rngs"] = [rngs[member] for member in members.tolist()]
+            for member, value in zip(members.tolist(), self._some(number, ids, given), strict=True):
+                found[member] = value
+        return found
+
+    def _some(self, number: int, ids: list[int], given: dict[str, Any]) -> list[Any]:
+        source, asks = self.sources[number], self._asks[number]
+        get_list = getattr(source, "__getitems__", None)
+        wanted = {"rngs" if name == "rng" else name for name in asks}
+        if get_list is not None and asked_by(get_list).intersection(("epoch", "rng", "rngs")) == wanted:
+            return list(get_list(ids, **{name: given[name] for name in wanted}))
+        found = []
+        for place, sample in enumerate(ids):
+            values = {"epoch": given["epoch"], "rng": given["rngs"][place] if "rng" in asks else None}
+            found.append(source.__getitem__(sample, **{name: values[name] for name in asks}))
+        return found
+
+
+class _Item:
+    """A function with a signature that names what it asks for."""
+
+    def __init__(self, function: Callable[..., Any], asks: frozenset[str]) -> None:
+        self._function = function
+        names = ["sample", *sorted(asks)]
+        self.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+
+    def __call__(self, sample: Any, **given: Any) -> Any:
+        return self._function(sample, **given)
+
+
+def mix(
+    sources: Sequence[str | os.PathLike[str] | Source | MapDataset], weights: Weights, *, at_end: AtEnd
+) -> MixedSource | MixedDataset:
+    """Return several sources as one, from which a loader draws by turns, in exact proportions.
+
+    sources: paths (see `penstock.open_source`) and `Source`s; or map-style data sets.
+    weights: a number for each, whose proportions count: [3, 1] takes three samples of the first source for one of the
+        second. Or a schedule over the steps of the run: [(0, [3, 1]), (10_000, [1, 1])].
+    at_end: what happens when a source has given all of its samples: "stop" ends the epoch before any of them would
+        repeat ("first_exhausted" of datasets' `interleave_datasets`); "repeat" goes on until all were read, and
+        begins shorter ones anew ("all_exhausted"); "drop" leaves out those that were read
+        ("all_exhausted_without_replacement").
+
+    See `penstock.plan.Mixture` for the order, and for what an epoch has of each source.
+    Raises: ConfigError naming what cannot be mixed, or weights that cannot work.
+    """
+    if isinstance(sources, (str, os.PathLike)) or not isinstance(sources, Sequence) or not sources:
+        raise ConfigError(f"sources is {sources!r:.80}; it is a list of folders, sources or data sets")
+    opened: list[Any] = [
+        open_source(each) if isinstance(each, (str, os.PathLike)) else each for each in sources
+    ]
+    is_source = [isinstance(each, Source) for each in opened]
+    for number, source in enumerate(opened):
+        if is_source[number] != is_source[0]:
+            raise ConfigError(
+                f"source {number} of the mixture, {type(source).__name__}, is {_KINDS[is_source[number]]}, and source "
+                f"0, {type(opened[0]).__name__}, is {_KINDS[is_source[0]]}: mix sources with sources, data sets with "
+                "data sets"
+            )
+        if not is_source[number] and not all(hasattr(source, name) for name in ("__len__", "__getitem__")):
+            raise ConfigError(
+                f"source {number} of the mixture is {source!r:.80}; it is a folder, a Source, or a data set with a "
+                "length and samples by number"
+            )
+    return MixedSource(opened, weights, at_end) if is_source[0] else MixedDataset(opened, weights, at_end)
+
+
+_KINDS = {True: "a source of bytes", False: "a data set"}
