@@ -27,6 +27,7 @@ Stored = NDArray[np.signedinteger[Any]]
 _EPOCHS_KEPT = 3
 #: More epochs of a function are kept while all of them take no more.
 _BYTES_KEPT = 1 << 29
+_LENGTHS_KEPT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +40,9 @@ class Explicit:
         - int[length]: every epoch reads this list;
         - int[epochs, length], or a sequence of lists: epoch e reads ids[e], and there are no more epochs;
         - a function, called as ids(epoch), that returns the list of the epoch. It must return the same for
-          the same epoch at any time, on any thread: its answers are kept, and it is called again for an old one
-          only where they come to more than 512 MiB.
+          the same epoch at any time, on any thread: its answers are kept, so that it is called once for each epoch.
+          Where they come to more than 512 MiB it is called again for an old one: for a loader's state, which has a
+          digest of the first epochs, and when it is read.
         Checked and copied here, 4 or 8 bytes an id; the lists of a function are checked when it is called.
     samples: F; ids are in [0, F).
     Raises: ConfigError for ids that are not integers in [0, F), or an epoch without any.
@@ -56,6 +58,10 @@ class Explicit:
     _repeats_list: bool = field(init=False, repr=False)
     _made: Recent[int, Stored] = field(
         default_factory=lambda: Recent(_EPOCHS_KEPT, _BYTES_KEPT), init=False, repr=False
+    )
+    #: A plan asks for the length of each epoch again and again, long after its ids are no longer kept.
+    _lengths: Recent[int, int] = field(
+        default_factory=lambda: Recent(_LENGTHS_KEPT), init=False, repr=False, compare=False
     )
     _places: Recent[int, tuple[Stored, Ids]] = field(
         default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False
@@ -157,7 +163,8 @@ class Explicit:
 
     def length(self, epoch: int) -> int:
         """Return the number of ids listed for the epoch."""
-        return self._of(epoch).size
+        check_epoch(epoch)
+        return self._lengths.get(epoch, lambda: self._of(epoch).size)
 
     def at(self, epoch: int, positions: ArrayLike) -> Ids:
         ids = self._of(epoch)
