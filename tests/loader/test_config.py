@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "optional": ({}, "caption", "optional is 'caption'; it maps names"),
     "ragged": ([], "tokens", "ragged is 'tokens'; it is a list of names"),
     "padded": ({}, ["tokens"], r"padded is \['tokens'\]; it maps names"),
+    "cache": ("rows", "everything", "cache is 'everything'; it is"),
     "shuffle": (BundleShuffle(23, 1, 0.3), [3, 1], r"shuffle is \[3, 1\]"),
     "seed": (7, -1, "seed is -1"),
     "drop_last": (True, "yes", "drop_last is 'yes'"),
@@ -76,7 +77,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
 }
 WITH_DEFAULT = [each.name for each in fields(LoaderConfig) if each.default is not MISSING]
 #: Those that a data set alone may have: an object is equal to itself alone.
-OF_DATA_SETS = ["collate_fn", "worker_init_fn"]
+OF_DATA_SETS = ["collate_fn", "worker_init_fn", "cache"]
 #: Those that are given in place of others, and are objects.
 INSTEAD = ["batch_sampler"]
 

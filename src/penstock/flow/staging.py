@@ -224,13 +224,18 @@ class StagingBuffer:
         """
         if not self.can_grow:
             raise StagingError(
-                f"all {len(self)} batch slots ({format_bytes(self.slot_bytes)} each) are still referred to and the "
+                f"all {len(self)} batch slots ({format_bytes(self.slot_bytes)} each{self._beside_them()}) are still "
+                f"referred to and the "
                 f"staging buffer may take {format_bytes(self._limit_bytes)}: batches alias the buffer, so copy what "
                 f"you keep (tensor.clone(), array.copy()) and let go of the rest, or give more memory="
             )
         arena = self._new_arena(max(self.slot_bytes, 1))
         self._slots.append(_Slot(self._fields, self._batch_size, arena))
         return len(self._slots) - 1
+
+    def _beside_them(self) -> str:
+        held_bytes = self._beside.held_bytes if self._beside else 0
+        return f", and {format_bytes(held_bytes)} beside them" if held_bytes else ""
 
     def arrays(self, slot: int) -> tuple[NDArray[Any], ...]:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""

@@ -54,6 +54,7 @@ class LoaderArguments(TypedDict, total=False):
     optional: Mapping[Any, Any] | None
     ragged: Sequence[Any]
     padded: Mapping[Any, Any] | None
+    cache: str | None
     shuffle: bool | Order
     seed: int | None
     drop_last: bool
@@ -104,6 +105,8 @@ class LoaderConfig:
         names; "" is a sample without fields. ragged=["tokens"] puts those of a batch end to end (see
         `penstock.loader.Ragged`); padded={"tokens": 0} pads them to the longest, with a number or as a
         `penstock.loader.Padding` says.
+    cache: "rows" keeps samples that a data set has made in memory=, as far as they fit, those that are wanted most
+        often: it is not asked for them again. For data sets that make the same of a number each time.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -160,6 +163,7 @@ class LoaderConfig:
     optional: Mapping[Any, Any] | None = None
     ragged: Sequence[Any] = ()
     padded: Mapping[Any, Any] | None = None
+    cache: str | None = None
     shuffle: bool | Order = True
     seed: int | None = 0
     drop_last: bool = False
@@ -205,6 +209,10 @@ class LoaderConfig:
         elif self.optional:
             raise ConfigError(
                 "optional is for the samples of a data set; those of a folder or source have the labels it gives them"
+            )
+        elif self.cache is not None:
+            raise ConfigError(
+                "cache is for the samples of a data set; bytes of a folder or source are kept as policy= says"
             )
         elif self.unequal:
             raise ConfigError(
@@ -296,6 +304,12 @@ class LoaderConfig:
                 "by their numbers, give source.select(...)"
             )
         check_defaults(self.optional)
+        if self.cache not in (None, "rows"):
+            raise ConfigError(f'cache is {self.cache!r:.80}; it is "rows" or None')
+        if self.cache and self.is_in_processes:
+            raise ConfigError(
+                f'cache is "rows" and workers is {self.workers}, and worker processes keep no samples: leave one out'
+            )
         if self.unequal and not isinstance(self.ragged, tuple):
             object.__setattr__(self, "ragged", tuple(self.ragged))
         check_refresh(self.refresh)

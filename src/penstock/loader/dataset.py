@@ -69,6 +69,11 @@ class DatasetFetcher:
         return "rng" in self._get.asks
 
     @property
+    def asks(self) -> frozenset[str]:
+        """What `__getitem__` asks for beside the number of a sample."""
+        return self._get.asks
+
+    @property
     def place(self) -> str:
         return type(self._dataset).__name__
 

@@ -30,6 +30,7 @@ from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import ProcessPlan
+from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.joint import MaskPass
@@ -66,6 +67,8 @@ _REMOTE_READERS = 128
 
 # Samples beside the first that show how long those of unequal fields are.
 _LENGTHS = 7
+# Samples that are made twice, to see whether they are the same.
+_TWICE = 2
 
 # What is assumed of a machine that nobody measured; observed reads correct it.
 _UNKNOWN_BYTES_PER_SECOND = 100e6
@@ -463,11 +466,18 @@ def _of_data_set(
         beside_bytes = decoder.beside_bytes
         if defaults:
             _check_defaults(defaults, example[1], decoder)
-    sizes_bytes = np.zeros(plan.samples, np.int64)
+    pickler = RowPickler(front_end.reducers)
+    row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
+
+    def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
+        if not row or not budget.tier_bytes:
+            return fetcher, decoder, None
+        return KeepingFetcher(fetcher, {1: MemoryTier(budget.tier_bytes)}, pickler), decoder, None
+
     return _Samples(
-        sizes_bytes,
+        np.full(plan.samples, row, np.int64),
         decoder.fields,
-        lambda budget, machine: (fetcher, decoder, None),
+        parts,
         draws_seed=seed_of(config) if fetcher.draws else None,
         processes=processes,
         beside_bytes=beside_bytes,
@@ -480,6 +490,23 @@ def _process_plan(dataset: MapDataset, config: LoaderConfig, front_end: FrontEnd
     return ProcessPlan(
         int(config.workers), seed_of(config), copy, dataset, config.worker_init_fn, front_end.reducers
     )
+
+
+def _row_bytes(fetcher: DatasetFetcher, probes: Sequence[int], calls: Calls, pickler: RowPickler) -> int:
+    """Return what a sample takes that is kept, by some of them. Raises: ConfigError where none can be kept."""
+    if fetcher.asks:
+        raise ConfigError(
+            f'cache="rows" keeps samples for all epochs, and __getitem__ of {fetcher.place} asks for '
+            f"{' and '.join(sorted(fetcher.asks))}, so that they change: leave cache out"
+        )
+    samples = _more_of(fetcher, probes, calls)
+    if not samples:
+        raise DataError(
+            f"none of the first samples of {fetcher.place} could be had, to see how large they are"
+        )
+    for sample, again in zip(samples[:_TWICE], _more_of(fetcher, probes[:_TWICE], calls), strict=False):
+        warn_unless_same(sample, again, f"a sample of {fetcher.place}")
+    return row_bytes(samples, pickler, fetcher.place)
 
 
 def _more_of(fetcher: DatasetFetcher, samples: Sequence[int], calls: Calls) -> list[Any]:

@@ -1,0 +1,143 @@
+"""Samples of a data set kept in memory as bytes: what its code has made once is not made again."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.flow.channel import Reducers
+from penstock.flow.engine import Failed, Fetcher
+from penstock.loader.structure import learn_structure
+from penstock.store import MemoryTier
+from penstock.trace.schema import SOURCE, STAGING
+
+
+class RowPickler:
+    """Turns samples into bytes, as they are. reducers: how some types are pickled, in place of their own way."""
+
+    def __init__(self, reducers: Reducers) -> None:
+        self._reducers = {**copyreg.dispatch_table, **reducers}
+
+    def dump(self, value: Any) -> bytes:
+        """Return a sample as bytes for `pickle.loads`. Raises: what pickling raises."""
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5)
+        pickler.dispatch_table = self._reducers
+        pickler.dump(value)
+        return file.getvalue()
+
+
+class KeepingFetcher:
+    """A `Fetcher` of the samples of another that keeps in tiers what a plan says is worth it.
+
+    What is asked of a tier that has no space for it, as samples turned out larger, is made again.
+    """
+
+    def __init__(self, fetcher: Fetcher, tiers: dict[int, MemoryTier], pickler: RowPickler) -> None:
+        self._fetcher, self._tiers, self._pickler = fetcher, tiers, pickler
+
+    @property
+    def place(self) -> str:
+        return self._fetcher.place
+
+    def describe(self, sample: int) -> str:
+        return self._fetcher.describe(sample)
+
+    def fetch(
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
+    ) -> list[Any]:
+        """Return samples, from a tier or made, and have a tier keep them where it is to; see `Fetcher`."""
+
+        def made(ids: list[int]) -> list[Any]:
+            return self._fetcher.fetch(
+                ids, SOURCE, [STAGING] * len(ids), at, lasting=lasting, into=into, epoch=epoch
+            )
+
+        if origin == SOURCE:
+            found = made(samples)
+            for sample, rest, value in zip(samples, rests, found, strict=True):
+                if rest != STAGING and not isinstance(value, Failed):
+                    self._tiers[rest].put(sample, self._pickler.dump(value))
+            return found
+        tier = self._tiers[origin]
+        at(samples[0])
+        found = [pickle.loads(tier.view(sample)) if tier.contains(sample) else None for sample in samples]
+        missing = [index for index, sample in enumerate(samples) if not tier.contains(sample)]
+        if missing:
+            for index, value in zip(missing, made([samples[index] for index in missing]), strict=True):
+                found[index] = value
+        return found
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return self._fetcher.take_lost()
+
+    def end_waits(self) -> None:
+        self._fetcher.end_waits()
+
+    def close(self) -> None:
+        for tier in self._tiers.values():
+            tier.close()
+        self._fetcher.close()
+
+
+def row_bytes(samples: Iterable[Any], pickler: RowPickler, place: str) -> int:
+    """Return how many bytes a sample takes, on average over some. place: the data set, for messages.
+
+    Raises: ConfigError if one cannot be pickled.
+    """
+    try:
+        sizes = [len(pickler.dump(sample)) for sample in samples]
+    except Exception as error:
+        raise ConfigError(
+            f'cache="rows" keeps the samples of {place} pickled, and one cannot be ({error}): return arrays, numbers '
+            "and text, or leave cache out"
+        ) from error
+    return -(-sum(sizes) // len(sizes))
+
+
+def warn_unless_same(first: Any, second: Any, name: str) -> None:
+    """Warn where two calls for one sample gave other values: later epochs would have those of the first."""
+    if not is_same(first, second):
+        warnings.warn(
+            f'{name} gave other values when it was asked for twice, and cache="rows" keeps those of the first time for '
+            "all epochs: move what draws random numbers behind the loader, or leave cache out",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two samples hold equal values, as far as that can be asked."""
+    try:
+        structure = learn_structure(first)
+        pairs = zip(structure.leaves_of(first, ""), structure.leaves_of(second, ""), strict=True)
+        return all(_are_equal(one, other) for one, other in pairs)
+    except Exception:  # of another structure, or of objects that compare in their own way
+        return False
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if hasattr(one, "__array__"):
+        left, right = np.asarray(one), np.asarray(other)
+        return left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(one, (bool, int, float, complex, str, bytes, type(None))):
+        return one == other or one != one  # NaN is no difference
+    return True  # of other objects nobody knows what equal means
