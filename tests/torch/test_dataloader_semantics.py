@@ -454,6 +454,35 @@ def test_pin_memory_without_an_accelerator_warns_and_goes_on(DataLoader: Any) ->
     assert not any(batch.is_pinned() for batch in batches)
 
 
+@pytest.mark.parametrize("by", ["caller", "threads", "a process"])
+def test_batches_are_pinned_for_the_accelerator_by_a_thread_of_the_training(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is there for this test only, numbered 3; of a process, what it has handed over is pinned."""
+    pinned: list[tuple[Any, str]] = []
+    devices: list[int] = []
+
+    def pin(batch: Any, device: str) -> Any:
+        pinned.append((batch.tolist(), device))
+        return batch
+
+    monkeypatch.setattr("penstock.torch.dataloader._pinned", pin)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
+    if by == "a process":
+        monkeypatch.setattr(
+            "penstock.torch.dataloader._Collate.__call__",
+            lambda self, samples: (self.function(samples), False),
+        )
+
+    list(Penstocks(numbers(), 12, pin_memory=True, num_workers=0 if by == "caller" else 1))
+
+    assert pinned == [(list(range(12)), "cuda"), (list(range(12, 23)), "cuda")]
+    assert devices == ([3, 3] if by == "threads" else [])
+
+
 def test_more_workers_than_processors_warn(DataLoader: Any) -> None:
     with pytest.warns(UserWarning, match="This DataLoader will create 1000 worker processes in total"):
         DataLoader(numbers(), num_workers=1000)

@@ -8,15 +8,15 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from lightning.fabric.utilities.data import _update_dataloader
+from torch.utils.data import DataLoader as PyTorchs
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
     DistributedSampler,
     RandomSampler,
@@ -24,7 +24,13 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch.utils.data import DataLoader as PyTorchs
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning
+    from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+    from lightning.fabric.utilities.data import _update_dataloader
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
 from penstock.errors import ConfigError
 from penstock.torch import DataLoader as OfPenstock
@@ -213,6 +219,88 @@ def test_a_loader_that_lightning_makes_for_another_sampler_is_one_of_penstocks()
     assert epoch_of(made) == epoch_of(PyTorchs(Numbers(), 4, sampler=sampler, drop_last=True))
 
 
+class Seen(lightning.LightningModule):
+    """Notes the batches that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+        self.seen.append(batch.tolist())
+        loss: torch.Tensor = self.layer(batch.float()[:, None]).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def test_a_training_of_lightning_resumes_in_the_midst_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning saves the state of a loader that has one, and goes on with other workers here."""
+    # It would start MPI, to find out whether it runs under it.
+    monkeypatch.setattr(MPIEnvironment, "detect", staticmethod(lambda: False))
+
+    def fit(workers: int, checkpoint: Path | None = None) -> list[list[int]]:
+        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=11, save_top_k=-1)
+        module = Seen()
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            callbacks=[] if checkpoint else [saving],
+            enable_checkpointing=checkpoint is None,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(
+                module, DataLoader(Numbers(), 4, shuffle=True, num_workers=workers), ckpt_path=checkpoint
+            )
+        return module.seen
+
+    seed(6)
+    straight = fit(2)
+    seed(7)
+    assert fit(0, tmp_path / "step=11.ckpt") == straight[11:]
+    assert len(straight) == 16
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 4, "shuffle": True, "drop_last": True},
+        {"batch_size": None, "sampler": [3, 1]},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"batch_size": 5, "collate_fn": sum, "num_workers": 1, "timeout": 60, "persistent_workers": True},
+    ],
+)
+def test_a_loader_is_made_like_another(arguments: dict[str, Any]) -> None:
+    theirs = PyTorchs(Numbers(), **arguments)
+
+    mine = OfPenstock.of(theirs, workers="threads")
+
+    assert type(mine) is OfPenstock
+    assert mine.dataset is theirs.dataset
+    assert mine.sampler is theirs.sampler or mine.batch_sampler is theirs.batch_sampler
+    assert (mine.batch_size, mine.drop_last, mine.timeout) == (
+        theirs.batch_size,
+        theirs.drop_last,
+        theirs.timeout,
+    )
+    assert (
+        OfPenstock.of(mine, num_workers=0, timeout=0, persistent_workers=False, prefetch_factor=None).workers
+        == "threads"
+    )
+    seed(1)
+    expected = list(map(repr, theirs))
+    seed(1)
+    assert list(map(repr, mine)) == expected
+
+
 def test_accelerate_gives_the_right_batches_of_it_by_a_loader_of_its_own() -> None:
     loader = DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(2))
     theirs = PyTorchs(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(2))
@@ -222,4 +310,6 @@ def test_accelerate_gives_the_right_batches_of_it_by_a_loader_of_its_own() -> No
         prepared = Accelerator(cpu=True).prepare(loader)
 
     assert epoch_of(prepared) == epoch_of(theirs)
-    assert isinstance(loader.batch_sampler, BatchSampler)
+    prepared.base_dataloader = OfPenstock.of(prepared.base_dataloader)
+    assert epoch_of(prepared) == epoch_of(theirs), "and so does one of Penstock's that is put in its place"
+    assert type(prepared.base_dataloader) is OfPenstock

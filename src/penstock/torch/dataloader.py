@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils import data
@@ -40,6 +40,20 @@ _pinned: Callable[[Any, str | None], Any] = pin_memory.pin_memory
 
 #: Of a state, which is opaque to others.
 _VERSION = 1
+#: Arguments that a DataLoader made like another has of it as they are.
+_SAME = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
 
 
 class DataLoader(data.DataLoader[T]):
@@ -114,6 +128,22 @@ class DataLoader(data.DataLoader[T]):
         self._seed: int | None = None
         #: What loads, with the pass that it loads for or loaded for last.
         self._feeds: list[tuple[weakref.ref[_Ahead], Feed]] = []
+
+    @classmethod
+    def of(cls, other: data.DataLoader[T], **arguments: Any) -> Self:
+        """Return a DataLoader like another, such as one that a trainer has made: over its data set, by its samplers.
+
+        arguments: in place of the other's. Raises: as the constructor.
+        """
+        names = (*_SAME, *(("workers",) if isinstance(other, cls) else ()))
+        same = {name: getattr(other, name) for name in names}
+        if other.batch_sampler is None:
+            same |= {"batch_size": None, "sampler": other.sampler}
+        elif other.batch_size is None or type(other.batch_sampler) is not data.BatchSampler:
+            same["batch_sampler"] = other.batch_sampler
+        else:
+            same |= {"batch_size": other.batch_size, "sampler": other.sampler, "drop_last": other.drop_last}
+        return cls(other.dataset, **{**same, **arguments})
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return _InCaller(self) if self.num_workers == 0 else _Ahead(self)
