@@ -92,21 +92,35 @@ def contenders(images: Path, threads: int, worker_counts: Sequence[int], cores: 
     here, common = sys.executable, ["--images", str(images)]
     several = ["--threads", str(threads)]
 
-    def penstock(via: str, resampling: str) -> list[str]:
-        return [here, "peer_penstock.py", *common, *several, "--resampling", resampling, "--via", via]
+    def penstock(via: str, resampling: str, recipe: str = "plain") -> list[str]:
+        how = ["--resampling", resampling, "--recipe", recipe, "--via", via]
+        return [here, "peer_penstock.py", *common, *several, *how]
 
-    def limit(resampling: str) -> list[str]:
-        return [here, "peer_limit.py", *common, *several, "--resampling", resampling]
+    def limit(resampling: str, recipe: str = "plain") -> list[str]:
+        return [
+            here,
+            "peer_limit.py",
+            *common,
+            *several,
+            "--resampling",
+            resampling,
+            "--recipe",
+            recipe,
+        ]
 
     found = [
         Contender("penstock antialiased", penstock("loader", "antialias")),
         Contender("penstock bilinear", penstock("loader", "bilinear")),
         Contender("penstock bicubic", penstock("loader", "bicubic")),
+        Contender("penstock ColorJitter", penstock("loader", "antialias", "jitter")),
+        Contender("penstock RandAugment", penstock("loader", "antialias", "randaugment")),
         Contender("pipeline in threads, antialiased", penstock("threads", "antialias")),
         Contender("pipeline in threads, bilinear", penstock("threads", "bilinear")),
         Contender("bound: same calls, antialiased", limit("antialias")),
         Contender("bound: same calls, bilinear", limit("bilinear")),
         Contender("bound: same calls, bicubic", limit("bicubic")),
+        Contender("bound: same calls, ColorJitter", limit("antialias", "jitter")),
+        Contender("bound: same calls, RandAugment", limit("antialias", "randaugment")),
         Contender("bound: cv2.resize, bilinear", limit("opencv")),
     ]
     for workers in worker_counts:
@@ -142,6 +156,8 @@ COMPARISONS = (
     ("penstock antialiased", "bound: same calls, antialiased", 0.9),
     ("penstock bilinear", "bound: same calls, bilinear", 0.9),
     ("penstock bicubic", "bound: same calls, bicubic", 0.9),
+    ("penstock ColorJitter", "bound: same calls, ColorJitter", 0.9),
+    ("penstock RandAugment", "bound: same calls, RandAugment", 0.9),
     ("pipeline in threads, antialiased", "bound: same calls, antialiased", 0.9),
     ("penstock antialiased", "FFCV raw, area", None),
     ("penstock bilinear", "DALI bilinear", None),

@@ -2,7 +2,8 @@
 
 Per image: open, read, close; header, region and decode of libjpeg-turbo; one call of the resampling kernel.
 With --resampling opencv, instead of the kernel: cv2.resize (bilinear), cv2.flip and a compiled loop that
-normalises and transposes.
+normalises and transposes. With --recipe jitter or randaugment, the kernel writes bytes, the operations that were drawn
+beforehand follow (OpenCV's calls), and such a loop ends it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,9 +21,9 @@ import cv2
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
+from peer_protocol import BATCH, JITTER, MEAN, SIZE, STD, arguments, serve
 
-from penstock.loader.transforms import RandomResizedCrop
+from penstock.loader.transforms import ColorJitter, RandAugment, RandomResizedCrop
 from penstock.loader.transforms.compiled import resampler
 from penstock.loader.transforms.draws import draw_crops
 from penstock.loader.transforms.geometry import CUBIC, WIDENED, most_taps, place_crop
@@ -45,8 +47,21 @@ def normalise(picture: Any, scale: Any, bias: Any, out: Any) -> None:
             out[2, row, column] = picture[row, column, 2] * scale[2] + bias[2]
 
 
+def drawn(recipe: str, rng: np.random.Generator) -> list[Callable[[Any], Any]]:
+    """Return what a recipe does to a picture."""
+    if recipe == "randaugment":
+        return RandAugment().draw(rng, SIZE, SIZE)
+    if recipe == "plain":
+        return []
+    return [partial(_applied, change, factor) for change, factor in ColorJitter(*JITTER).draw(rng)]
+
+
+def _applied(change: Callable[[Any, float], Any], factor: float, picture: Any) -> Any:
+    return change(picture, factor)
+
+
 def main() -> None:
-    options = arguments(threads=int, resampling=str)
+    options = arguments(threads=int, resampling=str, recipe=str)
     paths = [str(path) for path in sorted(options.images.glob("*/*.jpg"))]
     numbers = draw_crops(RandomResizedCrop(SIZE), 1, 0, np.arange(len(paths)))
     jobs = []
@@ -71,7 +86,8 @@ def main() -> None:
     quick.tj3DecompressHeader.argtypes = (pointer, pointer, size)
     quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
     slow.tj3Decompress8.argtypes = (pointer, pointer, size, pointer, ctypes.c_int, ctypes.c_int)
-    kernel = resampler("float32")
+    kernel = resampler("float32" if options.recipe == "plain" else "uint8")
+    operations = [drawn(options.recipe, np.random.default_rng(place)) for place in range(len(jobs))]
     resampling = {"antialias": WIDENED, "bicubic": WIDENED + CUBIC}.get(options.resampling, 0)
     cv2.setNumThreads(1)
 
@@ -83,31 +99,30 @@ def main() -> None:
         source, views = encoded.ctypes.data, [encoded.data]
         if options.resampling == "opencv":
 
-            def finish(offset: int, region: Region, width: int, flip: bool, out: NDArray[np.float32]) -> None:
+            def finish(offset: int, region: Region, width: int, place: int, out: NDArray[np.float32]) -> None:
+                flip = bool(place & 1)
                 picture = storage[: region.h * region.w * 3].reshape(region.h, region.w, 3)
                 crop = picture[:, offset : offset + width]
                 resized = cv2.resize(crop, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
                 normalise(cv2.flip(resized, 1) if flip else resized, scale, bias, out)
 
         else:
+            bytes_out = np.empty((SIZE, SIZE, 3), np.uint8)
 
-            def finish(offset: int, region: Region, width: int, flip: bool, out: NDArray[np.float32]) -> None:
+            def finish(offset: int, region: Region, width: int, place: int, out: NDArray[np.float32]) -> None:
+                flip = bool(place & 1)
                 across = (0.0, float(width), width, SIZE, 0, SIZE, flip)
                 down = (0.0, float(region.h), region.h, SIZE, 0, SIZE, False)
-                kernel(
-                    storage,
-                    3 * offset,
-                    3 * region.w,
-                    across,
-                    down,
-                    resampling,
-                    most_taps(width / SIZE, region.h / SIZE, resampling),
-                    scratch,
-                    scale,
-                    bias,
-                    out,
-                    False,
-                )
+                taps = most_taps(width / SIZE, region.h / SIZE, resampling)
+                of_crop = (storage, 3 * offset, 3 * region.w, across, down, resampling, taps, scratch)
+                if options.recipe == "plain":
+                    kernel(*of_crop, scale, bias, out, False)
+                    return
+                kernel(*of_crop, bytes_out, True)
+                picture = bytes_out
+                for operation in operations[place]:
+                    picture = operation(picture)
+                normalise(picture, scale, bias, out)
 
         def one(place: int, out: NDArray[np.float32]) -> None:
             path, nbytes, region, offset, width = jobs[order[place]]
@@ -117,7 +132,7 @@ def main() -> None:
             quick.tj3DecompressHeader(handle, source, nbytes)
             quick.tj3SetCroppingRegion(handle, region)
             slow.tj3Decompress8(handle, source, nbytes, address, 0, 0)
-            finish(offset, region, width, bool(place & 1), out)
+            finish(offset, region, width, place, out)
 
         return one
 

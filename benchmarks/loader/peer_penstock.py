@@ -13,10 +13,12 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from peer_protocol import BATCH, MEAN, SIZE, STD, arguments, serve
+from peer_protocol import BATCH, JITTER, MEAN, SIZE, STD, arguments, serve
 
 from penstock.loader.transforms import (
+    ColorJitter,
     Normalize,
+    RandAugment,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Scratch,
@@ -26,7 +28,8 @@ from penstock.loader.transforms import (
 
 
 def main() -> None:
-    options = arguments(threads=int, resampling=str, via=str)
+    options = arguments(threads=int, resampling=str, recipe=str, via=str)
+    augments = {"plain": (), "jitter": (ColorJitter(*JITTER),), "randaugment": (RandAugment(),)}
     transforms = (
         RandomResizedCrop(
             SIZE,
@@ -34,6 +37,7 @@ def main() -> None:
             antialias=options.resampling != "bilinear",
         ),
         RandomHorizontalFlip(),
+        *augments[options.recipe],
         ToTensor(),
         Normalize(MEAN, STD),
     )

@@ -18,6 +18,8 @@ BATCH = 64
 SIZE = 224
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+#: Brightness, contrast, saturation and hue.
+JITTER = (0.4, 0.4, 0.4, 0.1)
 
 
 def arguments(**options: type) -> argparse.Namespace:

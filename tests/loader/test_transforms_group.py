@@ -271,3 +271,26 @@ def test_a_group_whose_buffers_the_user_gave_no_memory_for_is_left() -> None:
     scratch = with_buffers(memory=DecodeMemory(1000))
 
     assert by_group(pipeline, data, np.arange(3), scratch)[1] == [0, 1, 2]
+
+
+def test_steps_before_a_callable_are_done_by_the_group_with_the_bits_of_one_picture() -> None:
+    def negative(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return 255 - picture
+
+    steps = [RandomResizedCrop((20, 30)), RandomHorizontalFlip(), negative, ToTensor()]
+    pipeline = compile_pipeline(steps, 5)
+    rows = [2, 0, 1]
+    data = [jpeg(90 + 9 * number, 120) for number in range(3)]
+    data[1] = b"damaged"
+    pipeline.probe(data[0])
+    draws, scratch = pipeline.draw(1, np.array([7, 8, 9])), with_buffers()
+
+    fronts = pipeline.run_front(arrays(data), draws, rows, scratch)
+
+    assert fronts[1] is None
+    for index in (0, 2):
+        one, other = (np.empty(pipeline.output_shape, np.float32) for _ in range(2))
+        pipeline.run(data[index], one, draws, rows[index], scratch)
+        pipeline.run(data[index], other, draws, rows[index], scratch, fronts[index])
+        assert fronts[index] is not None
+        assert np.array_equal(one, other)

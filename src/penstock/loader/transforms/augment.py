@@ -163,18 +163,25 @@ class ColorJitter:
         object.__setattr__(self, "hue", _jitter("hue", self.hue, 0.0, (-0.5, 0.5)))
 
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
+        for change, factor in self.draw(rng):
+            picture = change(picture, factor)
+        return picture
+
+    def draw(self, rng: np.random.Generator) -> list[tuple[Callable[[Picture, float], Picture], float]]:
+        """Draw what is done to a picture, one after the other: a function, and its factor."""
         changes: list[tuple[Callable[[Picture, float], Picture], Any, float]] = [
             (_with_brightness, self.brightness, 1.0),
             (_with_contrast, self.contrast, 1.0),
             (_with_saturation, self.saturation, 1.0),
             (_with_hue, self.hue, 0.0),
         ]
+        drawn = []
         for index in rng.permutation(len(changes)).tolist():
             change, (low, high), neutral = changes[index]
             factor = float(rng.uniform(low, high))
             if not low == high == neutral:
-                picture = change(picture, factor)
-        return picture
+                drawn.append((change, factor))
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +354,15 @@ class RandAugment:
         _check_border("RandAugment", self.fill, "constant")
 
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        level = self.magnitude / (self.num_magnitude_bins - 1)
-        for _ in range(self.num_ops):
-            picture = _one_of(_RANGES, picture, level, rng, self.fill)
+        height, width = picture.shape[:2]
+        for operation in self.draw(rng, height, width):
+            picture = operation(picture)
         return picture
+
+    def draw(self, rng: np.random.Generator, height: int, width: int) -> list[Callable[[Picture], Picture]]:
+        """Draw what is done to a picture of a size, one after the other."""
+        level = self.magnitude / (self.num_magnitude_bins - 1)
+        return [_one_of(_RANGES, height, width, level, rng, self.fill) for _ in range(self.num_ops)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +386,8 @@ class TrivialAugmentWide:
 
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
         level = int(rng.integers(self.num_magnitude_bins)) / (self.num_magnitude_bins - 1)
-        return _one_of(_WIDE_RANGES, picture, level, rng, self.fill)
+        height, width = picture.shape[:2]
+        return _one_of(_WIDE_RANGES, height, width, level, rng, self.fill)(picture)
 
 
 # -- What is done to pixels -------------------------------------------------------------------------------------
@@ -526,14 +539,14 @@ _WIDE_RANGES = {"shear": 0.99, "translate": 32.0, "turn": 135.0, "factor": 0.99,
 
 def _one_of(
     ranges: dict[str, float],
-    picture: Picture,
+    height: int,
+    width: int,
     level: float,
     rng: np.random.Generator,
     fill: int | Sequence[int],
-) -> Picture:
-    """Apply one operation of fourteen. level: its strength, 0 to 1."""
+) -> Callable[[Picture], Picture]:
+    """Draw one operation of fourteen, for a picture of a size. level: its strength, 0 to 1."""
     operation, sign = int(rng.integers(14)), (-1.0 if rng.random() < 0.5 else 1.0)
-    height, width = picture.shape[:2]
     shear, turn = sign * level * ranges["shear"], sign * level * ranges["turn"]
     factor = 1 + sign * level * ranges["factor"]
     across, down = (
@@ -556,7 +569,7 @@ def _one_of(
         _with_full_contrast,
         _equalized,
     )
-    return operations[operation](picture)
+    return operations[operation]
 
 
 # -- Arguments --------------------------------------------------------------------------------------------------

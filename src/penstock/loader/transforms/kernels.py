@@ -305,6 +305,13 @@ def _prepare(
     return blended, row_firsts, row_weights, totals, line
 
 
+@inlined
+def _stays(axis: Any) -> Any:
+    """Whether each pixel of an axis of the result is one of the source, in their order."""
+    start, extent, resized, is_flipped = axis[0], axis[1], axis[3], axis[6]
+    return extent == resized and start == math.floor(start) and not is_flipped
+
+
 @entry
 def resample_to_float32(
     pixels: Any,
@@ -331,12 +338,22 @@ def resample_to_float32(
     Measured (AMD Zen 5, 320 x 300 to 224 x 224): 110 us antialiased, 70 without; cv2.resize INTER_LINEAR 60
     and INTER_AREA 380, Pillow 472, none of which normalises (52 more). See decisions/0004.
     """
+    scale0, scale1, scale2 = scale[0], scale[1], scale[2]
+    bias0, bias1, bias2 = bias[0], bias[1], bias[2]
+    if _stays(across) and _stays(down) and not channels_last:  # as behind a callable: 45 us where it took 95
+        first = offset + (int(down[0]) + down[4]) * stride + 3 * (int(across[0]) + across[4])
+        for row in range(down[5]):
+            source = pixels[first + row * stride : first + row * stride + 3 * across[5]]
+            red, green, blue = out[0, row], out[1, row], out[2, row]
+            for column in range(across[5]):
+                red[column] = np.float32(source[3 * column]) * scale0 + bias0
+                green[column] = np.float32(source[3 * column + 1]) * scale1 + bias1
+                blue[column] = np.float32(source[3 * column + 2]) * scale2 + bias2
+        return
     rows, row_firsts, row_weights, totals, line = _prepare(
         pixels, offset, stride, across, down, resampling, most_taps, scratch
     )
     columns = line.size // 4
-    scale0, scale1, scale2 = scale[0], scale[1], scale[2]
-    bias0, bias1, bias2 = bias[0], bias[1], bias[2]
     for row in range(row_firsts.size):
         blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
         if channels_last:

@@ -183,6 +183,9 @@ class Pipeline:
             if self.is_visual and dtype in IMAGE_DTYPES and not self.calls_python
             else None
         )
+        #: Where Python follows: how many steps come before it, which are done for several samples by one call.
+        self._lead = self._count_lead()
+        self._front_pass, self._front_shape = self._make_front_pass()
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
         if not self.is_visual:
@@ -215,6 +218,21 @@ class Pipeline:
                 stages.append(call_stage(step, place, self._keys[place], to_array))
         return tuple(stages)
 
+    def _count_lead(self) -> int:
+        """Return how many steps that move pixels the list begins with."""
+        if not self.is_visual:
+            return 0
+        moves = [isinstance(step, PictureStep) for step in self.transforms]
+        return moves.index(False) if False in moves else len(moves)
+
+    def _make_front_pass(self) -> tuple[GroupPass | None, tuple[int, ...]]:
+        """Return what does the steps before the first callable, and the shape of the pictures that it makes."""
+        lead = self._lead
+        shape = _known_shape(self.transforms[:lead], "NHWC") if lead and self._group_pass is None else None
+        if shape is None:
+            return None, ()
+        return GroupPass(self._step_numbers[:lead], self._step_keys[:lead], Sink("uint8", "NHWC")), shape
+
     def prepare(self) -> None:
         """Bring in what running it needs: OpenCV, and compiled kernels or a process that compiles them."""
         if not self.is_visual:
@@ -223,8 +241,9 @@ class Pipeline:
             importlib.import_module("cv2")
         if self.dtype in IMAGE_DTYPES:
             self._sink.prepare()
-        if self._group_pass is not None:
-            self._group_pass.prepare()
+        for group_pass in (self._group_pass, self._front_pass):
+            if group_pass is not None:
+                group_pass.prepare()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes the same."""
@@ -368,10 +387,33 @@ class Pipeline:
             return list(range(len(data)))
         return self._group_pass.run(data, out, draws, rows, scratch)
 
-    def run(self, data: Encoded, out: NDArray[Any], draws: Draws, index: int, scratch: Scratch) -> None:
+    def run_front(
+        self, data: Sequence[NDArray[np.uint8]], draws: Draws, rows: Sequence[int], scratch: Scratch
+    ) -> list[NDArray[np.uint8] | None]:
+        """Do the steps before the first callable by one call; return the pictures for `run`, None where it does all.
+
+        data, draws, rows: as for `run_group`. The pictures take their memory together: a few at a time.
+        """
+        found: list[NDArray[np.uint8] | None] = [None] * len(data)
+        if self._front_pass is None:
+            return found
+        pictures = np.empty((len(data), *self._front_shape), np.uint8)
+        of_rows = Draws(draws.epoch, draws.samples[list(rows)], partial(np.empty, 0))  # it draws by itself
+        left = set(self._front_pass.run(data, pictures, of_rows, range(len(data)), scratch))
+        return [None if index in left else pictures[index] for index in range(len(data))]
+
+    def run(
+        self,
+        data: Encoded,
+        out: NDArray[Any],
+        draws: Draws,
+        index: int,
+        scratch: Scratch,
+        front: NDArray[np.uint8] | None = None,
+    ) -> None:
         """Transform one sample into its place in the slot.
 
-        data: the sample as stored.
+        data: the sample as stored. front: of `run_front`.
         out: `output_shape` of `storage_dtype`, C-contiguous; all of it is written.
         draws, index: the batch's draws and the sample's row in them.
         scratch: used by no other thread meanwhile.
@@ -381,7 +423,10 @@ class Pipeline:
             callable raises, with a note that names it.
         """
         try:
-            value = self._transformed(data, draws, index, scratch)
+            if front is None:
+                value = self._transformed(data, draws, index, scratch)
+            else:
+                value = self._staged(front, draws, index, scratch, self._lead)
             if isinstance(value, Image):
                 self._check_shape(self._sink.shape(value.geometry.size), out)
                 value.write(self._sink, out, scratch)
@@ -413,8 +458,9 @@ class Pipeline:
             value = bytearray(data) if self._is_raw else bytes(data)
         return self._staged(value, draws, index, scratch)
 
-    def _staged(self, value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
-        for stage in self._stages:
+    def _staged(self, value: Value, draws: Draws, index: int, scratch: Scratch, first: int = 0) -> Value:
+        """Apply the stages from one on."""
+        for stage in self._stages[first:]:
             value = stage(value, draws, index, scratch)
         if self.is_visual and self._ends_as_picture and is_rgb(picture := as_picture(value)):
             return Image.of(picture)
