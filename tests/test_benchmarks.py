@@ -52,6 +52,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5},
         ),
         ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 20, r": 256 samples": 4}),
+        ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
         ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
         ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),

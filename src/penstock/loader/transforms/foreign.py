@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.loader.global_draws import seed_all
 from penstock.loader.transforms.augment import (
     AUGMENTS,
     ColorJitter,
@@ -428,14 +429,10 @@ def seeded_globals(rng: np.random.Generator) -> Iterator[None]:
 
     Only where no other thread draws from them meanwhile. Those of devices are left alone.
     """
-    seeds = rng.integers(2**32, size=3).tolist()
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     torch = sys.modules.get("torch")
     of_torch = None if torch is None else torch.default_generator.get_state()
-    random.seed(seeds[0])
-    np.random.seed(seeds[1])  # noqa: NPY002
-    if torch is not None:
-        torch.default_generator.manual_seed(seeds[2])
+    seed_all(int(rng.integers(2**63)), "transform")
     try:
         yield
     finally:
