@@ -3,10 +3,10 @@
     python benchmarks/loader/pairs.py [--quick] [--rounds N] [--images N]
 
 Photographs and masks of 21 classes, about 500 x 400, RandomResizedCrop 224 and a flip, batches of 32, one decoding
-thread, the page cache warm. Images alone and pairs are an epoch of a loader; masks alone a bare loop of the same library
-calls: read, decode, resample to the nearest pixels, flip. They are run in turns, in another order each round. Printed:
-microseconds of processor time per sample, and the ratio of the pair to the sum of the two others in the same round as
-median, min to max. Target: 1.1 at most.
+thread, the page cache warm. Images alone and pairs are an epoch of a loader; masks alone a bare loop of the same
+library calls: read, decode, resample to the nearest pixels, flip. They are run in turns, in another order each round.
+Printed: microseconds of processor time per sample, and the ratio of the pair to the sum of the two others in the same
+round as median, min to max. Target: 1.1 at most.
 """
 
 from __future__ import annotations

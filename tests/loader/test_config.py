@@ -47,7 +47,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "epochs": (None, 0, "epochs is 0"),
     "steps": (20, 0, "steps is 0"),
     "transforms": ([Resize(6), ToTensor()], [ToTensor(), Resize(6)], "transform 1 .*stands behind ToTensor"),
-    "mix": (MixUp(3), 5, "mix is 5; it is MixUp"),
+    "mix_images": (MixUp(3), 5, "mix_images is 5; it is MixUp"),
     "collate_fn": (list, "stack", "collate_fn is 'stack'"),
     "optional": ({}, "caption", "optional is 'caption'; it maps names"),
     "ragged": ([], "tokens", "ragged is 'tokens'; it is a list of names"),

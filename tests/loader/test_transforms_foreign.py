@@ -251,7 +251,7 @@ def test_what_a_callable_makes_of_a_pil_image_goes_on_through_the_fused_steps() 
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        ([of_torchvision("MixUp", alpha=1.0)], r"transform 0 .*mixes the samples of a batch.*mix="),
+        ([of_torchvision("MixUp", alpha=1.0)], r"transform 0 .*mixes the samples of a batch.*mix_images="),
         ([TO_FLOAT], r"leaves PIL images as they are.*put torchvision's ToImage\(\) before it"),
         ([ours.ToTensor(), of("albumentations.core", "Blur")], "takes pictures, and stands behind ToTensor"),
         ([type(TO_TENSOR)], "is a class; make an instance of it: ToTensor"),

@@ -53,7 +53,7 @@ def test_images_and_labels_are_mixed_as_torchvision_does(
     shares = []
     with (
         penstock.torch.Loader(folder, **options) as plain_loader,
-        penstock.torch.Loader(folder, mix=MixUp(num_classes=2, alpha=0.8), **options) as loader,
+        penstock.torch.Loader(folder, mix_images=MixUp(num_classes=2, alpha=0.8), **options) as loader,
     ):
         for (images, labels), (mixed, soft) in zip(plain_loader, loader, strict=True):
             if len(set(labels.tolist())) < 2:
@@ -77,7 +77,7 @@ def test_an_area_comes_from_the_image_before_and_labels_have_its_share(
     options: dict[str, Any] = {"batch_size": 8, "dtype": dtype, "layout": layout, "transforms": steps}
     shares = []
     for (plain, labels), (mixed, soft) in zip(
-        batches(folder, **options), batches(folder, mix=CutMix(2), **options), strict=True
+        batches(folder, **options), batches(folder, mix_images=CutMix(2), **options), strict=True
     ):
         axes = (0, 2, 3, 1) if layout == "NCHW" else (0, 1, 2, 3)
         images, found, other = (each.transpose(axes) for each in (plain, mixed, np.roll(plain, 1, 0)))
@@ -97,7 +97,7 @@ def test_draws_are_the_steps_own_at_any_rank_count_and_after_a_resume(
     image_folder: Callable[..., Path],
 ) -> None:
     folder = image_folder(32)
-    options: dict[str, Any] = {"batch_size": 8, "mix": [MixUp(2), CutMix(2)], "seed": 4}
+    options: dict[str, Any] = {"batch_size": 8, "mix_images": [MixUp(2), CutMix(2)], "seed": 4}
     alone = batches(folder, decoders=3, **options)
 
     for other in (batches(folder, decoders=0, **options), batches(folder, readers=1, **options)):
@@ -128,7 +128,9 @@ def test_a_sample_that_is_skipped_is_mixed_with_none(image_folder: Callable[...,
     broken.write_bytes(broken.read_bytes()[:50] + bytes(100))
     options: dict[str, Any] = {"on_error": "skip", "shuffle": False, "batch_size": 10, "epochs": 1}
 
-    (plain, labels), (mixed, soft) = batches(folder, **options) + batches(folder, mix=MixUp(2), **options)
+    (plain, labels), (mixed, soft) = batches(folder, **options) + batches(
+        folder, mix_images=MixUp(2), **options
+    )
 
     share = share_of(soft, labels)
     assert len(mixed) == 9
@@ -138,7 +140,7 @@ def test_a_sample_that_is_skipped_is_mixed_with_none(image_folder: Callable[...,
 
 def test_p_is_the_share_of_steps_that_are_mixed(image_folder: Callable[..., Path]) -> None:
     options: dict[str, Any] = {"batch_size": 2, "epochs": 10}
-    found = batches(image_folder(12), mix=MixUp(2, p=0.5), **options)
+    found = batches(image_folder(12), mix_images=MixUp(2, p=0.5), **options)
 
     is_hard = [bool(((labels == 0) | (labels == 1)).all() and len(labels) == 2) for _, labels in found]
     assert 25 < sum(is_hard) < 59  # those of one label twice look the same
@@ -153,8 +155,8 @@ def of_torchvision(name: str, **attributes: Any) -> Any:
 @pytest.mark.parametrize(
     ("mix", "options", "text"),
     [
-        (3, {}, r"mix is 3; it is MixUp\(num_classes\) or CutMix"),
-        ([], {}, "mix is .*list of some"),
+        (3, {}, r"mix_images is 3; it is MixUp\(num_classes\) or CutMix"),
+        ([], {}, "mix_images is .*list of some"),
         ([MixUp(2), CutMix(3)], {}, "a list of some for the same num_classes"),
         (of_torchvision("MixUp", alpha=1.0, num_classes=None), {}, r"MixUp\(num_classes=None\)"),
         (
@@ -165,7 +167,7 @@ def of_torchvision(name: str, **attributes: Any) -> Any:
         (
             MixUp(2),
             {"source": [torch.zeros(2)], "transforms": ()},
-            "mix is given with a data set.*collate_fn",
+            "mix_images is given with a data set.*collate_fn",
         ),
         (MixUp(1), {}, "num_classes=1, and a sample has the label 1"),
     ],
@@ -175,7 +177,7 @@ def test_what_cannot_be_mixed_is_refused(
 ) -> None:
     source = options.pop("source", None) or image_folder(4)
     with pytest.raises(ConfigError, match=text):
-        batches(source, mix=mix, **options)
+        batches(source, mix_images=mix, **options)
 
 
 @pytest.mark.parametrize("make", [lambda: MixUp(0), lambda: CutMix(2, alpha=0), lambda: MixUp(2, p=2)])
@@ -189,6 +191,6 @@ def test_torchvisions_objects_are_taken(image_folder: Callable[..., Path]) -> No
     choice = of_torchvision("RandomChoice", transforms=both)
 
     folder = image_folder(8)
-    ours, theirs = (batches(folder, mix=mix) for mix in ([MixUp(2, 0.5), CutMix(2, 0.5)], choice))
+    ours, theirs = (batches(folder, mix_images=mix) for mix in ([MixUp(2, 0.5), CutMix(2, 0.5)], choice))
 
     assert all(np.array_equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))

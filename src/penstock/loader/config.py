@@ -49,7 +49,7 @@ class LoaderArguments(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     transforms: Sequence[Transform]
-    mix: Any
+    mix_images: Any
     collate_fn: Callable[[list[Any]], Any] | None
     optional: Mapping[Any, Any] | None
     ragged: Sequence[Any]
@@ -95,8 +95,8 @@ class LoaderConfig:
     transforms: what happens to each sample of a folder or `Source`; a data set does its own. Penstock's, torchvision's,
         albumentations' and callables of yours, see `penstock.loader.transforms`. A source of numbers, such as a .npy
         file, needs none. Kept as a tuple.
-    mix: `MixUp` or `CutMix` of `penstock.loader.transforms`, or torchvision's; of a list, one is drawn for each step.
-        Images have one label each, which becomes a share of each class. Kept as a tuple.
+    mix_images: `MixUp` or `CutMix` of `penstock.loader.transforms`, or torchvision's; of a list, one is drawn for each
+        step. Images have one label each, which becomes a share of each class. Kept as a tuple.
     collate_fn: makes each batch of a data set, called with the list of its samples by the thread that has loaded them;
         it is handed out as it is. Samples that on_error= skips are left out. What it allocates is not in memory=.
     optional: what stands in the place of a field that samples of a data set lack, or have as None, by the field's name:
@@ -158,7 +158,7 @@ class LoaderConfig:
     epochs: int | None = None
     steps: int | None = None
     transforms: Sequence[Transform] = ()
-    mix: Any = None
+    mix_images: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optional: Mapping[Any, Any] | None = None
     ragged: Sequence[Any] = ()
@@ -228,7 +228,7 @@ class LoaderConfig:
             if self.decoders != 0:
                 check_draws(steps)
         object.__setattr__(self, "transforms", steps)
-        if self.mix is not None:
+        if self.mix_images is not None:
             self._check_mix()
         for each in fields(self):
             if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise
@@ -370,12 +370,12 @@ class LoaderConfig:
                 raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
 
     def _check_mix(self) -> None:
-        steps = check_mix(self.mix)
-        object.__setattr__(self, "mix", steps)
+        steps = check_mix(self.mix_images)
+        object.__setattr__(self, "mix_images", steps)
         if self.is_of_data_set:
             raise ConfigError(
-                "mix is given with a data set, whose batches may be of any structure: mix in collate_fn=, or in the "
-                "training loop, or give a folder or source of images"
+                "mix_images is given with a data set, whose batches may be of any structure: mix in collate_fn=, or in "
+                "the training loop, or give a folder or source of images"
             )
         if self.dtype == "uint8" and any(isinstance(step, MixUp) for step in steps):
             raise ConfigError(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from penstock.errors import printable
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
+from penstock.loader.image_mixing import MixingDecoder
 from penstock.loader.images import ImageDecoder
-from penstock.loader.mixed import MixingDecoder
 from penstock.loader.setup import Setup
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, limiting, stall_share
 from penstock.trace.schema import Kind

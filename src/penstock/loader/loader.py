@@ -527,7 +527,7 @@ class Loader:
             setup.pipeline,
             self._agreed.data,
             setup.draws_seed,
-            self._config.mix,
+            self._config.mix_images,
         )
 
     @property

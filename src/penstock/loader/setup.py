@@ -24,8 +24,8 @@ from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
+from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
-from penstock.loader.mixed import MixingDecoder, mixed_fields
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
@@ -381,7 +381,7 @@ def _of_source(
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
     masks = _masks(source, pipeline)
-    mixing = None if config.mix is None else _mixing(config, pipeline, labels, masks)
+    mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
 
     def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
@@ -424,13 +424,13 @@ def _mixing(
     """Return what mixes batches. Raises: ConfigError for samples that are no images with one label each."""
     if masks is not None or isinstance(labels, dict) or labels.ndim != 1 or labels.dtype != np.int64:
         raise ConfigError(
-            "mix is given, and samples do not have one label each, which is mixed with images: leave it out"
+            "mix_images is given, and samples do not have one label each, which is mixed with images: leave it out"
         )
     if not pipeline.is_visual or len(pipeline.output_shape) != 3:
         raise ConfigError(
-            f"mix is given, and samples are {list(pipeline.output_shape)}, no images: leave it out"
+            f"mix_images is given, and samples are {list(pipeline.output_shape)}, no images: leave it out"
         )
-    return Mixing(config.mix, seed_of(config), pipeline.layout)
+    return Mixing(config.mix_images, seed_of(config), pipeline.layout)
 
 
 def _read_picture(source: Source, sample: int) -> bytes:
@@ -540,8 +540,8 @@ def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) ->
 def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, memory_bytes: int) -> int:
     """Return how many steps a slot has space for: several where they are small."""
     # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made,
-    # with mix what is mixed.
-    if config.decoders == 0 or config.collate_fn is not None or config.mix is not None:
+    # with mix_images what is mixed.
+    if config.decoders == 0 or config.collate_fn is not None or config.mix_images is not None:
         return 1
     most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)
     return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))

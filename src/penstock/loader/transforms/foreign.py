@@ -168,7 +168,7 @@ class _Translation:
         if name in _OF_BATCHES:
             raise ConfigError(
                 f"transform {place} ({step}) mixes the samples of a batch, and transforms get one sample: give it as "
-                "mix="
+                "mix_images="
             )
         replaced = None if self._is_open else self._replaced(step, name, form)
         if replaced is None:

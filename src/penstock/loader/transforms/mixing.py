@@ -65,7 +65,7 @@ def _check(owner: str, num_classes: object, alpha: object, p: object) -> None:
 
 
 def check_mix(mix: Any) -> tuple[MixUp | CutMix, ...]:
-    """Return what `mix=` names, one of which is drawn for each step; torchvision's as ours.
+    """Return what `mix_images=` names, one of which is drawn for each step; torchvision's as ours.
 
     Raises: ConfigError for anything else, and for different numbers of classes.
     """
@@ -74,7 +74,7 @@ def check_mix(mix: Any) -> tuple[MixUp | CutMix, ...]:
     found = tuple(map(_ours, several))
     if not found or len({each.num_classes for each in found}) > 1:
         raise ConfigError(
-            f"mix is {mix!r:.200}; it is a MixUp or CutMix, or a list of some for the same num_classes"
+            f"mix_images is {mix!r:.200}; it is a MixUp or CutMix, or a list of some for the same num_classes"
         )
     return found
 
@@ -86,8 +86,8 @@ def _ours(step: Any) -> MixUp | CutMix:
     kind = kinds.get(type(step).__name__)
     if kind is None or not hasattr(step, "alpha"):
         raise ConfigError(
-            f"mix is {step!r:.200}; it is MixUp(num_classes) or CutMix(num_classes) of penstock.loader.transforms, or "
-            "torchvision's"
+            f"mix_images is {step!r:.200}; it is MixUp(num_classes) or CutMix(num_classes) of "
+            "penstock.loader.transforms, or torchvision's"
         )
     return kind(step.num_classes, step.alpha)
 
@@ -169,8 +169,8 @@ def one_hot(numbers: NDArray[np.int64], num_classes: int) -> NDArray[np.float32]
     wrong = (numbers < 0) | (numbers >= num_classes)
     if wrong.any():
         raise ConfigError(
-            f"mix= has num_classes={num_classes}, and a sample has the label {int(numbers[wrong][0])}: labels are "
-            "from 0 on; -1 stands for none"
+            f"mix_images= has num_classes={num_classes}, and a sample has the label {int(numbers[wrong][0])}: labels "
+            "are from 0 on; -1 stands for none"
         )
     found = np.zeros((numbers.size, num_classes), np.float32)
     found[np.arange(numbers.size), numbers] = 1.0
