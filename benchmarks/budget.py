@@ -1,10 +1,11 @@
-"""How long it takes to plan batches of so many tokens.
+"""How long it takes to plan batches of so many tokens, and to pack documents into rows of as many.
 
     python benchmarks/budget.py          10**8 lengths, as a memory map holds them
     python benchmarks/budget.py --quick  10**5 of them
 
 Lengths are log-normal, 2 to 2,000 tokens, 200 in the mean. A plan is checked before it is timed. Making a `TokenBudget`
 looks at all lengths once; planning an epoch makes its bounds; the samples are then arranged pool by pool as they come.
+Packing is planned once for all epochs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.plan import AccessPlan, TokenBudget
+from penstock.plan import AccessPlan, Packing, TokenBudget
 
 TOKENS, RANKS = 16_384, 8
 
@@ -71,6 +72,12 @@ def main(words: Sequence[str] | None = None) -> None:
             f"{what}: {made_seconds:.2f} s to look at, {plan_seconds:.2f} s to plan, {each_seconds * 1e6:.2f} us for "
             f"each sample that a rank of {RANKS} asks for; {steps:,} steps, {100 * share:.2g} % padding"
         )
+    packed_seconds = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        packing = Packing(lengths, 2_048, too_long="error")
+        packed_seconds.append(time.perf_counter() - begin)
+    print(f"packed: {np.median(packed_seconds):.2f} s; {packing}")
 
 
 if __name__ == "__main__":

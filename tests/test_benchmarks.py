@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     ("name", "counts"),
     [
         ("plan", {r"M positions/s": 24, r" ms  \(": 2}),
-        ("budget", {r" s to look at, .* s to plan, .* % padding$": 2}),
+        ("budget", {r" s to look at, .* s to plan, .* % padding$": 2, r"^packed: .* % of them padding$": 1}),
         ("caches", {r"^lru ": 4, r"has none": 6}),
         ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
         ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),

@@ -2,6 +2,7 @@
 
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig
+from penstock.loader.documents import PackedDocuments, cu_seqlens
 from penstock.loader.epoch_lines import SkippedSample
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.loader import Loader
@@ -18,10 +19,12 @@ __all__ = [
     "LoaderConfig",
     "MemoryBudget",
     "MixedDataset",
+    "PackedDocuments",
     "Padded",
     "Padding",
     "Ragged",
     "SkippedSample",
+    "cu_seqlens",
     "mix",
     "predict",
     "print_report",

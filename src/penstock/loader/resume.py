@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 
 from penstock.errors import ConfigError
 from penstock.loader.dataset import MapDataset
+from penstock.loader.documents import PackedDocuments
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.foreign import Called
@@ -268,6 +269,8 @@ def describe_data(source: Any) -> dict[str, JSON]:
         for each in map(describe_data, source.sources):
             digest.update(repr(sorted(each.items())).encode())
         return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
+    if isinstance(source, PackedDocuments):
+        return {"kind": kind, "indices": source.packing.digest()}
     if not isinstance(source, Source):
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
         if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":

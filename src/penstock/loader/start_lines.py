@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
+from penstock.loader.documents import PackedDocuments
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Batches, Mixture, Order, TokenBudget
 from penstock.policy.loading import Staging
@@ -30,7 +31,7 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
     lines = [f"{_data(setup)} in the order {_order(plan.order)}{_draws(setup)}: {_steps(plan)}{ranks}"]
     lines.append(f"{_threads(setup)}; {_memory(setup)}")
     done = "" if setup.pipeline is None else setup.pipeline.summary()
-    more = (_decoding(setup), uneven_line(plan.order), _padding(plan), _mixture(plan), done)
+    more = (_decoding(setup), uneven_line(plan.order), _padding(plan), _mixture(plan), _packed(setup), done)
     lines += [line for line in more if line]
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
@@ -112,6 +113,11 @@ def _mixture(plan: AccessPlan) -> str:
         parts.append(f"{sum(given[_SOURCES_SHOWN:]):,} of {len(given) - _SOURCES_SHOWN} more")
     which = "an epoch" if order.even_from == 0 else "the first epoch"
     return f"{which} of the mixture reads {', '.join(parts)}"
+
+
+def _packed(setup: Setup) -> str:
+    """Say how well documents fill their rows."""
+    return f"packs {setup.source.packing}" if isinstance(setup.source, PackedDocuments) else ""
 
 
 def _steps(plan: AccessPlan) -> str:

@@ -16,6 +16,7 @@ from penstock.plan.orders import (
     RepeatingOrder,
     Sequential,
 )
+from penstock.plan.packing import Packing
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Assigned, Balanced, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
@@ -34,6 +35,7 @@ __all__ = [
     "FullShuffle",
     "Mixture",
     "Order",
+    "Packing",
     "Padding",
     "RepeatingOrder",
     "Replicated",
