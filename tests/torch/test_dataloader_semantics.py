@@ -3,13 +3,17 @@ what is true."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
+import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -535,6 +539,37 @@ def test_threads_live_from_pass_to_pass_and_end_with_the_loader() -> None:
     gc.collect()
     for thread in own:
         thread.join()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_that_has_loaded_is_pickled_and_copied_without_its_threads(
+    DataLoader: Any, persistent: bool
+) -> None:
+    loader = DataLoader(list(range(9)), 4, num_workers=1, persistent_workers=persistent, collate_fn=unchanged)
+    if DataLoader is Penstocks or not persistent:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+    for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert list(other) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+def test_a_forked_process_loads_by_threads_of_its_own() -> None:
+    loader = Penstocks(list(range(9)), 4, num_workers=1, collate_fn=sum)
+    assert list(loader) == [6, 22, 8]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        child = os.fork()
+    if not child:
+        signal.alarm(int(patient(60)))
+        status = 1
+        try:
+            status = int(list(loader) != [6, 22, 8])
+        finally:
+            os._exit(status)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert list(loader) == [6, 22, 8]
 
 
 def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(workers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import os
 import sys
 import warnings
 import weakref
@@ -126,7 +127,8 @@ class DataLoader(data.DataLoader[T]):
         #: Passes that have begun, and the seed of the first.
         self._passes = 0
         self._seed: int | None = None
-        #: What loads, with the pass that it loads for or loaded for last.
+        #: What loads, with the pass that it loads for or loaded for last; in the process that made it.
+        self._pid = os.getpid()
         self._feeds: list[tuple[weakref.ref[_Ahead], Feed]] = []
 
     @classmethod
@@ -154,6 +156,10 @@ class DataLoader(data.DataLoader[T]):
 
     def _feed_of(self, using: _Ahead, make: Callable[[], Feed]) -> Feed:
         """Return what loads for a pass: of one that is over or was dropped, or else a new one."""
+        if (
+            self._pid != os.getpid()
+        ):  # this process was forked, without threads, and their processes are its parent's
+            self._pid, self._feeds = os.getpid(), []
         for number, (pass_, feed) in enumerate(self._feeds):
             latest = pass_()
             if latest is None or latest.is_over:
