@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock import Loader
 from penstock.errors import ConfigError, DataError
+from penstock.loader import mix
 from penstock.loader.transforms import (
     CenterCrop,
     ColorJitter,
@@ -287,3 +288,22 @@ def test_pairs_are_read_by_the_group_and_a_missing_mask_fails_its_own_sample_alo
     assert [index for index, _ in failed] == [1]
     for index in (0, 2, 3):
         assert into[begins[index] : begins[index + 1]].tobytes() == source.read(int(ids[index]))
+
+
+def test_a_mixture_of_pairs_has_the_masks_of_all_and_one_with_images_alone_is_refused(tmp_path: Path) -> None:
+    sources = [ImagesAndMasks(*write_pairs(tmp_path / name, 4)) for name in ("one", "two")]
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 1, "dtype": "uint8", "report": None}
+    mixture = mix([sources[0].select([1, 3]), sources[1]], [1, 1], at_end="stop")
+
+    with Loader(mixture, transforms=[RandomCrop((64, 80))], shuffle=False, **options) as loader:
+        batch = next(iter(loader))
+
+    rows, columns = batch["images"][:, 0], batch["images"][:, 1]
+    assert all(
+        np.array_equal(mask, row) or np.array_equal(mask, column)
+        for mask, row, column in zip(batch["masks"], rows, columns, strict=True)
+    )
+    other = ImagesAndMasks(tmp_path / "one" / "images", tmp_path / "one" / "masks", mask_fill=9)
+    mixture = mix([sources[0], other], [1, 1], at_end="stop")
+    with pytest.raises(ConfigError, match="some sources of the mixture have masks of another mask_dtype"):
+        Loader(mixture, transforms=[RandomCrop((64, 80))], **options)

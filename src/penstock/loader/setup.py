@@ -47,7 +47,7 @@ from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, l
 from penstock.store.calls import Calls
 from penstock.store.mixing import Mixed, sources_in
 from penstock.store.object_store import without_secrets
-from penstock.store.pairs import front_bytes
+from penstock.store.pairs import masks_of
 from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.store.table import ArrowTable
@@ -403,16 +403,11 @@ def _of_source(
 
 
 def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
-    """Return what writes the masks of a source that has some. Raises: ConfigError as `MaskPass`."""
-    pairs, ends = unselected(source), front_bytes(source)
-    if ends is None:
+    """Return what writes the masks of a source that has some. Raises: ConfigError as `MaskPass` and `masks_of`."""
+    found = masks_of(source)
+    if found is None:
         return None
-
-    def describe(sample: int) -> str:
-        mask: str = pairs.describe_mask(int(source.ids[sample]) if isinstance(source, Selection) else sample)
-        return mask
-
-    return Masks(ends, MaskPass(pipeline, pairs.mask_dtype, pairs.mask_fill), describe)
+    return Masks(found.image_bytes, MaskPass(pipeline, found.dtype, found.fill), found.describe)
 
 
 def _mixing(
@@ -435,9 +430,8 @@ def _mixing(
 
 def _read_picture(source: Source, sample: int) -> bytes:
     """Return the bytes of a sample's picture, without its mask."""
-    ends = front_bytes(source)
-    data = source.read(sample)
-    return data if ends is None else data[: ends[sample]]
+    masks, data = masks_of(source), source.read(sample)
+    return data if masks is None else data[: masks.image_bytes[sample]]
 
 
 def _of_data_set(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -14,8 +15,9 @@ from penstock.store.calls import Calls
 from penstock.store.folder import open_source
 from penstock.store.group import Bytes, Failed, Ids, check_group, observer, prepare_group, read_group
 from penstock.store.listing import Refresh
+from penstock.store.mixing import MixedSource
 from penstock.store.remote import Objects, objects_in
-from penstock.store.selection import Selectable, unselected
+from penstock.store.selection import Selectable, Selection, unselected
 from penstock.store.source import FileBacked, Source
 
 #: Of masks in a batch.
@@ -100,9 +102,10 @@ class ImagesAndMasks(Selectable):
 
     @property
     def names(self) -> NDArray[np.uint8]:
-        """uint8[...], the paths of all pairs, one behind the other, by which a run that resumes knows them."""
+        """uint8[...], by which a run that resumes knows them: the paths of all, and what a batch has of masks."""
         both = ((self.images, self._image_ids), (self.masks, self._mask_ids))
         paths = [_path_in(source, int(each)) for source, ids in both for each in ids]
+        paths += [self.mask_dtype, str(self.mask_fill)]
         return np.frombuffer("\0".join(paths).encode("utf-8", "surrogateescape"), np.uint8)
 
     @property
@@ -184,9 +187,51 @@ def _path_in(source: Source, sample: int) -> str:
     return path.removeprefix(root).lstrip("/") if root else os.path.basename(path)
 
 
-def front_bytes(source: object) -> NDArray[np.int64] | None:
-    """Return, of each sample, how many bytes its image has, in front of its mask; None where there is no mask."""
-    pairs = unselected(source)
-    if not isinstance(pairs, ImagesAndMasks):
+@dataclass(frozen=True, slots=True)
+class MasksOf:
+    """What is known of the masks of a source.
+
+    image_bytes: int64[samples], of the image, in front of its mask in what is read. describe: names the mask of a
+        sample. dtype, fill: of `ImagesAndMasks`.
+    """
+
+    image_bytes: NDArray[np.int64]
+    describe: Callable[[int], str]
+    dtype: MaskType
+    fill: int
+
+
+def masks_of(source: object) -> MasksOf | None:
+    """Return what is known of the masks of a source, a part or a mixture; None where there are none.
+
+    Raises: ConfigError for a mixture of sources with and without, or with masks of several types.
+    """
+    if isinstance(source, ImagesAndMasks):
+        return MasksOf(source.image_bytes, source.describe_mask, source.mask_dtype, source.mask_fill)
+    if isinstance(source, Selection):
+        found, ids = masks_of(source.source), source.ids
+        if found is None:
+            return None
+        return replace(
+            found,
+            image_bytes=found.image_bytes[ids],
+            describe=lambda sample: found.describe(int(ids[sample])),
+        )
+    if not isinstance(source, MixedSource):
         return None
-    return pairs.image_bytes if pairs is source else pairs.image_bytes[cast(Any, source).ids]
+    parts = [masks_of(each) for each in source.sources]
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    if len({(part.dtype, part.fill) for part in known}) > 1 or len(known) < len(parts):
+        raise ConfigError(
+            "some sources of the mixture have masks of another mask_dtype or mask_fill, or none: give all the same"
+        )
+
+    def describe(sample: int) -> str:
+        number, own = source.place_of(sample)
+        return known[number].describe(own)
+
+    return replace(
+        known[0], image_bytes=np.concatenate([part.image_bytes for part in known]), describe=describe
+    )
