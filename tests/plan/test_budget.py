@@ -27,7 +27,8 @@ def cut_plainly(order: TokenBudget, epoch: int, begin: int, end: int) -> list[li
     for sample in ids:
         together = [*batches[-1], sample]
         if batches[-1] and (
-            needed(order, together) > order.tokens or len(together) > (order.largest or 10**9)
+            (order.tokens is not None and needed(order, together) > order.tokens)
+            or len(together) > (order.largest or 10**9)
         ):
             batches.append([sample])
         else:
@@ -53,10 +54,11 @@ def batches_of(order: TokenBudget, epoch: int, ranks: int = 1) -> list[list[int]
 def budgets(draw: st.DrawFn) -> TokenBudget:
     lengths = draw(st.lists(st.integers(0, 20), min_size=1, max_size=60))
     shuffle: Any = draw(st.sampled_from([True, False, BundleShuffle(len(lengths), 3, 0.4)]))
+    tokens = draw(st.none() | st.integers(24, 80))
     return TokenBudget(
         np.array(lengths, draw(st.sampled_from([np.int32, np.int64, np.uint16]))),
-        draw(st.integers(24, 80)),
-        largest=draw(st.sampled_from([None, 1, 4])),
+        tokens,
+        largest=draw(st.sampled_from([1, 4] if tokens is None else [None, 1, 4])),
         padded=draw(st.booleans()),
         multiple_of=draw(st.sampled_from([1, 8])),
         shuffle=shuffle,
@@ -82,7 +84,9 @@ def test_batches_are_those_that_are_cut_plainly(order: TokenBudget, epoch: int, 
             assert found == expected
     assert begin == len(batches)
     assert max(map(len, batches)) <= order.most
-    assert max(needed(order, batch) for batch in batches) <= order.tokens
+    assert order.tokens is None or max(needed(order, batch) for batch in batches) <= order.tokens
+    if order.tokens is None and order.is_sorted:
+        assert sum(len(batch) != order.largest for batch in batches) <= 1
     padding = order.padding(epoch)
     assert padding.tokens == int(np.asarray(order.lengths).sum())
     assert padding.places == sum(
@@ -180,6 +184,18 @@ def test_what_cannot_be_planned_is_refused_by_name(
         TokenBudget(lengths, 18, **arguments)
     with pytest.raises(ConfigError, match="tokens is 0"):
         TokenBudget([1], 0)
+    with pytest.raises(ConfigError, match="tokens and largest are left out"):
+        TokenBudget([1])
+
+
+def test_without_tokens_batches_have_so_many_samples_of_like_length() -> None:
+    lengths = np.random.default_rng(0).integers(10, 500, 70_001)
+    order = TokenBudget(lengths, largest=100)
+
+    sizes = np.diff(order.bounds(0, 1))
+    assert sorted(sizes.tolist()) == [1, *[100] * 700]
+    assert order.padding(0).share < 0.01
+    AccessPlan.of_batches(order, epochs=1, ranks=8).check_equal_steps()
 
 
 def test_more_ranks_than_samples_are_refused() -> None:

@@ -93,6 +93,8 @@ def _padding(plan: AccessPlan) -> str:
     if not isinstance(plan.order, TokenBudget):
         return ""
     order, share = plan.order, plan.order.padding(0).share
+    if order.tokens is None:
+        return f"batches of {order.largest:,} samples of like length, {100 * share:.2g} % of them padding"
     if not order.padded:
         return f"batches of at most {order.tokens:,} tokens; padded, {100 * share:.2g} % of them would be padding"
     advice = "" if order.is_sorted else ": pool=65_536 puts samples of like length together"

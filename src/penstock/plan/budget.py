@@ -1,4 +1,4 @@
-"""Batches of so many tokens, or bytes, rather than so many samples."""
+"""Batches of so many tokens, or bytes, or of so many samples that are alike in length."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _CHUNK = 1 << 16
 _POOLS_KEPT = 8
 _EPOCHS_KEPT = 2
 _MOST_TOKENS = 1 << 31
+#: More than any batch has.
+_ANY = (1 << 63) - 1
 
 
 class Padding(NamedTuple):
@@ -59,7 +61,7 @@ class _Cuts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBudget(OfOrder):
-    """Batches that hold at most so many tokens each, of samples that are alike in length.
+    """Batches of samples that are alike in length: of at most so many tokens each, or of so many samples.
 
     Samples come in the order that shuffle= says; each pool of them is sorted by length and cut into batches, which
     then come in a random order. Every sample is read once an epoch. All of it follows from lengths, seed and epoch:
@@ -67,7 +69,8 @@ class TokenBudget(OfOrder):
     two).
 
     lengths: int[F], of each sample in tokens (or bytes, or frames); an array or memory map, which is not copied.
-    tokens: of a batch of one rank at most, padding included.
+    tokens: of a batch of one rank at most, padding included. None: any number, so that batches have `largest` samples,
+        all but one of an epoch (and those that are cut in two).
     largest: samples of a batch at most. Give it where some samples are very short: a slot has space for as many as
         fit.
     padded: True counts the longest sample times their number, what a padded batch takes; False counts their sum.
@@ -75,7 +78,8 @@ class TokenBudget(OfOrder):
     shuffle: True, False for the stored order, or an `Order` that reads no sample twice. Unless it is False, batches of
         a pool are shuffled too.
     seed: of both.
-    pool: samples that are sorted together; 1 sorts none, so that batches are cut from the order as it comes.
+    pool: samples that are sorted together; 1 sorts none, so that batches are cut from the order as it comes. Without
+        tokens, rounded to full batches.
 
     Time: 50 ns a sample, when an epoch is first asked for and again as its pools are. Memory: 8 bytes a batch.
     Raises: ConfigError for a sample that is longer than the budget, naming it; for lengths that are no whole numbers.
@@ -87,7 +91,7 @@ class TokenBudget(OfOrder):
     """
 
     lengths: ArrayLike = field(repr=False)
-    tokens: int
+    tokens: int | None = None
     _: KW_ONLY
     largest: int | None = None
     padded: bool = True
@@ -111,12 +115,19 @@ class TokenBudget(OfOrder):
         check_seed(self.seed)
         for name, least in (("tokens", 1), ("multiple_of", 1), ("pool", 1), ("largest", 1)):
             value = getattr(self, name)
-            if value is None and name == "largest":
+            if value is None and name in ("tokens", "largest"):
                 continue
             if not is_integer(value) or not least <= value < _MOST_TOKENS:
                 raise ConfigError(
                     f"{name} is {value!r}; it is an integer from {least} to {_MOST_TOKENS - 1:,}"
                 )
+        if self.tokens is None:
+            if self.largest is None:
+                raise ConfigError(
+                    "tokens and largest are left out: give one, the tokens or the samples of a batch at most"
+                )
+            if self.pool > 1:
+                object.__setattr__(self, "pool", -(-self.pool // self.largest) * self.largest)
         lengths = self.lengths if isinstance(self.lengths, np.ndarray) else np.asarray(self.lengths)
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not lengths.size:
             raise ConfigError(
@@ -151,7 +162,7 @@ class TokenBudget(OfOrder):
                     f"lengths has {lengths[sample]} for sample {sample:,}; a length is 0 or more"
                 )
             counted = self._counted(part)
-            if int(counted.max()) > self.tokens:
+            if self.tokens is not None and int(counted.max()) > self.tokens:
                 sample = begin + int(np.argmax(counted))
                 raise ConfigError(
                     f"tokens is {self.tokens:,}, and sample {sample:,} has {int(lengths[sample]):,}"
@@ -161,6 +172,9 @@ class TokenBudget(OfOrder):
             more = np.bincount(counted)
             counts, more = (counts, more) if counts.size > more.size else (more, counts)
             counts[: more.size] += more
+        if self.tokens is None:
+            assert self.largest is not None, "one of the two was given"
+            return min(self.largest, lengths.size), total
         lengths_found = np.flatnonzero(counts)
         up_to = np.cumsum(counts[lengths_found])
         if self.padded:
@@ -226,7 +240,7 @@ class TokenBudget(OfOrder):
         return {
             "kind": "TokenBudget",
             "lengths": digest.hexdigest(),
-            "tokens": int(self.tokens),
+            "tokens": None if self.tokens is None else int(self.tokens),
             "largest": None if self.largest is None else int(self.largest),
             "padded": bool(self.padded),
             "multiple_of": int(self.multiple_of),
@@ -275,7 +289,8 @@ class TokenBudget(OfOrder):
 
         sizes = np.empty(lengths.size + 1, np.int64)
         largest = self.largest or lengths.size + int(open_batch[0])
-        closed = kernels.cut(lengths, self.tokens, largest, self.multiple_of, self.padded, open_batch, sizes)
+        tokens = _ANY if self.tokens is None else self.tokens
+        closed = kernels.cut(lengths, tokens, largest, self.multiple_of, self.padded, open_batch, sizes)
         if is_last and open_batch[0]:
             sizes[closed] = open_batch[0]
             open_batch[3] += open_batch[0] * open_batch[1]
