@@ -8,7 +8,7 @@ import io
 import os
 import pickle
 import random
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -380,13 +380,16 @@ class Brightened:
 
     __module__ = "albumentations.mine"
 
+    thread = 0
+
     def set_random_state(self, random_generator: np.random.Generator, py_random: random.Random) -> None:
         self.random_generator, self.py_random = random_generator, py_random
+        self.thread = self.thread or threading.get_ident()
+        assert self.thread == threading.get_ident(), "another thread's generators are overwritten"
 
     def __call__(self, *, image: NDArray[np.uint8]) -> dict[str, Any]:
-        shift = self.random_generator.integers(99)
-        time.sleep(0)  # another thread's turn
-        return {"image": image[: 16 + self.py_random.randrange(1), :16] // 2 + np.uint8(shift)}
+        shift = self.random_generator.integers(99) + self.py_random.randrange(9)
+        return {"image": image[:16, :16] // 2 + np.uint8(shift)}
 
 
 def brightened() -> Any:

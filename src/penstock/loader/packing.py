@@ -34,6 +34,7 @@ from penstock.store import Source
 from penstock.store.group import Ids
 from penstock.store.object_store import is_address, without_secrets
 from penstock.store.pack_file import PACK_NAME, TITLE, VERSION
+from penstock.store.pairs import masks_of
 from penstock.store.shard_formats import Part, ShardFormat, format_for
 from penstock.units import format_bytes
 
@@ -121,6 +122,10 @@ def pack(
         raise ConfigError(f"{folder} exists: give a folder that does not")
     if not folder.parent.is_dir():
         raise ConfigError(f"there is no folder {folder.parent}: make it first")
+    if masks_of(source) is not None:
+        raise ConfigError(
+            "images with masks have two files a sample: pack images and masks apart, as they are"
+        )
     if shard_bytes < 1:
         raise ConfigError(f"shard_bytes is {shard_bytes}; it is a size above zero")
     work = folder.with_name(f"{folder.name}.unfinished")
