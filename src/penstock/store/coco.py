@@ -35,7 +35,7 @@ class CocoImages(FileSource):
     refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
     `classes` are the names of the categories, in the order of their ids. Boxes, masks and keypoints are as many as an
-    image has, and have no place in a batch yet.
+    image has: docs/howto/transforms.md has a data set that gives boxes.
 
     Raises: DataError naming the file and the image or annotation for what is missing, there twice, or of an unknown
         image or category.
