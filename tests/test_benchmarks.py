@@ -93,6 +93,19 @@ def test_the_benchmark_of_what_is_first_times_a_cold_start_of_each(run: Run) -> 
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_images_prints_recipes_beside_their_bounds(
+    run: Run, image_folder: Callable[..., Path]
+) -> None:
+    recipes = ("ColorJitter", "RandAugment")
+    wanted = [f"{kind} {recipe}" for recipe in recipes for kind in ("penstock", "same calls,")]
+
+    lines = run("loader/images", "--images", str(image_folder(64, width=300, height=260)), "--only", *wanted)
+
+    for recipe in recipes:
+        assert sum(line.startswith(f"penstock {recipe} / bound") for line in lines) == 1
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_bundles_trains_compares_and_counts(run: Run, tmp_path: Path) -> None:
     lines = run("bundles", "--out", str(tmp_path / "study.json"))
 

@@ -167,6 +167,7 @@ COMPARISONS = (
 
 def run_rounds(chosen: list[Contender], rounds: int) -> None:
     """Start all, run them in turns, in another order each round, and stop them."""
+    CACHE.mkdir(exist_ok=True)
     log = CACHE / "images.log"
     order = random.Random(0)
     try:
