@@ -106,7 +106,7 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
         ({"train": range(3)}, "source is of type dict, of data sets or columns: give one"),
         (iter(range(3)), "source is <range_iterator.*; it must be"),
         (TensorDataset, "source is the class TensorDataset: make an instance"),
-        (Stream(), "source is of type Stream, which can only be iterated"),
+        (Stream(), r"source is of type Stream, which can only be iterated.*length.*see penstock.open_source"),
         (
             DataLoader(TensorDataset(torch.zeros(3))),
             r"source is of type DataLoader, itself a loader: .* its \.dataset",

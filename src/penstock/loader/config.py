@@ -574,7 +574,7 @@ def check_machine(machine: object) -> None:
 #: What becomes of the arguments of PyTorch's DataLoader.
 _ADVICE = {
     "num_workers": "threads are counted by this machine, decoders=0 starts none, and workers= is the number of worker "
-    "processes",
+    "processes; penstock.torch.DataLoader takes PyTorch's arguments",
     "pin_memory": "copy with .to(device, non_blocking=True)",
     "prefetch_factor": "memory= says how much is staged",
     "persistent_workers": "threads and processes live as long as the loader",
