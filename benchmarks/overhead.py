@@ -8,6 +8,7 @@ Printed for each batch size, as medians over rounds that take turns, with the le
     4 KB, memory    samples of 4 KB that a tier in memory holds, copied into the batch
     4 KB, files     the same files from the page cache, nothing kept
     rows of 1 KB    a map-style data set in memory that returns lists of rows, beside a DataLoader without workers
+    mixture, ...    the files in memory and the rows in eight parts, from which a mixture draws by turns
 
 each but the scheduler in two ways: with threads as the loader has them, and without any (decoders=0), so that the
 training's own does all of the work. Wall time is per sample, too, and nothing is computed in between. Decisions are
@@ -36,6 +37,7 @@ import torch
 
 from penstock.compiling import without_plain_forms
 from penstock.flow import engine
+from penstock.loader import mix
 from penstock.loader.transforms import DecodeRaw
 from penstock.policy import Load, Ready, Scheduler
 from penstock.policy.scheduler import OwnRead
@@ -43,6 +45,8 @@ from penstock.store import FlatFolder
 from penstock.torch import Loader
 
 SAMPLE_BYTES, ROW_NUMBERS = 4096, 256
+#: Of a mixture.
+PARTS = 8
 Row = tuple[torch.Tensor, int]
 #: Seconds per sample: on the wall, and of processors.
 Seconds = tuple[float, float]
@@ -101,28 +105,39 @@ def main(arguments: list[str] | None = None) -> None:
                     their[0] / our[0] for our, their in zip(found[name], found["  DataLoader"], strict=True)
                 ]
                 print(f"rate of {name}, of a DataLoader's: {with_spread(ratios)}")
+            for name in ("4 KB, memory", "rows of 1 KB"):
+                pairs = zip(found[f"mixture, {name}"], found[name], strict=True)
+                ratios = [mixed[0] / alone[0] for mixed, alone in pairs]
+                print(f"time of a mixture of eight, of that of {name}: {with_spread(ratios)}")
 
 
 def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, Callable[[float], Seconds]]:
     """Return what is timed, by name: each a function of the seconds that it may take."""
     raw: dict[str, Any] = {"transforms": [DecodeRaw("uint8")], "dtype": "uint8"}
 
-    def loader(kept: int, **settings: Any) -> Loader:
+    def loader(kept: int, is_mixed: bool = False, **settings: Any) -> Loader:
         slots = 64 * batch_size * SAMPLE_BYTES
         memory = 256 * 2**20 + slots + 2 * kept * SAMPLE_BYTES
         source: Any = FlatFolder(folder, extensions=None)
+        if is_mixed:
+            parts = [source.select(ids) for ids in np.split(np.arange(files), PARTS)]
+            source = mix(parts, [1] * PARTS, at_end="drop")
         return Loader(
             source, batch_size=batch_size, epochs=10**6, memory=memory, report=None, **raw, **settings
         )
 
-    def of_rows(**settings: Any) -> Loader:
-        return Loader(rows, batch_size=batch_size, epochs=10**6, report=None, **settings)
+    eight: Any = mix([Rows(len(rows) // PARTS) for _ in range(PARTS)], [1] * PARTS, at_end="drop")
+
+    def of_rows(data: Any = rows, **settings: Any) -> Loader:
+        return Loader(data, batch_size=batch_size, epochs=10**6, report=None, **settings)
 
     peer = torch.utils.data.DataLoader(rows, batch_size, shuffle=True)
     sources: dict[str, Callable[..., Loader]] = {
         "4 KB, memory": partial(loader, files),
         "4 KB, files": partial(loader, 0, policy="staging"),
         "rows of 1 KB": of_rows,
+        "mixture, 4 KB, memory": partial(loader, files, is_mixed=True),
+        "mixture, rows of 1 KB": partial(of_rows, eight),
     }
     cases: dict[str, Callable[[float], Seconds]] = {
         "scheduler": lambda seconds: time_scheduler(loader(files, decoders=1), seconds)

@@ -40,7 +40,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
         (
             "overhead --batch-sizes 64",
-            {r"^(scheduler|4 KB|rows of|  Data).* \(.* \(": 8, r"of a DataLoader's": 2},
+            {
+                r"^(scheduler|4 KB|rows of|mixture|  Data).* \(.* \(": 12,
+                r"of a DataLoader's": 2,
+                r"^time of a mixture": 2,
+            },
         ),
         ("wear", {r"M pages/s$": 2}),
         (

@@ -27,6 +27,12 @@ class MixedDataset(Mixed):
     def __init__(self, sources: Sequence[MapDataset], weights: Weights, at_end: AtEnd) -> None:
         super().__init__(sources, weights, at_end)
         self._asks = [asked_by(source.__getitem__).intersection(NAMES) for source in sources]
+        #: Of each data set, whether a list of samples is asked for at once, for what one sample asks for.
+        self._has_lists = [
+            hasattr(source, "__getitems__")
+            and asked_by(source.__getitems__).intersection(_LIST_NAMES) == _listed(asks)
+            for source, asks in zip(self.sources, self._asks, strict=True)
+        ]
 
     def __repr__(self) -> str:
         return f"MixedDataset of {', '.join(type(source).__name__ for source in self.sources)}"
@@ -46,8 +52,7 @@ class MixedDataset(Mixed):
         """The same for a list of samples, where one of the data sets has it for its own."""
         if not any(hasattr(source, "__getitems__") for source in self.sources):
             raise AttributeError("none of the data sets of this mixture has __getitems__")
-        asks = frozenset().union(*self._asks)
-        return _Item(self._items, frozenset("rngs" if name == "rng" else name for name in asks))
+        return _Item(self._items, _listed(frozenset().union(*self._asks)))
 
     def _items(
         self, samples: list[int], epoch: int | None = None, rngs: list[Any] | None = None
@@ -64,15 +69,22 @@ class MixedDataset(Mixed):
 
     def _some(self, number: int, ids: list[int], given: dict[str, Any]) -> list[Any]:
         source, asks = self.sources[number], self._asks[number]
-        get_list = getattr(source, "__getitems__", None)
-        wanted = {"rngs" if name == "rng" else name for name in asks}
-        if get_list is not None and asked_by(get_list).intersection(("epoch", "rng", "rngs")) == wanted:
-            return list(get_list(ids, **{name: given[name] for name in wanted}))
+        if self._has_lists[number]:
+            return list(source.__getitems__(ids, **{name: given[name] for name in _listed(asks)}))
         found = []
         for place, sample in enumerate(ids):
             values = {"epoch": given["epoch"], "rng": given["rngs"][place] if "rng" in asks else None}
             found.append(source.__getitem__(sample, **{name: values[name] for name in asks}))
         return found
+
+
+#: What `__getitems__` may ask for by name.
+_LIST_NAMES = ("epoch", "rng", "rngs")
+
+
+def _listed(asks: frozenset[str]) -> frozenset[str]:
+    """Return what is asked for with a list of samples, where these are asked for with one."""
+    return frozenset("rngs" if name == "rng" else name for name in asks)
 
 
 class _Item:
