@@ -15,6 +15,7 @@ from penstock.flow.engine import Failed
 from penstock.flow.staging import ROW, Field
 from penstock.loader.asked import ListCode, SampleCode, list_code
 from penstock.loader.beside import Beside
+from penstock.loader.global_draws import global_states
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.structure import learn_structure
@@ -38,6 +39,9 @@ class MapDataset(Protocol):
     def __getitem__(self) -> Callable[..., Any]: ...
 
 
+#: Of how many Loads the first sample is copied, to see whether it changes while the others are made.
+_WATCHED = 4
+
 #: What the generators of a data set are for; another text is other numbers.
 DRAWS = "data set"
 
@@ -54,6 +58,10 @@ class DatasetFetcher:
         self._dataset, self._seed = dataset, seed
         self._optional = optional or None
         self._get = SampleCode(dataset.__getitem__, seed, DRAWS)
+        #: Libraries from whose global generators the first samples drew.
+        self.global_draws: set[str] = set()
+        #: Calls of which it is looked at if samples change after they were returned.
+        self._watched = _WATCHED
         #: PyTorch's protocol: a list of numbers to a list of samples.
         self._get_list: ListCode | None = None
         if (get_list := getattr(dataset, "__getitems__", None)) is not None:
@@ -87,7 +95,7 @@ class DatasetFetcher:
 
         def look(sample: int) -> tuple[int, Any]:
             try:
-                return sample, calls.one(self.describe(sample), lambda: self._one(sample, 0))
+                return sample, calls.one(self.describe(sample), lambda: self._first(sample))
             except Exception as error:
                 error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
                 raise
@@ -110,15 +118,16 @@ class DatasetFetcher:
         if self._get_list is not None and len(samples) > 1:
             at(samples[0])
             try:
-                values = list(self._get_list(samples, epoch))
+                listed = list(self._get_list(samples, epoch))
                 if self._optional is not None:
-                    values = list(map(self._optional.fill, values))
-                if len(values) == len(samples):
-                    return values
-                wrong = f"returns {len(values)} samples"
+                    listed = list(map(self._optional.fill, listed))
+                if len(listed) == len(samples):
+                    return listed
+                wrong = f"returns {len(listed)} samples"
             except Exception as error:  # one by one: whose error it is shows then
                 wrong = f"raises {error!r:.200}"
-        values = []
+        values: list[Any] = []
+        content: list[bytes] = []
         has_failed = False
         for sample in samples:
             at(sample)
@@ -127,6 +136,14 @@ class DatasetFetcher:
             except Exception as error:
                 values.append(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
+            if self._watched and len(values) == 1 < len(samples):
+                self._watched -= 1
+                content = _content_of(values[0])
+        if content and content != _content_of(values[0]):
+            raise DataError(
+                f"{self.describe(samples[0])} changed after it was returned, while another sample was made: those of a "
+                "batch are there at once, so return arrays that are not written again, such as buffer.copy()"
+            )
         if wrong and not has_failed:
             # It fails where no sample does: each would be made twice, in every Load.
             self._get_list = None
@@ -137,6 +154,14 @@ class DatasetFetcher:
                 stacklevel=2,
             )
         return values
+
+    def _first(self, sample: int) -> Any:
+        """Return a sample, before the training begins and threads are started: nobody else draws meanwhile."""
+        before = global_states()
+        value = self._one(sample, 0)
+        after = global_states()
+        self.global_draws |= {name for name in before if before[name] != after[name]}
+        return value
 
     def _one(self, sample: int, epoch: int) -> Any:
         value = self._get(sample, epoch, sample)
@@ -151,6 +176,15 @@ class DatasetFetcher:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _content_of(value: Any) -> list[bytes]:
+    """Return the bytes of a sample's arrays; none where they cannot be had."""
+    try:
+        leaves = learn_structure(value).leaves_of(value, "")
+        return [np.asarray(leaf).tobytes() for leaf in leaves if hasattr(leaf, "__array__")]
+    except Exception:  # as of tensors on a device
+        return []
 
 
 def copies_nothing(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
@@ -319,6 +353,10 @@ class SampleDecoder:
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, name: str) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that belong beside it."""
+        if value is None:
+            raise DataError(
+                f'{name} is None: return a sample, or raise an error and leave it out with on_error="skip"'
+            )
         beside: list[Any] = []
         places = iter(arrays)
         leaves = self._structure.leaves_of(value, name)

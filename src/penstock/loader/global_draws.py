@@ -1,6 +1,6 @@
 """What other libraries keep for a whole process: global random generators, threads of their own, PyTorch's worker info.
 
-Only in worker processes. No library is imported for it: one that is not loaded has nothing to set.
+Set in worker processes only. No library is imported for it: one that is not loaded has nothing to set.
 """
 
 from __future__ import annotations
@@ -26,6 +26,18 @@ def seed_all(seed: int, purpose: str) -> None:
     np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - somebody else's code draws from it
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(key)  # 90 us less than torch.manual_seed, which asks all devices
+
+
+def global_states() -> dict[str, Any]:
+    """Return the state of each global generator, by its library, to be compared."""
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - somebody else's code draws from it
+    states = {
+        "random": random.getstate(),
+        "NumPy": (legacy["state"]["key"].tobytes(), legacy["state"]["pos"]),
+    }
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+        states["PyTorch"] = torch.default_generator.get_state().numpy().tobytes()
+    return states
 
 
 def compute_alone() -> None:

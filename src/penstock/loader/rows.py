@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.flow.channel import Reducers
 from penstock.flow.engine import Failed, Fetcher
-from penstock.loader.structure import learn_structure
+from penstock.loader.structure import is_same
 from penstock.store import MemoryTier
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -120,24 +120,3 @@ def warn_unless_same(first: Any, second: Any, name: str) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def is_same(first: Any, second: Any) -> bool:
-    """Whether two samples hold equal values, as far as that can be asked."""
-    try:
-        structure = learn_structure(first)
-        pairs = zip(structure.leaves_of(first, ""), structure.leaves_of(second, ""), strict=True)
-        return all(_are_equal(one, other) for one, other in pairs)
-    except Exception:  # of another structure, or of objects that compare in their own way
-        return False
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if hasattr(one, "__array__"):
-        left, right = np.asarray(one), np.asarray(other)
-        return left.shape == right.shape and left.tobytes() == right.tobytes()
-    if isinstance(one, (bool, int, float, complex, str, bytes, type(None))):
-        return one == other or one != one  # NaN is no difference
-    return True  # of other objects nobody knows what equal means

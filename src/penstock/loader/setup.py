@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -460,6 +461,8 @@ def _of_data_set(
         beside_bytes = decoder.beside_bytes
         if defaults:
             _check_defaults(defaults, example[1], decoder)
+    if fetcher.global_draws and processes is None and config.decoders != 0:
+        _warn_of_global_draws(fetcher)
     pickler = RowPickler(front_end.reducers)
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
 
@@ -475,6 +478,18 @@ def _of_data_set(
         draws_seed=seed_of(config) if fetcher.draws else None,
         processes=processes,
         beside_bytes=beside_bytes,
+    )
+
+
+def _warn_of_global_draws(fetcher: DatasetFetcher) -> None:
+    libraries = " and ".join(sorted(fetcher.global_draws))
+    warnings.warn(
+        f"{fetcher.place}.__getitem__ draws from the global random generator of {libraries}, which all threads share: "
+        "what a sample gets depends on their timing, and no seed repeats it. Give __getitem__ a parameter rng, a NumPy "
+        "generator of the sample's own, or take workers=1 or more, processes whose global generators are seeded for "
+        "each sample",
+        RuntimeWarning,
+        stacklevel=2,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import DataError
 
 
@@ -213,3 +215,24 @@ def _named(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of {len(value)} parts"
     return type(value).__name__
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Whether two samples hold equal values, as far as that can be asked."""
+    try:
+        structure = learn_structure(first)
+        pairs = zip(structure.leaves_of(first, ""), structure.leaves_of(second, ""), strict=True)
+        return all(_are_equal(one, other) for one, other in pairs)
+    except Exception:  # of another structure, or of objects that compare in their own way
+        return False
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if hasattr(one, "__array__"):
+        left, right = np.asarray(one), np.asarray(other)
+        return left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(one, (bool, int, float, complex, str, bytes, type(None))):
+        return one == other or one != one  # NaN is no difference
+    return True  # of other objects nobody knows what equal means

@@ -1,0 +1,74 @@
+"""Data sets whose samples depend on what else goes on are reported, with what to do."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import DataError
+from penstock.loader import Loader
+
+
+class Made:
+    """What a function makes of each number."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def load(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
+    chosen = {"batch_size": 8, "epochs": 1, "shuffle": False, "report": None, **arguments}
+    with Loader(Made(make), **chosen) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize(
+    ("draw", "library"),
+    [
+        (lambda index: index + random.random(), "random"),
+        (lambda index: index + np.random.random(), "NumPy"),  # noqa: NPY002 - as users do
+        (lambda index: index + float(torch.rand(())), "PyTorch"),
+    ],
+)
+def test_draws_from_a_global_generator_are_warned_about_where_threads_share_it(
+    draw: Any, library: str
+) -> None:
+    with pytest.warns(RuntimeWarning, match=f"global random generator of {library}.*parameter rng"):
+        load(draw)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(draw, decoders=0)  # one thread draws in the order of the plan
+        load(lambda index: np.random.default_rng(index).random())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"collate_fn": list}, {"on_error": "skip"}])
+def test_a_buffer_that_is_filled_again_is_an_error_and_no_batch_of_equal_rows(arguments: Any) -> None:
+    buffer = np.zeros(4)
+
+    def make(index: int) -> Any:
+        buffer[:] = index
+        return {"x": buffer}
+
+    with pytest.raises(DataError, match=r"Made\[\d+\] changed after it was returned.*buffer\.copy"):
+        load(make, decoders=1, **arguments)
+
+    batches = load(lambda index: {"x": make(index)["x"].copy()}, decoders=1)
+    assert np.concatenate([batch["x"][:, 0] for batch in batches]).tolist() == list(range(40))
+
+
+def test_a_sample_that_is_none_is_named_with_the_remedy() -> None:
+    with pytest.raises(DataError, match=r'Made\[3\] is None: return a sample.*on_error="skip"'):
+        load(lambda index: None if index == 3 else index)
