@@ -942,10 +942,9 @@ def test_a_machine_can_be_given_by_its_file(folder: Path, tmp_path: Path) -> Non
             "largest sample",
         ),
         (
-            MACHINE
-            + '[[storage]]\nname="d"\ncapacity="1 GB"\nthreads=1\nread="1 GB/s"\nbackend="filesystem"\npath="/d"',
+            MACHINE + '[[storage]]\nname="ssd"\ncapacity="1 GB"\nthreads=1\nread="1 GB/s"',
             ConfigError,
-            "in memory only",
+            "'ssd' is a disk by its name",
         ),
     ],
 )

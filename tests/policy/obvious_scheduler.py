@@ -122,11 +122,10 @@ class ObviousScheduler:
         self.sizes: list[int] = sizes_bytes.tolist()
         self.mean_bytes = max(float(sizes_bytes.mean()), 1.0)
         self.largest_batch = plan.max_local_batch(rank)
-        #: What each tier keeps, in the order in which it is to be filled, and of that: what it has, or will never have.
+        #: What each tier keeps, in the order in which it is to be filled, and of that: what it has.
         self.to_keep = {tier: placement.samples_in(tier).tolist() for tier in range(1, len(machine.storage))}
         self.tier_of = {sample: tier for tier, samples in self.to_keep.items() for sample in samples}
         self.present: set[int] = set()
-        self.lost: set[int] = set()
         #: Of `to_keep`, how far background fills have looked.
         self.looked = dict.fromkeys(self.to_keep, 0)
 
@@ -301,7 +300,7 @@ class ObviousScheduler:
                 origin = tier
         by_worker = is_second_choice or origin in self.probes or self._is_read_by_workers(origin)
         self.probes.discard(origin)
-        fills_tier = tier is not None and not is_present and sample not in self.lost
+        fills_tier = tier is not None and not is_present
         if by_worker and not fills_tier:
             self._offer(place, origin, None)
             return
@@ -356,7 +355,7 @@ class ObviousScheduler:
                 if chosen and len(chosen) >= self._group_size(SOURCE, chosen[0].sample):
                     break
                 is_pending = any(fetch.sample == sample and fetch.rest == tier for fetch in self.fetches)
-                if sample not in self.present and sample not in self.lost and not is_pending:
+                if sample not in self.present and not is_pending:
                     fill = Fetch(sample, SOURCE, tier, "moving", is_fill=True)
                     if not self._fits([*chosen, fill]):
                         break
@@ -431,9 +430,8 @@ class ObviousScheduler:
             self._route(place, is_second_choice=True)
 
     def _lose(self, sample: int) -> None:
-        if sample in self.present:
-            self.present.remove(sample)
-            self.lost.add(sample)
+        """Its tier could not give it: who reads it next gives it to the tier again."""
+        self.present.discard(sample)
 
     def _end_if_unwanted(self, fetch: Fetch) -> None:
         if fetch.state == "here" and not fetch.holders:
@@ -515,8 +513,12 @@ class ObviousScheduler:
         return sum(
             self.sizes[fetch.sample]
             for fetch in self.fetches
-            if fetch.state == "moving" or (fetch.state == "here" and fetch.rest == STAGING)
+            if fetch.state == "moving" or (fetch.state == "here" and not self._is_in_memory(fetch.rest))
         )
+
+    def _is_in_memory(self, rest: int) -> bool:
+        """Whether what rests there needs no other memory until it is loaded."""
+        return rest != STAGING and self.machine.storage[rest].is_memory
 
     def _observe_move(self, move: ExpectedMove, seconds: float) -> None:
         origin = move.fetches[0].origin

@@ -48,6 +48,7 @@ def machine(tier_latency_seconds: float = 0.0, latency_seconds: float = KNOWN_SE
         (
             StorageClass("staging", 10**9, 1, memory),
             StorageClass("tier", 10**9, 1, memory, latency_seconds=tier_latency_seconds),
+            StorageClass("ssd", 10**9, 1, memory, latency_seconds=tier_latency_seconds),
         ),
     )
 
@@ -59,7 +60,8 @@ class Case:
     seconds: of a read of the source. tier_seconds: of a read of the tier. lossy: samples that the tier cannot give
     back. broken: samples that the source does not give. undecodable: samples that no decoder takes.
     machine_seconds: what the machine says of the store. is_fickle: whether a worker's own reads are fast or slow by
-    chance. order: by default a full shuffle. steps: that a slot has space for.
+    chance. order: by default a full shuffle. steps: that a slot has space for. disk_bytes: of a second tier, on a disk.
+    left: samples that the disk has from an earlier run.
     """
 
     samples: int
@@ -80,6 +82,8 @@ class Case:
     is_fickle: bool = False
     order: Order | None = None
     steps: int = 1
+    disk_bytes: int = 0
+    left: frozenset[int] = frozenset()
 
     @property
     def plan(self) -> AccessPlan:
@@ -93,13 +97,18 @@ class FakeRuntime:
         self.case, self.plan = case, case.plan
         self.chance = random.Random(case.seed)
         self.sizes = np.array([self.chance.randint(1, 200) for _ in range(case.samples)], np.int64)
-        self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes])
+        self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes, case.disk_bytes])
         limits = StagingLimits(
             case.slots, case.readers, case.decoders, case.undecoded_bytes, steps=case.steps
         )
         self.limits = limits
         tier_machine = machine(case.tier_seconds, case.machine_seconds)
-        self.scheduler = Scheduler(self.plan, 0, self.sizes, self.placement, tier_machine, limits)
+        self.left = np.array(
+            sorted(each for each in case.left - case.broken if each < case.samples), np.int64
+        )
+        self.scheduler = Scheduler(
+            self.plan, 0, self.sizes, self.placement, tier_machine, limits, held={2: self.left}
+        )
         self.moves: list[Move] = []
         self.loads: list[Load] = []
         #: Of each step, what is like the notice of a batch of this step alone.
@@ -112,7 +121,7 @@ class FakeRuntime:
         self.moved = 0
         #: What the driver keeps by entry: the sample whose bytes these are.
         self.bytes: dict[int, int] = {}
-        self.tier: set[int] = set()
+        self.tiers: dict[int, set[int]] = {1: set(), 2: set(self.left.tolist())}
         self.loaded: Counter[tuple[int, int]] = Counter()
         self.order: list[tuple[int, int]] = []
         #: Everything it was told, as plain values.
@@ -194,7 +203,7 @@ class FakeRuntime:
                 failed[index] = UNDECODED
             else:
                 self.loaded[load.batch, load.rows[index]] += 1
-        seconds = {SOURCE: self.case.seconds, 1: self.case.tier_seconds}
+        seconds = {SOURCE: self.case.seconds, 1: self.case.tier_seconds, 2: self.case.tier_seconds}
         if self.case.is_fickle:
             one_of = [FAST_SECONDS, 100 * SLOW_SECONDS]
             seconds = {origin: each and self.chance.choice(one_of) for origin, each in seconds.items()}
@@ -206,13 +215,17 @@ class FakeRuntime:
             self.physical_reads.append(sample)
             if sample in self.case.broken:
                 return False
-            if rest != STAGING:
-                assert sample not in self.tier, "a tier was given a sample twice"
-                self.tier.add(sample)
-            return True
-        assert rest == STAGING
-        assert sample in self.tier
-        return sample not in self.case.lossy
+        elif sample in self.case.lossy:
+            self.tiers[origin].discard(sample)
+            return False
+        else:
+            assert sample in self.tiers[origin]
+        if rest != STAGING:
+            # Of two reads that fail, the second may end when the sample is kept again.
+            is_new = sample not in self.tiers[rest] or sample in self.case.lossy
+            assert is_new, "a tier was given a sample twice"
+            self.tiers[rest].add(sample)
+        return True
 
     def take(self, epoch: int, step: int) -> Ready:
         while (epoch, step) not in self.ready:
@@ -296,7 +309,7 @@ def check_state(state: decisions.State) -> None:
         passing += nbytes * (is_moving or (entry_state == d.HERE and m[entry + d.ENTRY_REST] == STAGING))
         backlog[int(m[entry + d.ENTRY_ORIGIN])] += nbytes * (is_moving or entry_state == d.QUEUED)
     assert m[d.PASSING] == passing
-    for origin in (SOURCE, STAGING, 1):
+    for origin in (SOURCE, STAGING, 1, 2):
         assert m[m[d.ROWS] + (origin + 1) * d.ROW_COLUMNS + d.BACKLOG] == backlog[origin]
 
 
@@ -322,9 +335,11 @@ cases = st.builds(
     machine_seconds=st.sampled_from([KNOWN_SECONDS, GUESSED_SECONDS]),
     is_fickle=st.booleans(),
     steps=st.integers(1, 4),
+    disk_bytes=st.sampled_from([0, 500, 5000]),
+    left=st.frozensets(st.integers(0, 39), max_size=20),
 )
-#: The same with a tier of memory.
-easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0))
+#: The same with tiers of memory.
+easy_cases = cases.map(lambda case: replace(case, tier_seconds=0.0, left=frozenset()))
 some_samples = st.frozensets(st.integers(0, 39), max_size=5)
 
 
@@ -362,6 +377,29 @@ def test_the_store_is_read_once_per_miss_which_is_the_bound_of_any_policy(case: 
     assert all(reads[sample] <= plan.epochs for sample in range(plan.samples))
     bound = plan.samples + (plan.epochs - 1) * (plan.samples - len(kept))
     assert reads.total() <= bound
+
+
+@settings(max_examples=80)
+@given(easy_cases, st.frozensets(st.integers(0, 39)))
+def test_what_an_earlier_run_left_is_not_read_from_the_store_again(case: Case, left: frozenset[int]) -> None:
+    """Wherever it is to be kept from now on."""
+    runtime = FakeRuntime(replace(case, left=left))
+    runtime.run()
+
+    kept = set(runtime.placement.fill_order.tolist())
+    assert not set(runtime.physical_reads) & kept & left
+    for tier in (1, 2):
+        assert set(runtime.placement.samples_in(tier).tolist()) <= runtime.tiers[tier]
+
+
+def test_readers_wait_for_no_read_of_a_store_from_which_nothing_is_read() -> None:
+    """All samples are on a disk from an earlier run, and the store is one that nobody measured."""
+    case = Case(20, 4, 2, 2, 3, 2, 500, 0, SLOW_SECONDS, 2e-4, 1, machine_seconds=GUESSED_SECONDS)
+    runtime = FakeRuntime(replace(case, disk_bytes=10_000, left=frozenset(range(20))))
+
+    runtime.run()
+
+    assert runtime.physical_reads == []
 
 
 @settings(max_examples=60)
@@ -562,7 +600,9 @@ def in_chunks(case: Case, bytes_per_second: float = 1e8) -> FakeRuntime:
     offsets = ends - runtime.sizes - np.concatenate(([0], ends))[units * CHUNK]
     extents = Extents(units, offsets, runtime.sizes)
     limits = runtime.limits
-    runtime.scheduler = Scheduler(runtime.plan, 0, runtime.sizes, runtime.placement, on, limits, extents)
+    runtime.scheduler = Scheduler(
+        runtime.plan, 0, runtime.sizes, runtime.placement, on, limits, extents, {2: runtime.left}
+    )
     return runtime
 
 

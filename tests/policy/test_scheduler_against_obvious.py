@@ -155,6 +155,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         #: What the driver keeps by entry, and what tiers have.
         self.bytes: dict[int, int] = {}
         self.in_tiers: dict[int, int] = {}
+        #: What could not be had once: a tier that lost it is given it again.
+        self.refused: set[int] = set()
         self.sought = (0, 0)
         self.delivered: list[tuple[int, int]] = []
         self._compare(self.tested.start(self.now), self.obvious.start(self.now))
@@ -264,7 +266,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _end_move(self, move: Move, expected: ExpectedMove, read_seconds: float, failed: list[int]) -> None:
         for index, (entry, sample) in enumerate(zip(move.entries, move.samples, strict=True)):
-            if index not in failed:
+            if index in failed:
+                self.refused.add(sample)
+            else:
                 self._read(sample, move.origin, move.rests[index])
                 self.bytes[entry] = sample
         seconds = sum(self._about(read_seconds) for _ in move.samples)
@@ -281,7 +285,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for index, (sample, origin) in enumerate(zip(load.ids, load.origins, strict=True)):
             if origin == STAGING:
                 assert self.bytes[load.entries[index]] == sample
-            elif failed.get(index) != UNREAD:
+            elif failed.get(index) == UNREAD:
+                self.refused.add(sample)
+            else:
                 self._read(sample, origin, load.rests[index])
                 reads.setdefault(origin, []).append(self._about(read_seconds))
         own = [OwnRead(origin, len(seconds), sum(seconds)) for origin, seconds in reads.items()]
@@ -299,7 +305,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if origin != SOURCE:
             assert self.in_tiers[sample] == origin, "a tier was asked for what it was never given"
         elif rest != STAGING:
-            assert sample not in self.in_tiers, "a tier was given a sample twice"
+            is_new = sample not in self.in_tiers or sample in self.refused
+            assert is_new, "a tier was given a sample twice"
             self.in_tiers[sample] = rest
 
     # The comparison

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.cache import add_cache
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add_command(commands, "compile", _compile, summary, epilog="Example: penstock compile")
 
     add_catalog(commands)
+    add_cache(commands)
     add_check(commands)
     add_pack(commands)
     add_plan(commands)

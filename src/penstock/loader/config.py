@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, TypeGuard
 from penstock.errors import ConfigError, given_beside
 from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
+from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
@@ -64,6 +65,7 @@ class LoaderArguments(TypedDict, total=False):
     dtype: str | None
     layout: str
     memory: str | int | None
+    local_disk: LocalDisk | None
     machine: Machine | str | os.PathLike[str] | None
     policy: str | LoadingPolicy
     readers: int | None
@@ -121,6 +123,9 @@ class LoaderConfig:
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
+    local_disk: a folder on a local disk that keeps samples of a folder or `Source`, for later epochs and later runs; or
+        folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine= unless given. Several jobs
+        may share a folder.
     machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
     policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
         yours, see `penstock.policy.loading.LoadingPolicy`.
@@ -173,6 +178,7 @@ class LoaderConfig:
     dtype: str | None = None
     layout: str = "NCHW"
     memory: str | int | None = None
+    local_disk: LocalDisk | None = None
     machine: Machine | str | os.PathLike[str] | None = None
     policy: str | LoadingPolicy = POLICY
     readers: int | None = None
@@ -187,7 +193,7 @@ class LoaderConfig:
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("source", "machine", "skip"):
+        for name in ("source", "local_disk", "machine", "skip"):
             if isinstance(path := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(path))
         if reason := _why_no_source(self.source):
@@ -295,6 +301,13 @@ class LoaderConfig:
                 parse_bytes(self.memory)
             except ConfigError as error:
                 raise ConfigError(f"memory: {error}") from error
+        if self.local_disk is not None:
+            check_local_disk(self.local_disk)
+            if self.is_of_data_set:
+                raise ConfigError(
+                    "local_disk is for the samples of a folder or source; what a data set's own code makes is not kept "
+                    "on a disk"
+                )
         if self.machine is not None:
             check_machine(self.machine)
         policy_of(self.policy)

@@ -6,12 +6,13 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import DataError, printable
 from penstock.flow.engine import Failed
@@ -21,6 +22,7 @@ from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_
 from penstock.store.group import Bytes, Ids
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
+from penstock.store.write_behind import WriteBehind
 from penstock.trace.schema import SOURCE, STAGING
 
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
@@ -68,13 +70,22 @@ class SourceFetcher:
     """A `Fetcher` of bytes. Tiers are written by whoever reads a sample that they keep.
 
     tiers: by number. near: samples that lie near each other are read together, where it is known where they lie.
+    copied: by the number of a tier that is no memory, bool[samples]: what goes there, too, when it is read.
     """
 
-    def __init__(self, source: Source, tiers: dict[int, MemoryTier], near: Near | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        tiers: Mapping[int, MemoryTier | WriteBehind],
+        near: Near | None = None,
+        copied: Mapping[int, NDArray[np.bool_]] | None = None,
+    ) -> None:
         self._source = source
         found = map(objects_in, sources_in(source))
         self._objects = [objects for objects in found if objects is not None]
-        self._tiers = tiers
+        self._tiers = {number: tier for number, tier in tiers.items() if isinstance(tier, MemoryTier)}
+        self._slow = {number: tier for number, tier in tiers.items() if isinstance(tier, WriteBehind)}
+        self._copied_to = copied or {}
         self._near = near
         self._sizes_bytes = source.sizes_bytes
         self._threads = threading.local()
@@ -108,6 +119,10 @@ class SourceFetcher:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
         at(samples[0])
         ids = np.array(samples)
+        if origin in self._slow:
+            data = self._from_slow(ids, origin, into, lasting)
+            self._keep(samples, data, rests)
+            return data
         if origin != SOURCE:
             return self._from_tier(ids, self._tiers[origin])
         reads = order = None
@@ -129,7 +144,7 @@ class SourceFetcher:
             begins = np.zeros(ids.size + 1, np.int64)
             np.cumsum(sizes, out=begins[1:])
             if into is None or order is not None or not (sizes * ids.size == into.size).all():
-                into = self._memory_for(int(begins[-1]), lasting, is_alone=ids.size == 1)
+                into = self._memory_for(int(begins[-1]), lasting, SOURCE, is_alone=ids.size == 1)
         else:
             into = tier.array
         began = time.perf_counter()
@@ -152,16 +167,30 @@ class SourceFetcher:
             for index, each in zip(order.tolist(), found, strict=True):
                 data[index] = each
         if tier is None:
-            for index, rest in enumerate(rests):
-                if rest != STAGING and not isinstance(data[index], Failed):
-                    data[index] = self._copied(samples[index], data[index], self._tiers[rest])
+            self._keep(samples, data, rests)
+        for number, is_copied in self._copied_to.items():
+            for sample, each, rest in zip(samples, data, rests, strict=True):
+                if rest in self._tiers and is_copied[sample] and not isinstance(each, Failed):
+                    self._slow[number].put(sample, each, stays=True)
         return data
+
+    def _keep(self, samples: list[int], data: list[Any], rests: list[int]) -> None:
+        """Have each sample kept where it shall rest."""
+        for index, rest in enumerate(rests):
+            if rest == STAGING or isinstance(data[index], Failed):
+                continue
+            if rest in self._slow:
+                self._slow[rest].put(samples[index], data[index])
+            else:
+                data[index] = self._copied(samples[index], data[index], self._tiers[rest])
 
     def read(self, samples: list[int]) -> list[Any]:
         """Return uint8[...] of each sample as the source has it, or `Failed`; until this thread's next call."""
         return self.fetch(samples, SOURCE, [STAGING] * len(samples), _pass_by, lasting=False)
 
     def close(self) -> None:
+        for disk in self._slow.values():  # they may still write what memory keeps
+            disk.close()
         for tier in self._tiers.values():
             tier.close()
         for source in sources_in(self._source):
@@ -173,6 +202,18 @@ class SourceFetcher:
     def end_waits(self) -> None:
         for objects in self._objects:
             objects.end_waits()
+
+    def _from_slow(self, ids: Ids, origin: int, into: Bytes | None, lasting: bool) -> list[Any]:
+        sizes = self._sizes_bytes[ids]
+        begins = np.zeros(ids.size + 1, np.int64)
+        np.cumsum(sizes, out=begins[1:])
+        if into is None or not (sizes * ids.size == into.size).all():
+            into = self._memory_for(int(begins[-1]), lasting, origin, is_alone=ids.size == 1)
+        failed = self._slow[origin].read_group(ids, into, begins)
+        found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
+        for index, error in failed:
+            found[index] = Failed(located(error, int(ids[index]), self.describe))
+        return found
 
     def _from_tier(self, ids: Ids, tier: MemoryTier) -> list[Any]:
         memory = tier.array
@@ -191,16 +232,17 @@ class SourceFetcher:
         error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
         return Failed(located(error, sample, self.describe))
 
-    def _memory_for(self, nbytes: int, lasting: bool, *, is_alone: bool) -> Bytes:
+    def _memory_for(self, nbytes: int, lasting: bool, origin: int, *, is_alone: bool) -> Bytes:
         if nbytes >= _MAPPED_BYTES and (lasting or is_alone):
             return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-        return np.empty(nbytes, np.uint8) if lasting else self._buffer(nbytes)
+        return np.empty(nbytes, np.uint8) if lasting else self._buffer(nbytes, origin)
 
-    def _buffer(self, nbytes: int) -> Bytes:
-        buffer: Bytes | None = getattr(self._threads, "buffer", None)
-        if buffer is None or buffer.size < nbytes:
-            buffer = self._threads.buffer = np.empty(2 * nbytes, np.uint8)
-        return buffer
+    def _buffer(self, nbytes: int, origin: int) -> Bytes:
+        """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
+        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault("buffers", {})
+        if origin not in buffers or buffers[origin].size < nbytes:
+            buffers[origin] = np.empty(2 * nbytes, np.uint8)
+        return buffers[origin]
 
 
 def _pass_by(sample: int) -> None:

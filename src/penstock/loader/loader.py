@@ -237,7 +237,14 @@ class Loader:
         setup, plan, rank = self._setup, self._plan, self._rank
         return Engine(
             Scheduler(
-                plan, rank, setup.sizes_bytes, setup.placement, setup.machine, setup.limits, setup.extents
+                plan,
+                rank,
+                setup.sizes_bytes,
+                setup.placement,
+                setup.machine,
+                setup.limits,
+                setup.extents,
+                setup.held,
             ),
             self._fetcher,
             self._decoder if self._processes is None else self._processes,

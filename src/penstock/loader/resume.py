@@ -251,9 +251,9 @@ def _describe_order(order: Order, epochs: int) -> JSON:
     for epoch in range(1 if is_drawn else min(epochs, _EPOCHS)):
         digest, length = xxhash.xxh3_128(), order.length(epoch)
         if isinstance(order, CutOrder):
-            _add(digest, order.bounds(epoch, 1))
+            add_array(digest, order.bounds(epoch, 1))
         for begin in range(0, length, _AT_ONCE):
-            _add(digest, order.at(epoch, np.arange(begin, min(begin + _AT_ONCE, length))))
+            add_array(digest, order.at(epoch, np.arange(begin, min(begin + _AT_ONCE, length))))
         digests.append(digest.hexdigest())
     return {"kind": type(order).__name__, "epochs": digests}
 
@@ -275,30 +275,31 @@ def describe_data(source: Any) -> dict[str, JSON]:
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
         if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
             return {"kind": kind}
-        _add(digest, indices.astype(np.int64))
+        add_array(digest, indices.astype(np.int64))
         return {"kind": kind, "indices": digest.hexdigest()}
     if isinstance(source, Selection):
         described = describe_data(source.source)
         if source.is_everything:
             return described
         digest.update(str(described["names_sizes_labels"]).encode())
-        _add(digest, source.ids)
+        add_array(digest, source.ids)
         return {"kind": f"Selection of {described['kind']}", "names_sizes_labels": digest.hexdigest()}
-    _add(digest, source.sizes_bytes)
+    add_array(digest, source.sizes_bytes)
     labels = labels_of(source.labels, len(source))
     for name, array in sorted(labels.items()) if isinstance(labels, dict) else [("", labels)]:
         digest.update(name.encode())
-        _add(digest, array)
-    _add(digest, getattr(source, "names", np.empty(0, np.uint8)))
+        add_array(digest, array)
+    add_array(digest, getattr(source, "names", np.empty(0, np.uint8)))
     if isinstance(source, PackedFiles):
         digest.update("\0".join(source.file_names()).encode("utf-8", "surrogateescape"))
         if source.catalog is not None and source.catalog.packed is not None:
-            _add(digest, source.catalog.counts)
-            _add(digest, source.catalog.packed.offsets)
+            add_array(digest, source.catalog.counts)
+            add_array(digest, source.catalog.packed.offsets)
     return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
 
 
-def _add(digest: xxhash.xxh3_128, array: ArrayLike) -> None:
+def add_array(digest: xxhash.xxh3_128, array: ArrayLike) -> None:
+    """Add numbers, their type and their shape to a digest."""
     numbers = np.ascontiguousarray(array)
     digest.update(f"{numbers.dtype.str}{numbers.shape}".encode())
     digest.update(numbers.reshape(-1).view(np.uint8).data)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -27,6 +28,7 @@ from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
@@ -42,7 +44,7 @@ from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
 from penstock.policy.loading import Job, LoadingPolicy, Staging
-from penstock.policy.runnable import placement_of, why_not_kept
+from penstock.policy.runnable import placement_of
 from penstock.simulate.policies import policy_of
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
@@ -52,7 +54,11 @@ from penstock.store.pairs import masks_of
 from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.store.table import ArrowTable
+from penstock.store.write_behind import WriteBehind
 from penstock.units import format_bytes, format_count, parse_bytes
+
+# Of samples that wait to be written to a disk; and which share of the memory they may have.
+_MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
 
 # Small steps share a slot up to these: more gain little.
 _STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 1024, 2 << 20
@@ -104,6 +110,7 @@ class Setup:
     extents: of all samples, where the source gives them.
     draws_seed: of the random numbers that change samples; None where nothing draws any.
     processes: what worker processes are started with; None where threads do the work.
+    held: by tier, samples that an earlier run left on a disk.
     """
 
     plan: AccessPlan
@@ -129,6 +136,7 @@ class Setup:
     extents: Extents | None = None
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
+    held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def beside(self) -> Beside | None:
@@ -272,15 +280,32 @@ def set_up(
     opened: Opened | None = None,
     runs: bool = True,
 ) -> Setup:
-    """Open the source, compile the transforms and share the memory out.
+    """Open the source, compile the transforms, share the memory out, and open what local disks keep.
 
     calls: what the source and its first sample are read with. opened: source and plan, if that was done before.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
         photograph; a data set cannot be predicted.
-    Raises: ConfigError naming the argument that cannot work; DataError if the source cannot be opened.
+
+    Raises: ConfigError naming the argument that cannot work; DataError if the source or a disk cannot be opened.
     """
     if not runs and config.is_of_data_set:
         raise not_predictable(type(config.source).__name__)
+    with ExitStack() as closing:
+        setup = _set_up(config, front_end, calls, closing, opened=opened, runs=runs)
+        closing.pop_all()  # from here on the fetcher closes what was opened
+    return setup
+
+
+def _set_up(
+    config: LoaderConfig,
+    front_end: FrontEnd,
+    calls: Calls,
+    closing: ExitStack,
+    *,
+    opened: Opened | None,
+    runs: bool,
+) -> Setup:
+    """See `set_up`. closing: closes the disks that are opened."""
     source, plan = opened or open_run(config, calls)
     machine = read_machine(config.machine, calls)
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
@@ -296,8 +321,10 @@ def set_up(
     sizes_bytes = samples.sizes_bytes
     local_batch = plan.max_local_batch(rank)
     steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, memory_bytes)
+    disks = _disks(config, machine, source, policy, calls, closing if runs else None)
+    queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if disks else 0
     budget = share_memory(
-        memory_bytes,
+        memory_bytes - queue_bytes,
         slot_bytes=samples.slot_bytes(plan, rank, steps),
         local_batch=local_batch,
         readers=threads.readers,
@@ -307,8 +334,10 @@ def set_up(
         large_picture_bytes=samples.large_picture_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
     )
-    on = with_memory(machine, budget, threads.decoders, plan.ranks)
-    fetcher, decoder, extents = samples.parts(budget, on)
+    on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
+    placement = placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank), rank)
+    kept = kept_on(disks, len(on.storage) - len(disks), placement, sizes_bytes, queue_bytes)
+    fetcher, decoder, extents = samples.parts(budget, on, kept)
     return Setup(
         plan=plan,
         rank=rank,
@@ -321,7 +350,8 @@ def set_up(
         machine=on,
         is_measured=machine is not None,
         policy=policy,
-        placement=placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank), rank),
+        placement=placement,
+        held=kept.held,
         limits=StagingLimits(
             budget.slots,
             threads.readers,
@@ -345,17 +375,35 @@ def set_up(
     )
 
 
+def _disks(
+    config: LoaderConfig,
+    machine: Machine | None,
+    source: Source | MapDataset,
+    policy: LoadingPolicy,
+    calls: Calls,
+    closing: ExitStack | None,
+) -> list[Disk]:
+    """Return the disks that keep samples. closing: closes them; None for a prediction, which opens none."""
+    if not isinstance(source, Source) or isinstance(policy, Staging):
+        return []
+    classes = disk_classes(config.local_disk, machine, int(source.sizes_bytes.sum()))
+    if closing is None:
+        return [Disk(each) for each in classes]
+    is_new = config.refresh == "full"
+    return open_disks(classes, source, config.rank or 0, calls, closing, is_new=is_new)
+
+
 class _Samples(NamedTuple):
     """What is known of the samples before the memory is shared out.
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
-    parts: makes what fetches and decodes them of the memory and the machine, and where they lie.
+    parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
     draws_seed, processes: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
     """
 
     sizes_bytes: NDArray[np.int64]
     fields: tuple[Field, ...]
-    parts: Callable[[MemoryBudget, Machine], tuple[Fetcher, Decoder, Extents | None]]
+    parts: Callable[[MemoryBudget, Machine, KeptOnDisks], tuple[Fetcher, Decoder, Extents | None]]
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
     large_picture_bytes: int = 0
@@ -384,15 +432,19 @@ def _of_source(
     masks = _masks(source, pipeline)
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
 
-    def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
+    def parts(
+        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks
+    ) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
-        tiers = {1: MemoryTier(budget.tier_bytes)} if budget.tier_bytes and runs else {}
+        tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
+        if budget.tier_bytes and runs:
+            tiers[1] = MemoryTier(budget.tier_bytes)
         memory = DecodeMemory(budget.decoding_bytes)
         decoder: Decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks)
         if mixing is not None:
             decoder = MixingDecoder(cast(ImageDecoder, decoder), mixing)
-        return SourceFetcher(source, tiers, near), decoder, extents
+        return SourceFetcher(source, tiers, near, disks.copied), decoder, extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
     picture, large_picture = picture_bytes(pipeline, sizes_of_pictures, first)
@@ -466,7 +518,9 @@ def _of_data_set(
     pickler = RowPickler(front_end.reducers)
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
 
-    def parts(budget: MemoryBudget, machine: Machine) -> tuple[Fetcher, Decoder, Extents | None]:
+    def parts(
+        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks
+    ) -> tuple[Fetcher, Decoder, Extents | None]:
         if not row or not budget.tier_bytes:
             return fetcher, decoder, None
         return KeepingFetcher(fetcher, {1: MemoryTier(budget.tier_bytes)}, pickler), decoder, None
@@ -714,19 +768,31 @@ def _memory_bytes(memory: str | int | None, is_taken: bool) -> int:
     return memory_bytes
 
 
-def with_memory(machine: Machine | None, budget: MemoryBudget, decoders: int, ranks: int) -> Machine:
-    """Return the machine, or a guess at an unknown one, with a loader's memory as its storage classes."""
+def with_memory(
+    machine: Machine | None,
+    budget: MemoryBudget,
+    decoders: int,
+    ranks: int,
+    disks: Sequence[StorageClass] = (),
+) -> Machine:
+    """Return the machine, or a guess at an unknown one, with a loader's memory and disks as its storage classes."""
     if machine is None:
         store = SharedStore(None, Curve(((1, _UNKNOWN_BYTES_PER_SECOND),)), _UNKNOWN_LATENCY_SECONDS)
         fast, source = Curve(((1, _MEMORY_BYTES_PER_SECOND),)), store
     else:
-        fast, source = machine.storage[-1].read, machine.source
+        fast, source = _memory_of(machine).read, machine.source
     storage = [StorageClass("staging", max(1, budget.staging_bytes), decoders, fast)]
     if budget.tier_bytes:
         storage.append(StorageClass("memory", budget.tier_bytes, decoders, fast))
+    storage += disks
     if machine is None:
         return Machine(source, tuple(storage), ranks, decode_threads=decoders)
     return replace(machine, storage=tuple(storage), ranks=ranks, decode_threads=decoders)
+
+
+def _memory_of(machine: Machine) -> StorageClass:
+    """Return the slowest storage class of a machine that is memory."""
+    return [each for each in machine.storage if each.backend == "memory"][-1]
 
 
 def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) -> int:
@@ -734,7 +800,7 @@ def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) ->
     total_bytes = int(sizes_bytes.sum())
     if machine is None:
         return total_bytes
-    tiers = machine.storage[1:]
+    tiers = [each for each in machine.storage[1:] if each.backend == "memory"]
     largest_bytes = int(sizes_bytes.max(initial=0))
     for tier in tiers:
         if tier.capacity_bytes < largest_bytes:
@@ -742,6 +808,9 @@ def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) ->
                 f"machine.storage: {tier.name!r} holds {tier.capacity_bytes:,} bytes; a tier needs at least "
                 f"the largest sample ({largest_bytes:,} bytes): raise it or leave the class out"
             )
-        if reason := why_not_kept(tier):
-            raise ConfigError(f"machine.storage: {reason}: leave that class out")
+        if not tier.is_memory:
+            raise ConfigError(
+                f"machine.storage: {tier.name!r} is a disk by its name, and in memory by its backend: give it backend "
+                '"filesystem" and the path of a folder there, or leave it out'
+            )
     return min(total_bytes, sum(tier.capacity_bytes for tier in tiers))

@@ -181,7 +181,7 @@ def _threads(setup: Setup) -> str:
 
 def _memory(setup: Setup) -> str:
     budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
-    kept_bytes = int(setup.sizes_bytes[setup.placement.fill_order].sum())
+    kept_bytes = int(setup.sizes_bytes[setup.placement.samples_in(1)].sum()) if budget.tier_bytes else 0
     policy = f"policy {setup.policy.name}"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if setup.pipeline is not None:
@@ -203,4 +203,22 @@ def _memory(setup: Setup) -> str:
         taken_bytes = budget.slots * budget.slot_bytes
     limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"
     more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""
-    return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}"
+    return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}{_disks(setup)}"
+
+
+def _disks(setup: Setup) -> str:
+    """Return what local disks keep."""
+    parts, total_bytes = "", int(setup.sizes_bytes.sum())
+    for number, storage in enumerate(setup.machine.storage):
+        if storage.backend != "filesystem":
+            continue
+        nbytes = int(setup.sizes_bytes[setup.placement.samples_in(number)].sum())
+        left = setup.held.get(number)
+        there = (
+            f", {format_count(left.size, 'sample')} there already" if left is not None and left.size else ""
+        )
+        share = f"{100 * nbytes / total_bytes:.2g} %" if total_bytes else "none"
+        parts += (
+            f"; keeps {share} of the samples, {format_bytes(nbytes)}, on local disk {storage.path!r}{there}"
+        )
+    return parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,6 +62,7 @@ def new_state(
     hands_on: bool = False,
     spares: Sequence[NDArray[np.int64]] = (),
     last_batches: Sequence[NDArray[np.int32]] = (),
+    held: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
@@ -70,6 +71,7 @@ def new_state(
     reads_peers: ranks read each other's tiers. hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
+    held: by tier, samples that an only rank's tiers have from the start; those that no tier shall keep are passed by.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
     loads_all: a Load takes all that a batch has left.
@@ -79,9 +81,8 @@ def new_state(
     """
     ranks, tiers, samples = len(kept), len(machine.storage) - 1, sizes_bytes.size
     reads_peers = reads_peers and ranks > 1
-    gives, origins = hands_on or any(each.samples.size for each in due), tiers + 2
-    if reads_peers or gives:
-        origins += tiers
+    gives = hands_on or any(each.samples.size for each in due)
+    origins = tiers + 2 + (tiers if reads_peers or gives else 0)
     _check_samples(samples)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
@@ -103,18 +104,17 @@ def new_state(
     numbers[:, d.PACE] = each * floats.size + costs.size
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.
     seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
-    deals_with_ranks = gives or reads_peers  # workers do not
-    if seconds < 2 * d.TRIED_AGAIN_SECONDS and not deals_with_ranks:
+    # Workers deal with no other ranks; and a disk may have all samples, so that none is read from the source.
+    may_wait = not (gives or reads_peers or any(ids.size for ids in (held or {}).values()))
+    if seconds < 2 * d.TRIED_AGAIN_SECONDS and may_wait:
         numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
-    lying = np.zeros((0, 2), np.int64)
-    if extents is not None:
-        price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
-        numbers[:, d.HOLE_BYTES] = largest_paying_hole(mean_bytes, price)
-        lying = np.column_stack((extents.units, extents.offsets))
+    numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
+    rows[:, 2 : tiers + 2, d.IS_ELSEWHERE] = [not each.is_memory for each in machine.storage[1:]]
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
+    _hold(copy_begin, copies, held or {})
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
@@ -125,6 +125,16 @@ def new_state(
         extents=lying,
     )
     return _with_free_slots(state, ranks, slots)
+
+
+def _where_samples_lie(
+    extents: Extents | None, machine: Machine, mean_bytes: float
+) -> tuple[int, NDArray[np.int64]]:
+    """Return what `State.extents` has, and the largest hole that a read pays for."""
+    if extents is None:
+        return 0, np.zeros((0, 2), np.int64)
+    price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
+    return int(largest_paying_hole(mean_bytes, price)), np.column_stack((extents.units, extents.offsets))
 
 
 def _check_samples(samples: int) -> None:
@@ -193,6 +203,15 @@ def _list_fills(
         rows[rank, 1, d.FILL_END] = begin
         fills.append(spare)
     return np.concatenate(fills)
+
+
+def _hold(
+    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]]
+) -> None:
+    """Take note of what tiers of the only rank have already, whether they shall keep it or another one."""
+    for tier, ids in held.items():
+        mine = copy_begin[ids[copy_begin[ids + 1] > copy_begin[ids]]]
+        copies[mine, d.COPY_STATE] = np.where(copies[mine, d.COPY_TIER] == tier, d.PRESENT, d.LEFT + tier)
 
 
 def with_slots(state: State, slots: int) -> State:

@@ -63,8 +63,9 @@ SOURCE, STAGING = -1, 0
 WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
 QUEUED, MOVING, HERE, WITH_WORKER, EXPECTED = 1, 2, 3, 4, 5
 # States of a copy: of a sample that a rank's tier shall keep. ABSENT: its rank reads it, for a fill at the latest.
-# DUE: who reads it first hands it over. GONE: its tier could not give it back, or has given its space to another.
-ABSENT, PENDING, PRESENT, GONE, DUE = 0, 1, 2, 3, 4
+# DUE: who reads it first hands it over. GONE: its tier has given its space to another.
+# LEFT + t: as ABSENT, and tier t has it from an earlier run.
+ABSENT, PENDING, PRESENT, GONE, DUE, LEFT = 0, 1, 2, 3, 4, 4
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
 
@@ -161,8 +162,9 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     FILLING,  #: moves into it that are under way for no batch
     SPACE,  #: bytes that are free for spares
     COSTS,  #: where the floats are about what it costs
+    IS_ELSEWHERE,  #: 1: what a tier keeps is not in memory, where its bytes stay in passing until they are loaded
     ROW_COLUMNS,
-) = range(9)
+) = range(10)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
 # its bytes; bytes/s of so many reads together.
@@ -769,7 +771,7 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
         if origin != SOURCE and not is_expected:
             s.copies[copy, COPY_STATE] = GONE  # after this read
     number = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
-    is_wanted = copy >= 0 and (s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == DUE)
+    is_wanted = copy >= 0 and (_is_absent(s, copy) or s.copies[copy, COPY_STATE] == DUE)
     if is_wanted and m[rank + DROPS] != 0:
         is_wanted = not _drop_before(s, rank, sample, number + 1)
     by_worker = reads_by_itself(s, rank, origin) or is_second_choice
@@ -805,7 +807,7 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
     begin, end = s.copy_begin[sample], s.copy_begin[sample + 1]
     if begin == end:
         return SOURCE
-    own: int = s.copies[copy, COPY_TIER] if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT else SOURCE
+    own = _tier_with(s, copy) if copy >= 0 else SOURCE
     # What a worker computes for its own reads is not seen, and it is the least for a tier.
     if own != SOURCE and reads_by_itself(s, rank, own):
         return own
@@ -831,6 +833,15 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
                 origin, least = place, by_then
         other += 1
     return origin
+
+
+def _tier_with(s: State, copy: int) -> int:
+    """Return which tier of a copy's rank has the sample, SOURCE for none."""
+    state: int = s.copies[copy, COPY_STATE]
+    if state > LEFT:
+        return state - LEFT
+    tier: int = s.copies[copy, COPY_TIER] if state == PRESENT else SOURCE
+    return tier
 
 
 def _due_elsewhere(s: State, rank: int, sample: int) -> int:
@@ -1050,10 +1061,11 @@ def _next_fill(s: State, rank: int) -> int:
             sample = s.fill_samples[m[row + FILL_NEXT]]
             if m[rank + DROPS] != 0:
                 _drop_before(s, rank, sample, m[rank + COMING_NUMBER])
-            if _is_absent(s, rank, sample):
+            copy = own_copy(s, rank, sample)
+            if _is_absent(s, copy):
                 if not _fits(s, rank, s.sizes[sample]):
                     break
-                best = _best_origin(s, rank, sample, -1)
+                best = _best_origin(s, rank, sample, copy)
                 if count == 0:
                     origin = best
                     most = _group_size(s, rank, origin, sample)
@@ -1101,15 +1113,22 @@ def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
     spares = _row(m, rank, STAGING)
     if copy < 0 or s.copies[copy, COPY_LAST] >= number or m[spares + FILL_NEXT] == m[spares + FILL_END]:
         return False
-    if s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] == PRESENT:
+    if _is_absent(s, copy) or s.copies[copy, COPY_STATE] == PRESENT:
         m[_row(m, rank, s.copies[copy, COPY_TIER]) + SPACE] += s.sizes[sample]
         s.copies[copy, COPY_STATE] = GONE
     return True
 
 
-def _is_absent(s: State, rank: int, sample: int) -> bool:
-    is_absent: bool = s.copies[own_copy(s, rank, sample), COPY_STATE] == ABSENT
+def _is_absent(s: State, copy: int) -> bool:
+    """Return whether the tier that shall keep a copy has still to get it."""
+    is_absent: bool = s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] > LEFT
     return is_absent
+
+
+def _is_to_be_read(s: State, rank: int, sample: int) -> bool:
+    """Return whether a tier has still to get a sample, and no other has it."""
+    is_so: bool = s.copies[own_copy(s, rank, sample), COPY_STATE] == ABSENT
+    return is_so
 
 
 def _begin_fill(s: State, rank: int, origin: int, tier: int, sample: int, index: int) -> None:
@@ -1140,7 +1159,7 @@ def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -
             near = s.fill_samples[index]
             if count == m[rank + GROUP_SIZE] or not _fits(s, rank, s.sizes[near]):
                 break
-            if is_near(s, rank, near, unit, begin, end) and _is_absent(s, rank, near):
+            if is_near(s, rank, near, unit, begin, end) and _is_to_be_read(s, rank, near):
                 _begin_fill(s, rank, SOURCE, tier, near, count)
                 count += 1
                 offset = s.extents[near, OFFSET]
@@ -1195,7 +1214,10 @@ def _settle(s: State, rank: int, entry: int) -> None:
     m[entry + ENTRY_FIRST] = -1
     m[entry + ENTRY_LAST] = -1
     if state == MOVING and rest != STAGING:
-        m[rank + PASSING] -= s.sizes[sample]  # the tier's memory has it
+        if m[_row(m, rank, rest) + IS_ELSEWHERE] != 0:
+            m[entry + ENTRY_REST] = STAGING
+        else:
+            m[rank + PASSING] -= s.sizes[sample]  # the tier's memory has it
     _let_go(s, rank, entry)
 
 
@@ -1281,9 +1303,11 @@ def _fail(s: State, rank: int, entry: int) -> None:
 
 
 def _lose(s: State, rank: int, place: int, sample: int) -> None:
-    copy = _copy_in(s, rank, place, sample)
-    if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
-        s.copies[copy, COPY_STATE] = GONE
+    """A place that should have had a sample could not give it. A tier of this rank gets it again from who reads it."""
+    copy, m = _copy_in(s, rank, place, sample), s.ints
+    if copy >= 0 and (s.copies[copy, COPY_STATE] == PRESENT or s.copies[copy, COPY_STATE] == LEFT + place):
+        is_own = place <= m[rank + TIERS] and m[rank + HANDS_ON] == 0
+        s.copies[copy, COPY_STATE] = ABSENT if is_own else GONE
 
 
 def _pass_on(s: State, rank: int, entry: int) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.machine import StorageClass
 from penstock.plan import AccessPlan
 from penstock.plan.frequency import read_again, steps_of_reads, uses_of
 from penstock.policy.loading import Ids, Job, Loading, LoadingPolicy, NotSupported, Staging
@@ -20,15 +19,6 @@ from penstock.units import format_bytes
 LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-unordered", "staging")
 #: Batch slots that the loader has at least: the training holds one, one is complete, one is being filled.
 LEAST_SLOTS = 3
-
-
-def why_not_kept(tier: StorageClass) -> str | None:
-    """Return why the loader keeps no samples in a storage class; None where it does."""
-    if tier.backend != "memory":
-        return f"storage {tier.name!r} is of backend {tier.backend!r}, and the loader keeps samples in memory only"
-    if not tier.is_memory:
-        return f"storage {tier.name!r} is a disk by its name, and the loader keeps samples in memory only"
-    return None
 
 
 def why_too_small(
@@ -59,7 +49,7 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
 
     loading: what `prepared` returned.
 
-    Neither of these runs yet: samples kept on a disk, samples read from another rank's memory, and a policy that is
+    Neither of these runs yet: samples read from another rank's memory, and a policy that is
     more than what each rank keeps of its own reads (see `placement_of`).
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
@@ -73,9 +63,6 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
         return reason
     if isinstance(policy, Staging):  # keeps nothing
         return None
-    for tier in machine.storage[1:]:
-        if reason := why_not_kept(tier):
-            return reason
     if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
         return "the loader reads no samples from other ranks' memory; of frequency it runs frequency-alone"
     return None

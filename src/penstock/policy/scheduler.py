@@ -21,7 +21,7 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -189,6 +189,7 @@ class Scheduler:
     placement: which samples the tiers keep.
     machine: what reads cost, as far as is known; corrected by what they take.
     extents: of all samples, where the source gives them: those that lie near each other are moved together.
+    held: by tier, samples that are there from the start, of an earlier run.
     """
 
     def __init__(
@@ -200,6 +201,7 @@ class Scheduler:
         machine: Machine,
         limits: StagingLimits,
         extents: Extents | None = None,
+        held: Mapping[int, Ids] | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -221,6 +223,7 @@ class Scheduler:
                 own_bytes=limits.own_bytes,
                 loads_all=limits.loads_all,
                 extents=extents,
+                held=held,
             )
         )
         most, least = (

@@ -85,6 +85,11 @@ class PackedFiles(Selectable, ABC):
         self.objects = objects
         self._open = OpenFiles(self.files, file_bytes, file_times)
 
+    @property
+    def file_times(self) -> Ids:
+        """int64[files], when each was changed last (ns), of an object its stamp."""
+        return self._file_times
+
     @abstractmethod
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
         """Return file, offset and length of each sample; see `RangedSource`. ids: samples that exist."""

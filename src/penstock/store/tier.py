@@ -87,3 +87,43 @@ class SizedTier(Protocol):
     def close(self) -> None:
         """Forget everything; memory goes when the last view does. Twice is harmless."""
         ...
+
+
+class SlowTier(Protocol):
+    """A place for whole samples that is not this process's memory: they are read from it into memory, by the group.
+
+    Any thread may call any method at any time.
+    """
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Most bytes that it holds."""
+        ...
+
+    def held(self) -> Ids:
+        """Return the samples that it has, ascending; from the start those that an earlier run left there."""
+        ...
+
+    def contains(self, sample: int) -> bool:
+        """Return whether it has a sample."""
+        ...
+
+    def put(self, sample: int, data: memoryview) -> bool:
+        """Keep a copy of a sample; return whether it is held. False where it does not fit, or the place has failed."""
+        ...
+
+    def read_group(self, ids: Ids, into: NDArray[np.uint8], begins: Ids) -> list[tuple[int, Exception]]:
+        """Read samples; return those that could not be had: index in the group and error, ascending.
+
+        ids: int64[n]. into: uint8[...]. begins: int64[n + 1]: sample k goes to the front of into[begins[k]:]. A
+        sample that is not what was written is among those that failed, and held no longer.
+        """
+        ...
+
+    def evict(self, ids: Ids) -> None:
+        """Hold samples no longer."""
+        ...
+
+    def close(self) -> None:
+        """End. Twice is harmless."""
+        ...

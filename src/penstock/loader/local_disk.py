@@ -1,0 +1,192 @@
+"""Local disks that keep samples for a loader: which there are, what is on them already, and what goes there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.loader.resume import add_array, describe_data
+from penstock.machine import Curve, Machine, StorageClass
+from penstock.policy import Placement
+from penstock.store import FileSource, PackedFiles, Source
+from penstock.store.calls import Calls
+from penstock.store.disk import DiskTier
+from penstock.store.mixing import sources_in
+from penstock.store.write_behind import WriteBehind
+from penstock.units import parse_bytes
+
+#: Where samples are kept on a disk: a folder, or folders and how much each may hold.
+LocalDisk = str | os.PathLike[str] | Mapping[str, str | int]
+
+# What is assumed of a disk that nobody measured; observed reads correct it.
+_UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 4
+_WRITING_THREADS = 2
+
+
+def check_local_disk(local_disk: object) -> None:
+    """Raise ConfigError unless it names folders, and sizes that are some."""
+    given = {local_disk: None} if isinstance(local_disk, str | os.PathLike) else local_disk
+    if (
+        not isinstance(given, Mapping)
+        or not given
+        or not all(isinstance(path, str | os.PathLike) for path in given)
+    ):
+        raise ConfigError(
+            f"local_disk is {local_disk!r:.80}; it is a folder, or folders and what each may hold: "
+            '{"/scratch/penstock": "200 GiB"}'
+        )
+    for path, size in given.items():
+        try:
+            if size is not None and parse_bytes(size) < 1:
+                raise ConfigError(f"it is {size!r}; give some bytes")
+        except ConfigError as error:
+            raise ConfigError(f"local_disk[{os.fspath(path)!r}]: {error}") from error
+
+
+def disk_classes(
+    local_disk: LocalDisk | None, machine: Machine | None, total_bytes: int
+) -> list[StorageClass]:
+    """Return the disks that samples may be kept on, as storage classes: the user's, or those of the machine.
+
+    total_bytes: of the data, which no disk needs more than.
+    """
+    known = [] if machine is None else [each for each in machine.storage[1:] if each.backend == "filesystem"]
+    if local_disk is None:
+        return [replace(each, capacity_bytes=min(each.capacity_bytes, max(1, total_bytes))) for each in known]
+    given = local_disk if isinstance(local_disk, Mapping) else {os.fspath(local_disk): total_bytes}
+    read = Curve(((1, _UNKNOWN_BYTES_PER_SECOND),))
+    found = []
+    for number, (path, size) in enumerate(given.items()):
+        capacity_bytes = max(1, min(parse_bytes(size), total_bytes))
+        like = next((each for each in known if each.path == os.fspath(path)), None) or StorageClass(
+            f"disk {number + 1}" if len(given) > 1 else "disk",
+            capacity_bytes,
+            _THREADS,
+            read,
+            latency_seconds=_UNKNOWN_LATENCY_SECONDS,
+            backend="filesystem",
+            path=os.path.abspath(os.path.expanduser(path)),
+        )
+        found.append(replace(like, capacity_bytes=capacity_bytes))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk that keeps samples. storage: what it is to the machine. tier: what is there; None for a prediction."""
+
+    storage: StorageClass
+    tier: DiskTier | None = None
+
+
+def open_disks(
+    classes: list[StorageClass],
+    source: Source,
+    rank: int,
+    calls: Calls,
+    closing: ExitStack,
+    *,
+    is_new: bool,
+) -> list[Disk]:
+    """Open the tiers on some disks, with as much space as these have. They are closed by `closing`.
+
+    rank: of this process. is_new: whether what earlier runs left is given up.
+    Raises: DataError naming the folder where one cannot be used.
+    """
+    fingerprint, about = fingerprint_of(source) if classes else b"", repr(source)
+    disks = []
+    for storage in classes:
+        assert storage.path is not None, "its backend is a file system"
+        make = partial(
+            DiskTier,
+            storage.path,
+            storage.capacity_bytes,
+            fingerprint,
+            source.sizes_bytes,
+            about=about,
+            number=rank,
+            report=calls.report,
+        )
+        tier = calls.one(f"local disk {storage.path!r}", make)
+        closing.callback(tier.close)
+        if is_new:
+            tier.evict(tier.held())
+        disks.append(Disk(replace(storage, capacity_bytes=tier.capacity_bytes), tier))
+    return disks
+
+
+def fingerprint_of(source: Source) -> bytes:
+    """Return 16 bytes that tell data from others: names, sizes, labels, where they are, and of files that hold many
+    samples, and objects, when they were written. That one of many small files was overwritten is not seen.
+
+    Of a source of one's own without a `fingerprint` nobody knows whether its content is the same in another run: it
+    gets another one each time.
+    """
+    digest = xxhash.xxh3_128(repr(describe_data(source)).encode())
+    for each in sources_in(source):
+        place = str(getattr(each, "root", getattr(each, "place", "")))
+        digest.update(place.encode("utf-8", "surrogateescape"))
+        if isinstance(each, PackedFiles):
+            add_array(digest, each.file_times)
+        elif isinstance(each, FileSource):
+            if each.catalog.object_stamps is not None:
+                add_array(digest, each.catalog.object_stamps)
+        else:
+            digest.update(str(getattr(each, "fingerprint", "")).encode() or os.urandom(16))
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOnDisks:
+    """What disks keep of a run.
+
+    tiers: by number. held: by tier, what an earlier run left. copied: as of `SourceFetcher`.
+    """
+
+    tiers: dict[int, WriteBehind]
+    held: dict[int, NDArray[np.int64]]
+    copied: dict[int, NDArray[np.bool_]]
+
+
+def kept_on(
+    disks: list[Disk],
+    first: int,
+    placement: Placement,
+    sizes_bytes: NDArray[np.int64],
+    queue_bytes: int,
+) -> KeptOnDisks:
+    """Give up what earlier runs left on disks and no tier shall keep, and return what disks keep from now on.
+
+    first: number of the first disk's tier. queue_bytes: of samples that wait to be written, to all disks.
+    """
+    tiers, held, copied = (
+        dict[int, WriteBehind](),
+        dict[int, NDArray[np.int64]](),
+        dict[int, NDArray[np.bool_]](),
+    )
+    faster = placement.fill_order[placement.tier_of[placement.fill_order] < first]
+    for number, disk in enumerate(disks, first):
+        if disk.tier is None:
+            continue
+        left = disk.tier.held()
+        is_kept = placement.tier_of[left] > 0
+        disk.tier.evict(left[~is_kept])
+        held[number] = left[is_kept]
+        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), _WRITING_THREADS)
+        # What memory keeps goes with the process: a disk with space to spare has it for the next run.
+        own = placement.samples_in(number)
+        spare_bytes = disk.storage.capacity_bytes - int(sizes_bytes[own].sum())
+        count = int(np.searchsorted(np.cumsum(sizes_bytes[faster]), spare_bytes, side="right"))
+        if count:
+            copied[number] = np.zeros(sizes_bytes.size, bool)
+            copied[number][faster[:count]] = True
+            faster = faster[count:]
+    return KeptOnDisks(tiers, held, copied)

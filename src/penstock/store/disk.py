@@ -1,0 +1,477 @@
+"""Samples kept on a local disk, for this run and for later ones over the same data.
+
+A tier is two files. `NAME.samples` has the samples, each in one piece. `NAME.index` has what they are:
+
+    header, 4,096 bytes:  "PENSTOCK", version (uint32), bytes of JSON (uint32), its checksum (uint64), JSON | zeros
+    entries, 40 bytes:    sample, begin, bytes (int64 each), checksum of the content (uint64), of the entry (uint64)
+
+Entries are appended once the sample is written; the last one of a sample counts, and -1 as its begin says that it is
+gone. Nothing is flushed: whatever a crash leaves of either file, an entry that does not fit its checksum is none, and a
+sample of an earlier run is compared with its checksum when it is first read.
+
+A process that uses a tier holds a lock on its index. Another one that wants a tier of the same data has one beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.errors import ClosedError, DataError
+from penstock.store.group import Bytes, Failed, Ids
+from penstock.store.memory import check_capacity
+from penstock.store.packed import READ_PIECES
+from penstock.store.places import SamplePlaces
+from penstock.units import format_bytes
+
+_MAGIC, _VERSION = b"PENSTOCK", 1
+_HEAD = struct.Struct("<8sIIQ")
+_HEADER_BYTES = 4096
+_ENTRY = np.dtype(
+    [(name, "<i8") for name in ("sample", "begin", "nbytes")] + [("checksum", "<u8"), ("check", "<u8")]
+)
+_NAME = re.compile(r"penstock-([0-9a-f]{32})-(\d+)\.index")
+#: Of a disk's free space, what is left to others.
+_SPARED_SHARE = 0.02
+#: Of the same data, which are used at the same time.
+_MOST_TIERS = 1024
+#: Odd numbers by which the fields of an entry are told apart.
+_FACTORS = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
+)
+
+
+class DiskTier:
+    """Samples in a file on a local disk, which later runs over the same data find again. Any thread may call anything.
+
+    A disk that is full or fails makes the tier smaller, and is reported once; what it kept is read as long as it can.
+
+    folder: made where it is missing; several jobs may share it.
+    capacity_bytes: that are reserved at once; fewer where the disk has not so much free.
+    fingerprint: of the data, 16 bytes: what another one wrote is not found.
+    sizes_bytes: int64[samples], of each sample. about: says what the data are, to whoever lists tiers.
+    number: which one is taken first of several tiers of the same data, such as this process's rank.
+    report: gets a line where something is wrong with the disk.
+    Raises: ConfigError for a capacity below 1; DataError if no tier can be made in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        capacity_bytes: int,
+        fingerprint: bytes,
+        sizes_bytes: NDArray[np.int64],
+        *,
+        about: str = "",
+        number: int = 0,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        check_capacity(capacity_bytes)
+        self._sizes_bytes, self._report = sizes_bytes, report
+        self._salt = np.frombuffer(fingerprint, np.uint64)[0]
+        #: Guards appending to the index, and closing.
+        self._lock = threading.Lock()
+        self._file = self._index = -1
+        #: Whether anything can still be written; how many samples were not found as they were written.
+        self._is_written, self.mismatches = True, 0
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._index, self.path = _open_index(Path(folder), fingerprint, about, number)
+            self._file = os.open(
+                self.samples_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+            self._capacity_bytes = self._reserve(capacity_bytes)
+            self._places = SamplePlaces(self._capacity_bytes)
+            #: uint64[samples], bool[samples]: of what earlier runs wrote, the checksum, and if it was not compared yet.
+            self._checksums = np.zeros(0, np.uint64)
+            self._is_unread = np.zeros(0, bool)
+            self._restore()
+        except OSError as error:
+            self.close()
+            raise DataError(
+                f"{os.fspath(folder)} can keep no samples: {error.strerror or error}; name a folder on a local disk "
+                "that you may write"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.path)!r})"
+
+    @property
+    def samples_path(self) -> Path:
+        return self.path.with_suffix(".samples")
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._places.used_bytes
+
+    def __len__(self) -> int:
+        """Return the number of samples kept."""
+        return len(self._places)
+
+    def held(self) -> Ids:
+        """Return the samples that are kept, ascending."""
+        return self._places.kept()
+
+    def contains(self, sample: int) -> bool:
+        return self._places.contains(sample)
+
+    def put(self, sample: int, data: bytes | bytearray | memoryview) -> bool:
+        """Write a sample; return whether it is kept, or about to be by another thread.
+
+        False: the space left is too small, or the disk has failed.
+        Raises: ClosedError; DataError for bytes that are not as many as the sample has.
+        """
+        content = np.frombuffer(memoryview(data).cast("B"), np.uint8)
+        if content.size != self._sizes_bytes[sample]:
+            raise DataError(f"sample {sample} has {self._sizes_bytes[sample]:,} bytes, not {content.size:,}")
+        file, ids = self._open_file(), np.array([sample])
+        if not self._is_written:
+            return self._places.is_known(sample)
+        begins = self._places.take(ids, np.array([content.size]))
+        if begins is None:
+            return self._places.is_known(sample)
+        begin = int(begins[0])
+        try:
+            _write_all(file, content.data, begin)
+            self._append(sample, begin, content.size, xxhash.xxh3_64_intdigest(content.data))
+        except OSError as error:
+            self._places.drop(ids)
+            self._stop_writing(error)
+            return False
+        self._places.keep(ids)
+        return True
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        """Read samples that are kept; return those that failed: index and error. See `penstock.store.read_group`.
+
+        One that differs from what was written is kept no longer.
+        """
+        file, failed = self._open_file(), Failed()
+        places = self._places.of(ids)
+        which = np.flatnonzero(places[:, 0] >= 0)
+        for index in np.flatnonzero(places[:, 0] < 0).tolist():
+            failed.append((index, DataError(f"sample {ids[index]} is not in {self!r}")))
+        for index in self._read(file, places[which], into, begins[which]):
+            self._lose(int(ids[which[index]]), failed, int(which[index]), "cannot be read")
+        lost = {index for index, _ in failed}
+        for index in which[self._is_to_be_compared(ids[which])].tolist():
+            sample = int(ids[index])
+            content = into[begins[index] : begins[index] + places[index, 1] - places[index, 0]]
+            if index not in lost and xxhash.xxh3_64_intdigest(content.data) != self._checksums[sample]:
+                self._lose(sample, failed, index, "is not what was written")
+            self._is_unread[sample] = False
+        return sorted(failed, key=lambda each: each[0])
+
+    def evict(self, ids: Ids) -> None:
+        """Keep samples no longer."""
+        _ = self._open_file()
+        for sample in self._places.evict(ids).tolist():
+            with contextlib.suppress(OSError):  # then its place will be another's, and its checksum wrong
+                self._append(sample, -1, 0, 0)
+
+    def close(self) -> None:
+        """Let other processes have the files, which stay. Twice is harmless."""
+        with self._lock:
+            file, index, self._file, self._index = self._file, self._index, -1, -1
+        for descriptor in (file, index):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _open_file(self) -> int:
+        if self._file < 0:
+            raise ClosedError("this disk tier is closed; make a new one")
+        return self._file
+
+    def _read(self, file: int, places: Ids, into: Bytes, begins: Ids) -> list[int]:
+        """Read pieces of the file; return the indices of those that could not be read."""
+        sizes = places[:, 1] - places[:, 0]
+        loop = READ_PIECES.ask()
+        if loop is None or not (sizes > 0).all():
+            pieces = zip(places[:, 0].tolist(), sizes.tolist(), begins.tolist(), strict=True)
+            return [
+                index
+                for index, (offset, size, begin) in enumerate(pieces)
+                if not _read_all(file, into[begin : begin + size].data, offset)
+            ]
+        order = np.argsort(places[:, 0], kind="stable")
+        failed = np.empty(order.size, np.int64)
+        files = np.full(order.size, file, np.int64)
+        count = loop(files, places[order, 0], sizes[order], into, begins[order], failed)
+        return list(order[failed[:count]].tolist())
+
+    def _is_to_be_compared(self, ids: Ids) -> NDArray[np.bool_]:
+        if not self._is_unread.size:
+            return np.zeros(ids.size, bool)
+        found: NDArray[np.bool_] = self._is_unread[ids]
+        return found
+
+    def _lose(self, sample: int, failed: Failed, index: int, why: str) -> None:
+        if not self.mismatches:
+            self._report(
+                f"sample {sample} in {self.samples_path} {why}: it is read anew, as are others like it"
+            )
+        self.mismatches += 1
+        self.evict(np.array([sample]))
+        failed.append((index, DataError(f"sample {sample} in {self.samples_path} {why}")))
+
+    def _stop_writing(self, error: OSError) -> None:
+        if self._is_written:
+            self._is_written = False
+            self._report(
+                f"{self.samples_path} cannot be written any more ({error.strerror}): the {len(self):,} samples there "
+                "are read, and no more are kept on this disk"
+            )
+
+    # The files
+
+    def _reserve(self, wanted_bytes: int) -> int:
+        """Have so many bytes of the disk, or as many as are free; return how many."""
+        has_bytes = os.fstat(self._file).st_size
+        if has_bytes > wanted_bytes:
+            os.ftruncate(self._file, wanted_bytes)
+        free = os.fstatvfs(self._file)
+        free_bytes = free.f_bavail * free.f_frsize
+        most_bytes = os.fstat(self._file).st_blocks * 512 + int(free_bytes * (1 - _SPARED_SHARE))
+        capacity_bytes = max(1, min(wanted_bytes, most_bytes))
+        # Not posix_fallocate, which writes all of it where the file system reserves nothing.
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        if fallocate(self._file, 0, ctypes.c_int64(0), ctypes.c_int64(capacity_bytes)):
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(number, os.strerror(number))
+        if capacity_bytes < wanted_bytes:
+            self._report(
+                f"{self.path.parent} has {format_bytes(capacity_bytes)} free of the {format_bytes(wanted_bytes)} that "
+                "samples were to have: fewer are kept there"
+            )
+        return capacity_bytes
+
+    def _append(self, sample: int, begin: int, nbytes: int, checksum: int) -> None:
+        entry = np.zeros(1, _ENTRY)
+        entry["sample"], entry["begin"], entry["nbytes"], entry["checksum"] = sample, begin, nbytes, checksum
+        entry["check"] = _checks_of(entry, self._salt)
+        with self._lock:
+            if self._index < 0:
+                raise ClosedError("this disk tier is closed; make a new one")
+            content = entry.tobytes()
+            if (written := os.write(self._index, content)) != len(
+                content
+            ):  # the disk is full: half an entry is none
+                size = os.fstat(self._index).st_size
+                os.ftruncate(self._index, size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _restore(self) -> None:
+        """Find again what earlier runs wrote."""
+        size = os.fstat(self._index).st_size
+        count = (size - _HEADER_BYTES) // _ENTRY.itemsize
+        os.ftruncate(self._index, _HEADER_BYTES + count * _ENTRY.itemsize)  # half an entry
+        content = bytearray(count * _ENTRY.itemsize)
+        if not count or not _read_all(self._index, memoryview(content), _HEADER_BYTES):
+            return
+        entries = np.frombuffer(content, _ENTRY)
+        samples = entries["sample"]
+        entries = entries[
+            (entries["check"] == _checks_of(entries, self._salt))
+            & (samples >= 0)
+            & (samples < self._sizes_bytes.size)
+        ]
+        # The last entry of each sample.
+        _, last = np.unique(entries["sample"][::-1], return_index=True)
+        entries = entries[np.sort(entries.size - 1 - last)]
+        begin, nbytes = entries["begin"], entries["nbytes"]
+        file_bytes = os.fstat(self._file).st_size
+        entries = entries[
+            (begin >= 0)
+            & (nbytes == self._sizes_bytes[entries["sample"]])
+            & (begin + nbytes <= min(self._capacity_bytes, file_bytes))
+        ]
+        entries = _apart(entries)
+        self._places.restore(entries["sample"], entries["begin"], entries["begin"] + entries["nbytes"])
+        self._checksums = np.zeros(self._sizes_bytes.size, np.uint64)
+        self._is_unread = np.zeros(self._sizes_bytes.size, bool)
+        self._checksums[entries["sample"]] = entries["checksum"]
+        self._is_unread[entries["sample"]] = True
+
+
+class TierFacts(NamedTuple):
+    """A disk tier as it lies in a folder.
+
+    path: of its index. about: what data it is of, "" if its header is damaged. used_seconds: when it was used last, in
+    seconds since 1970. nbytes: that it takes of the disk. is_used: by a process, now.
+    """
+
+    path: Path
+    about: str
+    used_seconds: float
+    nbytes: int
+    is_used: bool
+
+
+def disk_tiers(folder: str | os.PathLike[str]) -> list[TierFacts]:
+    """Return the disk tiers in a folder, by name. Raises: OSError."""
+    found = []
+    for path in sorted(Path(folder).iterdir()):
+        if not _NAME.fullmatch(path.name):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # it goes meanwhile
+            samples = path.with_suffix(".samples")
+            stats = [each.stat() for each in (path, samples) if each.exists()]
+            with _locked(path) as index:
+                facts = None if index is None else _read_header(index)
+                if index is None:
+                    with open(path, "rb") as file:
+                        facts = _read_header(file.fileno())
+            found.append(
+                TierFacts(
+                    path,
+                    "" if facts is None else str(facts["about"]),
+                    max(each.st_mtime for each in stats),
+                    sum(each.st_blocks * 512 for each in stats),
+                    index is None,
+                )
+            )
+    return found
+
+
+def remove_tier(path: Path) -> bool:
+    """Remove a disk tier that no process uses; return whether it is gone. Raises: OSError."""
+    with _locked(path) as index:
+        if index is None:
+            return False
+        path.with_suffix(".samples").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _open_index(folder: Path, fingerprint: bytes, about: str, first: int) -> tuple[int, Path]:
+    """Return the index of a tier that no other process uses, locked, and its path: one that is there, or a new one."""
+    name = f"penstock-{fingerprint.hex()}"
+    for number in range(first, first + _MOST_TIERS):
+        path = folder / f"{name}-{number}.index"
+        index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_at(index, path):  # it was removed before the lock was had
+                raise BlockingIOError
+        except BlockingIOError:
+            os.close(index)
+            continue
+        facts = _read_header(index)
+        if facts is None or facts.get("fingerprint") != fingerprint.hex():
+            # Not even the header was written, or something else damaged it: what is there is not known to be ours.
+            os.ftruncate(index, 0)
+            os.write(index, _header({"fingerprint": fingerprint.hex(), "about": about, "made": time.time()}))
+        return index, path
+    raise OSError(errno.EMFILE, "too many processes use it")
+
+
+def _is_at(index: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(index), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """Hold the lock of an index while the context is open; None where another process does. Raises: OSError."""
+    index = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield index
+    except BlockingIOError:
+        yield None
+    finally:
+        os.close(index)
+
+
+def _header(facts: dict[str, Any]) -> bytes:
+    content = json.dumps(facts).encode()
+    if _HEAD.size + len(content) > _HEADER_BYTES:
+        content = json.dumps(facts | {"about": ""}).encode()
+    head = _HEAD.pack(_MAGIC, _VERSION, len(content), xxhash.xxh3_64_intdigest(content))
+    return (head + content).ljust(_HEADER_BYTES, b"\0")
+
+
+def _read_header(index: int) -> dict[str, Any] | None:
+    """Return what the header of an index says; None where it is none of this version."""
+    found = os.pread(index, _HEADER_BYTES, 0)
+    if len(found) < _HEADER_BYTES:
+        return None
+    magic, version, nbytes, checksum = _HEAD.unpack_from(found)
+    content = found[_HEAD.size : _HEAD.size + nbytes]
+    if (magic, version) != (_MAGIC, _VERSION) or xxhash.xxh3_64_intdigest(content) != checksum:
+        return None
+    facts: dict[str, Any] = json.loads(content)
+    return facts
+
+
+def _checks_of(entries: NDArray[Any], salt: np.uint64) -> NDArray[np.uint64]:
+    """Return the checksum of each entry: a sum of its fields, each mixed with where it stands."""
+    mixed = np.full(entries.size, salt, np.uint64)
+    for name, factor in zip(("sample", "begin", "nbytes", "checksum"), _FACTORS, strict=True):
+        mixed = (mixed ^ entries[name].astype(np.uint64)) * factor
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def _apart(entries: NDArray[Any]) -> NDArray[Any]:
+    """Return entries without those that lie where a later one does. entries: the latest last."""
+    order = np.argsort(entries["begin"], kind="stable")
+    kept: list[int] = []
+    for index in order.tolist():
+        is_there = entries["nbytes"][index] > 0
+        while is_there and kept and _end_of(entries, kept[-1]) > entries["begin"][index]:
+            if kept[-1] > index:
+                break
+            kept.pop()
+        else:
+            kept.append(index)
+    return entries[kept]
+
+
+def _end_of(entries: NDArray[Any], index: int) -> int:
+    return int(entries["begin"][index] + entries["nbytes"][index])
+
+
+def _write_all(file: int, content: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(file, content[done:], begin + done)
+
+
+def _read_all(file: int, into: memoryview, begin: int) -> bool:
+    """Read so many bytes of a file; return whether they were there."""
+    done = 0
+    try:
+        while done < len(into):
+            found = os.preadv(file, [into[done:]], begin + done)
+            if not found:
+                return False
+            done += found
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Where samples lie in the bytes of a tier: which are there, which arrive, and what is free."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+_FEWEST_ROWS = 1024
+
+
+class SamplePlaces:
+    """Takes and gives back places of samples in so many bytes. Space is lost to no other sample than larger ones.
+
+    It takes 4 bytes for each id up to the largest, and 16 for each sample that is there; at times half of that is not
+    in use yet. Any thread may call any method at any time; lookups wait for none.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        #: Guards all below. Lookups do without it: they read `_rows` before `_places`, which has every row that was
+        #: ever in `_rows`. Both are replaced when they grow.
+        self._lock = threading.Lock()
+        #: int32[largest id + 3], at id + 1: 0 if the sample is not here, its row in `_places` once it is, minus the row
+        #: while it arrives. The ends stay 0: an id that is out of range is looked up there.
+        self._rows = np.zeros(2, np.int32)
+        #: int64[rows, 2], begin and end. Row 0 stands for a sample that is not here.
+        self._places = np.full((1, 2), -1, np.int64)
+        #: Rows that were ever used, row 0 included, and those of them that are free again.
+        self._row_count = 1
+        self._free_rows: list[int] = []
+        #: Behind the last sample, where the next one begins, and what is free before: begins and ends, ascending.
+        self._end = 0
+        self._holes: list[tuple[int, int]] = []
+        self._used_bytes = self._kept = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the samples that are there or arrive."""
+        return self._used_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all of this takes, about."""
+        return self._rows.nbytes + self._places.nbytes
+
+    def __len__(self) -> int:
+        """Return the number of samples that are there."""
+        return self._kept
+
+    def take(self, ids: Ids, sizes: Ids) -> Ids | None:
+        """Take space, one piece, for a whole group or for none; see `SizedTier.take_space`. Raises: IndexError."""
+        count, nbytes = ids.size, int(sizes.sum())
+        if count and ids.min() < 0:
+            raise IndexError(f"there is no sample {ids.min()}")
+        with self._lock:
+            if count:
+                self._grow_rows(int(ids.max()))
+            at = ids + 1
+            if self._rows[at].any():
+                return None
+            rows = self._new_rows(count)
+            self._rows[at] = -rows
+            is_twice = bool((self._rows[at] != -rows).any())
+            begin = None if is_twice else self._take(nbytes)
+            if begin is None:
+                self._rows[at] = 0
+                self._free_rows += rows.tolist()
+                return None
+            begins = np.empty(count + 1, np.int64)
+            begins[0] = begin
+            np.cumsum(sizes, out=begins[1:])
+            begins[1:] += begin
+            self._places[rows, 0], self._places[rows, 1] = begins[:-1], begins[1:]
+            self._used_bytes += nbytes
+        return begins
+
+    def is_known(self, sample: int) -> bool:
+        """Return whether a sample is there or arrives."""
+        rows = self._rows
+        return 0 <= sample < rows.size - 1 and bool(rows[sample + 1])
+
+    def contains(self, sample: int) -> bool:
+        """Return whether a sample is there."""
+        rows = self._rows
+        return 0 <= sample < rows.size - 1 and bool(rows[sample + 1] > 0)
+
+    def keep(self, ids: Ids) -> None:
+        """Let samples be found that have arrived; see `SizedTier.keep`. Raises: KeyError."""
+        with self._lock:
+            self._rows[ids + 1] = self._arriving(ids)
+            self._kept += ids.size
+
+    def drop(self, ids: Ids) -> None:
+        """Give back the space of samples that do not arrive. Raises: KeyError."""
+        with self._lock:
+            self._free(ids, self._arriving(ids))
+
+    def evict(self, ids: Ids) -> Ids:
+        """Give back the space of samples that are there; return which of `ids` these were."""
+        with self._lock:
+            here = np.unique(ids[self._rows.take(ids + 1, mode="clip") > 0])
+            self._free(here, self._rows[here + 1].astype(np.int64))
+            self._kept -= here.size
+        return here
+
+    def of(self, ids: Ids) -> Ids:
+        """Return where samples lie: int64[n, 2], begin and end; -1, -1 for one that is not there. ids: any numbers."""
+        rows = self._rows.take(ids + 1, mode="clip")
+        return self._places.take(np.maximum(rows, 0), axis=0)
+
+    def kept(self) -> Ids:
+        """Return the samples that are there, ascending."""
+        return np.flatnonzero(self._rows > 0) - 1
+
+    def restore(self, ids: Ids, begins: Ids, ends: Ids) -> None:
+        """Have samples there, in these places, which do not overlap. Nothing was there before."""
+        if not ids.size:
+            return
+        order = np.argsort(begins, kind="stable")
+        with self._lock:
+            self._grow_rows(int(ids.max()))
+            rows = self._new_rows(ids.size)
+            self._rows[ids + 1] = rows
+            self._places[rows, 0], self._places[rows, 1] = begins, ends
+            self._used_bytes, self._kept = int((ends - begins).sum()), ids.size
+            before = np.concatenate(([0], np.maximum.accumulate(ends[order])[:-1]))
+            is_hole = begins[order] > before
+            self._holes = list(zip(before[is_hole].tolist(), begins[order][is_hole].tolist(), strict=True))
+            self._end = int(ends.max())
+
+    def forget(self) -> None:
+        """Have nothing there any more."""
+        with self._lock:
+            self._rows = np.zeros(2, np.int32)
+            self._used_bytes = self._kept = 0
+
+    # Under the lock
+
+    def _free(self, ids: Ids, rows: Ids) -> None:
+        self._rows[ids + 1] = 0
+        self._free_rows += rows.tolist()
+        places = self._places[rows]
+        self._used_bytes -= int((places[:, 1] - places[:, 0]).sum())
+        self._give_back([(int(begin), int(end)) for begin, end in places])
+
+    def _arriving(self, ids: Ids) -> Ids:
+        """Return the rows of samples that arrive."""
+        rows = -self._rows.take(ids + 1, mode="clip")
+        if not (rows > 0).all():
+            raise KeyError(f"no space was taken for sample {ids[rows <= 0][0]}")
+        return rows.astype(np.int64)
+
+    def _grow_rows(self, largest: int) -> None:
+        if largest + 3 > self._rows.size:
+            rows = np.zeros(max(largest + 3, 2 * self._rows.size), np.int32)
+            rows[: self._rows.size] = self._rows
+            self._rows = rows
+
+    def _new_rows(self, count: int) -> Ids:
+        if len(self._free_rows) >= count > 0:
+            rows = np.array(self._free_rows[-count:])
+            del self._free_rows[-count:]
+            return rows
+        rows = np.arange(self._row_count, self._row_count + count)
+        self._row_count += count
+        if self._row_count > len(self._places):
+            places = np.full((max(self._row_count, 2 * len(self._places), _FEWEST_ROWS), 2), -1)
+            places[: len(self._places)] = self._places
+            self._places = places
+        return rows
+
+    def _take(self, nbytes: int) -> int | None:
+        """Return where so many bytes were free, behind each other, and take them."""
+        for index, (begin, end) in enumerate(self._holes):
+            if end - begin >= nbytes:
+                self._holes[index : index + 1] = [(begin + nbytes, end)] if end - begin > nbytes else []
+                return begin
+        if self._end + nbytes > self._capacity_bytes:
+            return None
+        self._end += nbytes
+        return self._end - nbytes
+
+    def _give_back(self, places: list[tuple[int, int]]) -> None:
+        holes: list[tuple[int, int]] = []
+        for begin, end in sorted(self._holes + places):
+            if holes and holes[-1][1] == begin:
+                holes[-1] = holes[-1][0], end
+            elif end > begin:
+                holes.append((begin, end))
+        if holes and holes[-1][1] == self._end:
+            self._end = holes.pop()[0]
+        self._holes = holes

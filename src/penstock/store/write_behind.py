@@ -1,0 +1,124 @@
+"""Writing samples to a tier that is slow to write to, on threads of its own: nobody who reads waits for a write."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ClosedError
+from penstock.store.group import Bytes, Failed, Ids
+from penstock.store.tier import SlowTier
+
+#: How long closing waits for what is still to be written, which later runs would otherwise read anew.
+_CLOSING_SECONDS = 10.0
+
+
+class WriteBehind:
+    """A tier whose `put` returns at once. What waits to be written is read from memory. Any thread may call anything.
+
+    tier: what is written to, by threads of this object alone; closed with it.
+    queue_bytes: of samples that wait; one that finds no space is not kept, this time. Threads are started
+        by the first sample.
+    """
+
+    def __init__(self, tier: SlowTier, queue_bytes: int, threads: int = 1) -> None:
+        self.tier = tier
+        self._queue_bytes, self._most_threads = queue_bytes, threads
+        #: Guards all below; notified when a sample is queued, the queue is empty, or this is closed.
+        self._changed = threading.Condition()
+        #: By sample, its bytes, and how many of them are counted; and those that threads are writing.
+        self._queued: OrderedDict[int, tuple[Bytes, int]] = OrderedDict()
+        self._writing: dict[int, tuple[Bytes, int]] = {}
+        self._waiting_bytes = 0
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        #: How many samples found no space.
+        self.passed_by = 0
+
+    def put(self, sample: int, data: NDArray[np.uint8], *, stays: bool = False) -> bool:
+        """Have a sample written; return whether it will be, if the tier takes it.
+
+        stays: whether the bytes stay where they are, as in a memory tier; else a copy of them waits.
+        Raises: ClosedError.
+        """
+        nbytes = 0 if stays else data.size
+        with self._changed:
+            if self._is_closed:
+                raise ClosedError("this tier is closed; make a new one")
+            if self._has(sample):
+                return True
+            if self._waiting_bytes + nbytes > self._queue_bytes:
+                self.passed_by += 1
+                return False
+            self._waiting_bytes += nbytes
+        content = data if stays else data.copy()  # not under the lock: it may be large
+        with self._changed:
+            if self._has(sample):
+                self._waiting_bytes -= nbytes
+                return True
+            self._queued[sample] = content, nbytes
+            if len(self._threads) < min(self._most_threads, len(self._queued)):
+                self._threads.append(threading.Thread(target=self._write, name="penstock-disk", daemon=True))
+                self._threads[-1].start()
+            self._changed.notify()
+        return True
+
+    def _has(self, sample: int) -> bool:
+        return sample in self._queued or sample in self._writing or self.tier.contains(sample)
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        """Read samples of the tier, or of what waits; as `SlowTier.read_group`."""
+        with self._changed:
+            waiting = [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
+        if not any(waiting):
+            return self.tier.read_group(ids, into, begins)
+        there = [index for index, found in enumerate(waiting) if found is None]
+        for found, begin in zip(waiting, begins.tolist(), strict=False):
+            if found is not None:
+                into[begin : begin + found[0].size] = found[0]
+        if not there:
+            return []
+        ends = np.append(begins[there], begins[-1])
+        return [(there[index], error) for index, error in self.tier.read_group(ids[there], into, ends)]
+
+    def close(self) -> None:
+        """Write what waits, as far as that is done in ten seconds, and close the tier. Twice is harmless."""
+        with self._changed:
+            if not self._is_closed:
+                self._changed.wait_for(lambda: not self._queued and not self._writing, _CLOSING_SECONDS)
+            self._is_closed = True
+            self._queued.clear()
+            self._changed.notify_all()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join()
+        self.tier.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queued or self._is_closed)
+                if not self._queued:
+                    return
+                sample, (content, nbytes) = self._queued.popitem(last=False)
+                self._writing[sample] = content, nbytes
+            try:
+                self.tier.put(sample, content.data)
+            finally:
+                with self._changed:
+                    del self._writing[sample]
+                    self._waiting_bytes -= nbytes
+                    self._changed.notify_all()

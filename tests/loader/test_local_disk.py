@@ -1,0 +1,215 @@
+"""Samples kept on a local disk: read there in later epochs and later runs, whatever happens to the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader import Loader, setup
+from penstock.loader.transforms import DecodeRaw
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.store import FlatFolder
+from penstock.store.group import Bytes, Failed, Ids
+
+SAMPLES, NBYTES, BATCH, FEW = 96, 2_000, 8, 24
+
+
+class CountedFolder(FlatFolder):
+    """Counts which samples are read from the store; its files take a while."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, extensions=None)
+        self.reads: list[int] = []
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        self.reads += ids.tolist()
+        time.sleep(4e-3)  # a disk is not asked for what a store gives as fast
+        return super().read_group(ids, into, begins)
+
+
+@pytest.fixture(autouse=True)
+def _much_space_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of these tests is as fast as their disk: whatever finds no space there is read once more."""
+    monkeypatch.setattr(setup, "_QUEUED_SHARE", 0.6)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for sample in range(SAMPLES):
+        (folder / f"{sample:03}.bin").write_bytes(content(sample))
+    return folder
+
+
+def content(sample: int) -> bytes:
+    return np.random.default_rng(sample).bytes(NBYTES)
+
+
+Run = tuple[list[bytes], list[int], list[str]]
+
+
+def run(data: Path, *, memory: str = "300 kB", decoders: int = 1, **arguments: Any) -> Run:
+    """Return the batches of a run, the samples that were read from the store, and what was reported."""
+    source, lines = CountedFolder(data), list[str]()
+    with Loader(
+        source,
+        batch_size=BATCH,
+        epochs=3,
+        seed=5,
+        memory=memory,
+        decoders=decoders,
+        transforms=[DecodeRaw("uint8", (NBYTES,))],
+        dtype="uint8",
+        report=lines.append,
+        **arguments,
+    ) as loader:
+        batches = [images.tobytes() for _ in range(3) for images, _ in loader]
+    return batches, source.reads, lines
+
+
+def test_what_memory_cannot_keep_a_disk_does_and_the_next_run_reads_nothing_again(
+    data: Path, tmp_path: Path
+) -> None:
+    plain, plain_reads, _ = run(data, memory="120 kB")
+    first, first_reads, lines = run(data, local_disk=tmp_path / "disk")
+    second, second_reads, more = run(data, local_disk=tmp_path / "disk")
+    (memory,) = (line for line in lines if "of memory" in line)
+
+    assert plain == first == second
+    assert len(plain_reads) > 2 * SAMPLES
+    assert set(first_reads) == set(range(SAMPLES))
+    # On a busy machine the store may be the sooner one for some.
+    assert len(first_reads) < SAMPLES + FEW
+    assert len(second_reads) < FEW
+    assert f"on local disk '{tmp_path / 'disk'}'" in memory
+    assert any(" there already" in line for line in more)
+
+
+def test_any_number_of_threads_memory_and_disks_gives_the_same_batches(data: Path, tmp_path: Path) -> None:
+    expected, _, _ = run(data)
+    disks = {str(tmp_path / "a"): "50 kB", str(tmp_path / "b"): "60 kB"}
+
+    assert run(data, local_disk=disks, decoders=0)[0] == expected
+    assert run(data, local_disk=disks, decoders=3)[0] == expected
+    assert run(data, local_disk=disks, memory="200 kB")[0] == expected
+    assert run(data, local_disk=disks, memory="1 MB")[0] == expected
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "a", "b"}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "garbage"])
+def test_a_disk_that_is_damaged_between_two_runs_changes_no_batch(
+    data: Path, tmp_path: Path, damage: str
+) -> None:
+    expected, _, _ = run(data, local_disk=tmp_path / "disk")
+    (file,) = (tmp_path / "disk").glob("*.samples")
+    stored = bytearray(file.read_bytes())
+    if damage == "flip":
+        stored[::500] = bytes(byte ^ 1 for byte in stored[::500])
+        file.write_bytes(stored)
+    elif damage == "cut":
+        file.write_bytes(stored[: len(stored) // 2])
+    elif damage == "remove":
+        file.unlink()
+    else:
+        (index,) = (tmp_path / "disk").glob("*.index")
+        index.write_bytes(os.urandom(5_000))
+
+    found, reads, _ = run(data, local_disk=tmp_path / "disk")
+    again, later, _ = run(data, local_disk=tmp_path / "disk")
+
+    assert found == again == expected
+    assert len(reads) >= SAMPLES // 4
+    assert len(later) < FEW, "what was read anew was written anew"
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_run_is_reported_once_and_changes_no_batch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _, _ = run(data)
+    write, written = os.pwrite, list[int]()
+
+    def fail(file: int, content: bytes, begin: int) -> int:
+        written.append(begin)
+        if len(written) > 20:
+            raise OSError(5, "Input/output error")
+        return write(file, content, begin)
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    found, _, lines = run(data, local_disk=tmp_path / "disk")
+
+    assert found == expected
+    assert len([line for line in lines if "Input/output error" in line]) == 1
+
+
+def test_other_data_full_refresh_and_other_memory_are_told_apart(data: Path, tmp_path: Path) -> None:
+    run(data, local_disk=tmp_path / "disk")
+    other = tmp_path / "other"
+    other.mkdir()
+    for sample in range(SAMPLES):
+        (other / f"{sample:03}.bin").write_bytes(content(sample + 1_000))
+
+    expected, _, _ = run(other)
+    found, reads, _ = run(other, local_disk=tmp_path / "disk")
+    assert found == expected
+    assert set(reads) == set(range(SAMPLES))
+
+    # What another memory keeps is on the disk just as well.
+    _, reads, _ = run(data, local_disk=tmp_path / "disk", memory="250 kB")
+    assert len(reads) < FEW
+
+
+def test_the_disks_of_a_machine_are_used(data: Path, tmp_path: Path) -> None:
+    read = Curve(((1, 1e9),))
+    storage = (
+        StorageClass("staging", 10**6, 1, read),
+        StorageClass("ssd", 10**6, 2, read, backend="filesystem", path=str(tmp_path / "ssd")),
+    )
+    machine = Machine(SharedStore(None, Curve(((1, 1e6),)), 0.01), storage)
+
+    expected, _, _ = run(data)
+    found, _, _ = run(data, machine=machine)
+    _, reads, lines = run(data, machine=machine)
+
+    assert found == expected
+    assert len(reads) < FEW
+    assert any(f"on local disk '{tmp_path / 'ssd'}'" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("local_disk", "message"),
+    [
+        (7, "local_disk is 7; it is a folder, or folders and what each may hold"),
+        ({}, r"local_disk is \{\}"),
+        ({"/scratch": "much"}, r"local_disk\['/scratch'\]: "),
+        ({"/scratch": 0}, r"local_disk\['/scratch'\]: "),
+    ],
+)
+def test_a_local_disk_that_is_none_is_refused(data: Path, local_disk: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(data, local_disk=local_disk)
+
+
+def test_a_folder_that_cannot_be_used_and_a_data_set_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can keep no samples"):
+        run(data, local_disk=data / "000.bin")
+    with pytest.raises(ConfigError, match="local_disk is for the samples of a folder or source"):
+        Loader([1, 2, 3], batch_size=1, epochs=1, local_disk=tmp_path)
+
+
+def test_nothing_is_left_open(data: Path, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    run(data, local_disk=tmp_path / "disk")
+    with pytest.raises(ConfigError):
+        run(data, local_disk=tmp_path / "disk", memory="10 kB")
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    # And no lock: the next run takes the same tier.
+    run(data, local_disk=tmp_path / "disk")
+    assert len(list((tmp_path / "disk").iterdir())) == 2

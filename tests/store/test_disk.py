@@ -1,0 +1,331 @@
+"""A disk tier: what is kept is found again by later runs, and whatever happens to its files, nothing wrong is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import ClosedError, ConfigError, DataError
+from penstock.store.disk import DiskTier, disk_tiers, remove_tier
+
+SIZES = np.array([5, 300, 0, 4096, 17, 100_000, 1, 999], np.int64)
+CONTENTS = [np.random.default_rng(sample).bytes(size) for sample, size in enumerate(SIZES.tolist())]
+DATA, OTHER = bytes(range(16)), bytes(range(1, 17))
+ENOUGH = 1 << 20
+
+
+def found_in(tier: DiskTier) -> dict[int, bytes]:
+    """Read all that a tier says it has, but for what it finds to be wrong."""
+    ids = tier.held()
+    begins = np.concatenate(([0], np.cumsum(SIZES[ids])))
+    into = np.empty(int(begins[-1]), np.uint8)
+    failed = {index for index, _ in tier.read_group(ids, into, begins)}
+    return {
+        int(sample): into[begins[index] : begins[index + 1]].tobytes()
+        for index, sample in enumerate(ids)
+        if index not in failed
+    }
+
+
+def put_all(tier: DiskTier) -> None:
+    for sample, content in enumerate(CONTENTS):
+        assert tier.put(sample, content)
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Iterator[Callable[..., DiskTier]]:
+    """Opens the tier of the data in a folder, after closing what was opened before."""
+    tiers: list[DiskTier] = []
+
+    def open_tier(capacity_bytes: int = ENOUGH, fingerprint: bytes = DATA) -> DiskTier:
+        for tier in tiers:
+            tier.close()
+        tiers.append(DiskTier(tmp_path / "tier", capacity_bytes, fingerprint, SIZES))
+        return tiers[-1]
+
+    yield open_tier
+    for tier in tiers:
+        tier.close()
+
+
+Reopen = Callable[..., DiskTier]
+
+
+class TestOneRun:
+    def test_samples_are_read_in_any_order_into_any_places(self, reopen: Reopen) -> None:
+        tier = reopen()
+        put_all(tier)
+
+        ids, begins = np.array([5, 0, 3, 0]), np.array([7, 100_007, 100_020, 104_200, 104_205])
+        into = np.zeros(104_300, np.uint8)
+        assert tier.read_group(ids, into, begins) == []
+
+        for sample, begin in zip(ids.tolist(), begins.tolist(), strict=False):
+            assert into[begin : begin + SIZES[sample]].tobytes() == CONTENTS[sample]
+        assert found_in(tier) == dict(enumerate(CONTENTS))
+        assert tier.used_bytes == SIZES.sum()
+
+    def test_what_is_not_kept_fails_and_the_others_are_read(self, reopen: Reopen) -> None:
+        tier = reopen()
+        tier.put(4, CONTENTS[4])
+        into = np.empty(4_200, np.uint8)
+
+        ((index, error),) = tier.read_group(np.array([3, 4]), into, np.array([0, 4_096, 4_113]))
+
+        assert index == 0
+        assert isinstance(error, DataError)
+        assert into[4_096:4_113].tobytes() == CONTENTS[4]
+
+    def test_a_sample_that_does_not_fit_is_not_kept(self, reopen: Reopen) -> None:
+        tier = reopen(1_000)
+
+        assert tier.put(7, CONTENTS[7])
+        assert not tier.put(1, CONTENTS[1])
+        tier.evict(np.array([7]))
+        assert tier.put(1, CONTENTS[1])
+        assert found_in(tier) == {1: CONTENTS[1]}
+
+    def test_bytes_of_another_number_than_the_sample_has_are_an_error(self, reopen: Reopen) -> None:
+        with pytest.raises(DataError, match="sample 0 has 5 bytes, not 4"):
+            reopen().put(0, b"1234")
+
+    def test_a_closed_tier_is_an_error_and_a_capacity_of_nothing(self, reopen: Reopen) -> None:
+        tier = reopen()
+        tier.close()
+        tier.close()
+
+        with pytest.raises(ClosedError):
+            tier.put(0, CONTENTS[0])
+        with pytest.raises(ClosedError):
+            found_in(tier)
+        with pytest.raises(ConfigError, match="capacity_bytes is 0"):
+            reopen(0)
+
+    def test_threads_that_write_and_read_find_whole_samples(self, reopen: Reopen) -> None:
+        tier = reopen()
+
+        def put(sample: int) -> None:
+            tier.put(sample % SIZES.size, CONTENTS[sample % SIZES.size])
+            assert found_in(tier).items() <= dict(enumerate(CONTENTS)).items()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(put, range(64)))
+
+        assert found_in(tier) == dict(enumerate(CONTENTS))
+
+
+class TestLaterRuns:
+    def test_a_later_run_over_the_same_data_has_all_at_once(self, reopen: Reopen) -> None:
+        put_all(reopen())
+
+        assert found_in(reopen()) == dict(enumerate(CONTENTS))
+        assert reopen().used_bytes == SIZES.sum()
+
+    def test_a_run_over_other_data_finds_nothing_and_leaves_what_is_there(self, reopen: Reopen) -> None:
+        put_all(reopen())
+
+        assert found_in(reopen(fingerprint=OTHER)) == {}
+        assert found_in(reopen()) == dict(enumerate(CONTENTS))
+
+    def test_a_smaller_capacity_keeps_what_lies_in_it(self, reopen: Reopen, tmp_path: Path) -> None:
+        put_all(reopen())
+
+        tier = reopen(5_000)
+
+        assert found_in(tier) == {sample: CONTENTS[sample] for sample in (0, 1, 2, 3, 4)}
+        assert tier.samples_path.stat().st_size == 5_000
+        assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in (0, 1, 2, 3, 4)}
+
+    def test_two_processes_have_a_tier_each_and_each_finds_its_own_again(self, tmp_path: Path) -> None:
+        first, second = (DiskTier(tmp_path, ENOUGH, DATA, SIZES, number=number) for number in (0, 1))
+        first.put(0, CONTENTS[0])
+        second.put(1, CONTENTS[1])
+        first.close()
+        second.close()
+
+        again = DiskTier(tmp_path, ENOUGH, DATA, SIZES, number=1)
+        assert found_in(again) == {1: CONTENTS[1]}
+        third = DiskTier(tmp_path, ENOUGH, DATA, SIZES, number=1)  # number 1 is in use
+        assert third.path != again.path
+        again.close()
+        third.close()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(steps=st.lists(st.tuples(st.sampled_from("pppper"), st.integers(0, SIZES.size - 1)), max_size=25))
+    def test_it_behaves_like_a_dictionary_across_runs(
+        self, reopen: Reopen, steps: list[tuple[str, int]]
+    ) -> None:
+        tier, kept = reopen(110_000), dict[int, bytes]()
+        tier.evict(np.arange(SIZES.size))
+        for step, sample in steps:
+            if step == "p" and tier.put(sample, CONTENTS[sample]):
+                kept[sample] = CONTENTS[sample]
+            elif step == "e":
+                tier.evict(np.array([sample]))
+                kept.pop(sample, None)
+            elif step == "r":
+                tier = reopen(110_000)
+            assert found_in(tier) == kept
+            assert tier.used_bytes == sum(map(len, kept.values()))
+
+
+class TestDamage:
+    def test_a_flipped_byte_is_found_at_the_first_read_and_never_handed_out(
+        self, reopen: Reopen, tmp_path: Path
+    ) -> None:
+        tier = reopen()
+        put_all(tier)
+        begin = int(SIZES[:5].sum())
+        with open(tier.samples_path, "r+b") as file:
+            file.seek(begin + 50_000)
+            byte = file.read(1)[0]
+            file.seek(begin + 50_000)
+            file.write(bytes([byte ^ 1]))
+
+        tier = reopen()
+
+        assert found_in(tier) == {s: content for s, content in enumerate(CONTENTS) if s != 5}
+        assert tier.mismatches == 1
+        assert tier.put(5, CONTENTS[5])
+        assert found_in(tier) == found_in(reopen()) == dict(enumerate(CONTENTS))
+
+    def test_an_index_that_is_cut_off_anywhere_loses_only_what_is_cut(self, reopen: Reopen) -> None:
+        tier = reopen()
+        put_all(tier)
+        tier.close()
+        content = tier.path.read_bytes()
+
+        for size in [*range(4_096, len(content), 7), 0, 100, 4_095]:
+            tier.path.write_bytes(content[:size])
+            whole = max(0, (size - 4_096) // 40)
+            assert found_in(reopen()) == dict(list(enumerate(CONTENTS))[:whole])
+
+    @pytest.mark.parametrize("at", [0, 9, 12, 20, 40, 4_096, 4_100, 4_110, 4_118, 4_126, 4_134])
+    def test_a_flipped_byte_of_the_index_makes_nothing_wrong(self, reopen: Reopen, at: int) -> None:
+        tier = reopen()
+        put_all(tier)
+        tier.close()
+        content = bytearray(tier.path.read_bytes())
+        content[at] ^= 0x10
+        tier.path.write_bytes(content)
+
+        found = found_in(reopen())
+
+        assert found == ({} if at < 4_096 else dict(list(enumerate(CONTENTS))[1:]))
+
+    def test_samples_that_are_cut_off_are_not_found(self, reopen: Reopen) -> None:
+        tier = reopen()
+        put_all(tier)
+        tier.close()
+        os.truncate(tier.samples_path, int(SIZES[:4].sum()))
+
+        assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in range(4)}
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_a_process_that_is_killed_leaves_what_it_had_written(self, tmp_path: Path, seed: int) -> None:
+        code = f"""
+            import os, sys
+            import numpy as np
+            from tests.store.test_disk import CONTENTS, DATA, ENOUGH, SIZES
+            from penstock.store.disk import DiskTier
+            tier, order = DiskTier({str(tmp_path)!r}, ENOUGH, DATA, SIZES), np.random.default_rng({seed})
+            print("ready", flush=True)
+            while True:
+                sample = int(order.integers(SIZES.size))
+                tier.put(sample, CONTENTS[sample]) if order.random() < 0.6 else tier.evict(np.array([sample]))
+        """
+        for _ in range(3):
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(code)],
+                stdout=subprocess.PIPE,
+                cwd=Path(__file__).parents[2],
+            )
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+            tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES)
+            found = found_in(tier)
+            assert found.items() <= dict(enumerate(CONTENTS)).items()
+            assert tier.path.name.endswith("-0.index")  # the lock went with the process
+            tier.close()
+
+
+class TestDisks:
+    def test_a_disk_that_is_full_keeps_what_it_has_and_says_so_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lines: list[str] = []
+        tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES, report=lines.append)
+        tier.put(0, CONTENTS[0])
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", full)
+        assert not tier.put(1, CONTENTS[1])
+        assert not tier.put(3, CONTENTS[3])
+        monkeypatch.undo()
+
+        assert not tier.put(4, CONTENTS[4])
+        assert found_in(tier) == {0: CONTENTS[0]}
+        assert [line for line in lines if "No space left on device" in line] == lines
+        assert len(lines) == 1
+        tier.close()
+
+    def test_a_disk_with_less_space_than_asked_for_gets_a_smaller_tier(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lines: list[str] = []
+        real = os.fstatvfs
+
+        def almost_full(file: int) -> os.statvfs_result:
+            fields = list(real(file))
+            fields[1], fields[4] = 1_000, 50  # bytes of a block, free blocks
+            return os.statvfs_result(fields)
+
+        monkeypatch.setattr(os, "fstatvfs", almost_full)
+        tier = DiskTier(tmp_path, 1 << 40, DATA, SIZES, report=lines.append)
+
+        assert tier.capacity_bytes == 49_000
+        assert lines == [
+            f"{tmp_path} has 49 kB free of the 1.1 TB that samples were to have: fewer are kept there"
+        ]
+        assert not tier.put(5, CONTENTS[5])
+        assert tier.put(3, CONTENTS[3])
+        tier.close()
+
+    def test_a_folder_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+
+        for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+            with pytest.raises(DataError, match=f"{folder} can keep no samples"):
+                DiskTier(folder, ENOUGH, DATA, SIZES)
+
+    def test_tiers_are_listed_and_those_that_nobody_uses_removed(self, tmp_path: Path) -> None:
+        used = DiskTier(tmp_path, ENOUGH, DATA, SIZES, about="photos")
+        unused = DiskTier(tmp_path, ENOUGH, OTHER, SIZES, about="texts")
+        unused.close()
+        (tmp_path / "other.index").write_bytes(b"not ours")
+
+        facts = disk_tiers(tmp_path)
+        assert {(each.about, each.is_used) for each in facts} == {("photos", True), ("texts", False)}
+        assert all(each.nbytes >= ENOUGH for each in facts)
+
+        assert [remove_tier(each.path) for each in facts] == [not each.is_used for each in facts]
+        assert [each.about for each in disk_tiers(tmp_path)] == ["photos"]
+        used.put(0, CONTENTS[0])
+        used.close()
