@@ -16,7 +16,7 @@ from penstock.plan.orders import (
     RepeatingOrder,
     Sequential,
 )
-from penstock.plan.packing import Packing
+from penstock.plan.packing import Packing, Row
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Assigned, Balanced, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
@@ -39,6 +39,7 @@ __all__ = [
     "Padding",
     "RepeatingOrder",
     "Replicated",
+    "Row",
     "Scattered",
     "Sequential",
     "Shares",
