@@ -228,7 +228,8 @@ class SourceFetcher:
     def _copied(self, sample: int, data: Bytes, tier: MemoryTier) -> Any:
         """Have a tier keep a sample; return the bytes there."""
         if tier.put(sample, data.data):
-            return np.frombuffer(tier.view(sample), np.uint8)
+            # Of one that another thread brings, or an interrupt has kept from arriving, there is no view yet.
+            return np.frombuffer(tier.view(sample), np.uint8) if tier.contains(sample) else data
         error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
         return Failed(located(error, sample, self.describe))
 
