@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import platform
 import socket
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from penstock.arena import Arena
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
-from penstock.flow.cpus import memory_limit_bytes
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
@@ -39,10 +37,9 @@ from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import Collector
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
-from penstock.loader.setup import Setup, process_plan, set_up
+from penstock.loader.setup import set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
-from penstock.loader.switching import Switching
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.loader.worker import MovableDecoder, check_not_importing
 from penstock.machine import Machine
@@ -60,8 +57,6 @@ from penstock.units import is_integer
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
-#: Of the memory, to copy a data set that nobody said to copy.
-_COPY_SHARE = 8
 
 
 class Loader:
@@ -187,10 +182,8 @@ class Loader:
             self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
-        self._make_processes(to_user)
+        self._make_processes()
         self._engine = engine = self._make_engine(to_user)
-        if self._switching is not None:
-            self._switching.watch(engine)
         self._starter = Starter()
         if self._trace is not None:
             self._collector.hold()
@@ -215,24 +208,14 @@ class Loader:
         if state is not None:
             self._begin_at(read_state(state, self._described, self._plan, self._rank))
 
-    def _make_processes(self, report: Callable[[str], None]) -> None:
-        """Have worker processes fetch and decode, where they are to, or may later."""
-        setup = self._setup
-        decoder = cast(MovableDecoder, self._decoder)
-        self._processes: Processes | None = None
-        self._switching: Switching | None = None
-        if setup.processes is not None:
-            self._processes = Processes(setup.processes, self._fetcher, decoder, self._staging)
-        elif self._may_switch:
-            make = partial(_make_processes, setup, self._agreed.config, self._front_end, self._staging)
-            self._switching = Switching(
-                self._fetcher, decoder, make, report, cpus=setup.cpus, samples=_samples_of(self._plan)
-            )
-        self._fetcher = self._processes or self._switching or self._fetcher
-
-    @property
-    def _may_switch(self) -> bool:
-        return self._agreed.config.workers == "auto" and self._setup.may_switch
+    def _make_processes(self) -> None:
+        """Have worker processes fetch and decode, where they are to."""
+        plan = self._setup.processes
+        self._processes = None
+        if plan is not None:
+            decoder = cast(MovableDecoder, self._decoder)
+            self._processes = Processes(plan, self._fetcher, decoder, self._staging)
+            self._fetcher = self._processes
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -242,7 +225,7 @@ class Loader:
             rows,
             setup.budget.staging_bytes,
             self._front_end.device_event(),
-            partial(Arena, is_shared=setup.processes is not None or self._may_switch, huge_pages=True),
+            partial(Arena, is_shared=setup.processes is not None, huge_pages=True),
             beside=setup.beside,
         )
         for _ in range(setup.limits.slots):
@@ -264,7 +247,7 @@ class Loader:
                 setup.held,
             ),
             self._fetcher,
-            self._processes or self._switching or self._decoder,
+            self._decoder if self._processes is None else self._processes,
             self._staging,
             self._recorder,
             EngineSettings(
@@ -866,26 +849,6 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
         fetcher.prepare()
     elif isinstance(fetcher, Processes):
         fetcher.begin()
-
-
-def _make_processes(
-    setup: Setup, config: LoaderConfig, front_end: FrontEnd, staging: StagingBuffer, count: int
-) -> Processes:
-    """Make worker processes for a data set that threads have called. Raises: ConfigError where it cannot be copied."""
-    most_bytes = memory_limit_bytes() / _COPY_SHARE
-    plan = process_plan(cast(MapDataset, setup.source), config, front_end, count, most_bytes)
-    processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
-    if processes.needs_main:
-        raise ConfigError(
-            f"what {setup.data.place} needs is defined in the script itself, which a process would have to run to find "
-            f"it: move it to a module, or give workers={count}"
-        )
-    return processes
-
-
-def _samples_of(plan: AccessPlan) -> float:
-    """Return about how many samples a rank has to load."""
-    return math.inf if plan.is_endless else plan.epochs * plan.length(0) / plan.ranks
 
 
 def _change_nothing() -> None:
