@@ -1,4 +1,4 @@
-"""Data sets whose samples depend on what else goes on are reported, with what to do."""
+"""Data sets whose samples depend on threads or on other samples are reported, with what to do."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class Seen(lightning.LightningModule):
 def test_a_training_of_lightning_resumes_in_the_midst_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lightning saves the state of a loader that has one, and goes on with other workers here."""
+    """Lightning saves the state of a loader that has one; it resumes here with another number of workers."""
     # It would start MPI, to find out whether it runs under it.
     monkeypatch.setattr(MPIEnvironment, "detect", staticmethod(lambda: False))
 

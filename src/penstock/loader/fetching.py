@@ -141,10 +141,7 @@ class SourceFetcher:
         begins = None if tier is None else tier.take_space(ids, sizes)
         if tier is None or begins is None:
             tier = None
-            begins = np.zeros(ids.size + 1, np.int64)
-            np.cumsum(sizes, out=begins[1:])
-            if into is None or order is not None or not (sizes * ids.size == into.size).all():
-                into = self._memory_for(int(begins[-1]), lasting, SOURCE, is_alone=ids.size == 1)
+            into, begins = self._space_for(sizes, into if order is None else None, lasting, SOURCE)
         else:
             into = tier.array
         began = time.perf_counter()
@@ -154,9 +151,7 @@ class SourceFetcher:
             failed = read_all_merged(self._source, reads, ids, into, begins, at)
         if self._near is not None and not failed:
             self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
-        found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
-        for index, error in failed:
-            found[index] = Failed(located(error, int(ids[index]), self.describe))
+        found = self._pieces(ids, into, begins, failed)
         if tier is not None:
             wrong = np.array([index for index, _ in failed], np.int64)
             tier.drop(ids[wrong])
@@ -204,12 +199,13 @@ class SourceFetcher:
             objects.end_waits()
 
     def _from_slow(self, ids: Ids, origin: int, into: Bytes | None, lasting: bool) -> list[Any]:
-        sizes = self._sizes_bytes[ids]
-        begins = np.zeros(ids.size + 1, np.int64)
-        np.cumsum(sizes, out=begins[1:])
-        if into is None or not (sizes * ids.size == into.size).all():
-            into = self._memory_for(int(begins[-1]), lasting, origin, is_alone=ids.size == 1)
-        failed = self._slow[origin].read_group(ids, into, begins)
+        into, begins = self._space_for(self._sizes_bytes[ids], into, lasting, origin)
+        return self._pieces(ids, into, begins, self._slow[origin].read_group(ids, into, begins))
+
+    def _pieces(
+        self, ids: Ids, into: Bytes, begins: Ids, failed: Sequence[tuple[int, Exception]]
+    ) -> list[Any]:
+        """Return the bytes of each sample that was read, or `Failed`."""
         found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
         for index, error in failed:
             found[index] = Failed(located(error, int(ids[index]), self.describe))
@@ -232,6 +228,17 @@ class SourceFetcher:
             return np.frombuffer(tier.view(sample), np.uint8) if tier.contains(sample) else data
         error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
         return Failed(located(error, sample, self.describe))
+
+    def _space_for(self, sizes: Ids, into: Bytes | None, lasting: bool, origin: int) -> tuple[Bytes, Ids]:
+        """Return where samples of these sizes go: memory, and where in it each begins and the last one ends.
+
+        into: memory that does if all have one size and fill it.
+        """
+        begins = np.zeros(sizes.size + 1, np.int64)
+        np.cumsum(sizes, out=begins[1:])
+        if into is None or not (sizes * sizes.size == into.size).all():
+            into = self._memory_for(int(begins[-1]), lasting, origin, is_alone=sizes.size == 1)
+        return into, begins
 
     def _memory_for(self, nbytes: int, lasting: bool, origin: int, *, is_alone: bool) -> Bytes:
         if nbytes >= _MAPPED_BYTES and (lasting or is_alone):

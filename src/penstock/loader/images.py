@@ -22,7 +22,7 @@ from penstock.loader.transforms.sizes import read_size
 from penstock.policy import Load
 
 _DRAWS_KEPT = 16
-#: Pictures that are decoded by one call where Python goes on with each: they stay in the processor's cache.
+#: Pictures that are decoded by one call where a Python step follows for each: they stay in the processor's cache.
 _FRONTS = 8
 # Of a picture that is only guessed at: photographs have 2 to 8.
 _MOST_PIXELS_A_BYTE = 8

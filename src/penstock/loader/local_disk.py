@@ -101,8 +101,9 @@ def open_disks(
     rank: of this process. is_new: whether what earlier runs left is given up.
     Raises: DataError naming the folder where one cannot be used.
     """
-    fingerprint, about = fingerprint_of(source) if classes else b"", repr(source)
-    disks = []
+    if not classes:
+        return []
+    fingerprint, disks = fingerprint_of(source), list[Disk]()
     for storage in classes:
         assert storage.path is not None, "its backend is a file system"
         make = partial(
@@ -111,7 +112,7 @@ def open_disks(
             storage.capacity_bytes,
             fingerprint,
             source.sizes_bytes,
-            about=about,
+            about=repr(source),
             number=rank,
             report=calls.report,
         )

@@ -110,7 +110,7 @@ class Mixture:
 
     Nothing is drawn at random but the order within each source: whose turn it is follows from the weights, at any
     position without those before. Ids are those of the sources end to end. A source that was read to its end begins
-    anew, in another order; where an epoch ends before, the next one goes on where it stopped.
+    anew, in another order; where an epoch ends before, the next one continues where it stopped.
 
     sizes: samples of each source.
     weights: a number for each source; their proportions count. Or a schedule: [(0, weights), (10_000, weights)] are

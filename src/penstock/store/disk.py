@@ -50,7 +50,7 @@ _NAME = re.compile(r"penstock-([0-9a-f]{32})-(\d+)\.index")
 _SPARED_SHARE = 0.02
 #: Of the same data, which are used at the same time.
 _MOST_TIERS = 1024
-#: Odd numbers by which the fields of an entry are told apart.
+#: Odd numbers that the fields of an entry are multiplied by, so that two that change places change the checksum.
 _FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
 )
