@@ -94,7 +94,14 @@ def _version(sources: Path) -> str:
         for name, value in os.environ.items()
         if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
     )
-    known = [str(sources), version("numba"), version("llvmlite"), platform.python_version(), *settings]
+    # Not where they lie: another checkout or environment of the same sources has the same machine code.
+    known = [
+        str(sources.relative_to(Path(__file__).parent)),
+        version("numba"),
+        version("llvmlite"),
+        platform.python_version(),
+        *settings,
+    ]
     digest = hashlib.sha256("\n".join(known).encode())
     plain = [sources / name for name in _PLAIN.get(sources.name, ())]
     for path in (*sorted(sources.glob("*kernel*.py")), *plain, Path(__file__).with_name("kernel.py")):
