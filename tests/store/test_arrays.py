@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import Sequential
-from penstock.store import Arrays, Numbers, Records, Tokens, extents_of, packed, read_group
+from penstock.store import Arrays, Numbers, Records, Tokens, extents_of, open_files, packed, read_group
 
 CIFAR = np.dtype([("label", "u1"), ("image", "u1", (3, 4, 4))])
 
@@ -55,12 +55,14 @@ def test_rows_of_an_array_are_batches_without_another_argument(
     assert {batch.dtype for batch in batches} == {np.dtype(dtype).newbyteorder("=")}
 
 
-@pytest.mark.parametrize("form", ["compiled", "plain"])
+@pytest.mark.parametrize("form", ["mapped", "read", "plain"])
 def test_a_shuffled_epoch_has_every_row_once_with_its_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     if form == "plain":
         monkeypatch.setattr(type(packed.READ_PIECES), "ask", lambda part: None)
+    if form == "read":
+        monkeypatch.setattr(open_files, "map_file", lambda descriptor, nbytes: None)
     rows = np.arange(1000 * 6, dtype="f4").reshape(1000, 6)
     for number, part in enumerate(np.split(rows, [100, 100, 550])):  # one of them has no rows
         save(tmp_path / f"part-{number}.npy", part)

@@ -28,7 +28,7 @@ from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import Sequential
-from penstock.store import TarShards, catalogs, listing, packed, packed_listing, read_group
+from penstock.store import TarShards, catalogs, listing, open_files, packed, packed_listing, read_group
 from penstock.store.calls import Calls
 from penstock.store.tar import read_members
 
@@ -630,7 +630,7 @@ def test_a_shard_that_is_replaced_is_read_as_it_was_while_it_is_open(tmp_path: P
 
 
 def test_few_descriptors_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_MOST_OPEN", 5)
+    monkeypatch.setattr(open_files, "_MOST_OPEN", 5)
     for number in range(40):
         write(tmp_path / f"{number:02}.tar", {"a.jpg": b"%02d" % number})
     before = len(os.listdir("/proc/self/fd"))
@@ -647,12 +647,14 @@ def test_few_descriptors_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("form", ["compiled", "plain"])
+@pytest.mark.parametrize("form", ["mapped", "read", "plain"])
 def test_a_loader_reads_shards_in_merged_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     if form == "plain":
         monkeypatch.setattr(type(packed.READ_PIECES), "ask", lambda part: None)
+    if form == "read":
+        monkeypatch.setattr(open_files, "map_file", lambda descriptor, nbytes: None)
     for shard in range(4):
         members = [(f"{n:03}.jpg", bytes([shard, n] * 8)) for n in range(50)]
         write(tmp_path / f"{shard}.tar", members + [(f"{n:03}.cls", b"%d" % shard) for n in range(50)])

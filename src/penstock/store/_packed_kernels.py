@@ -1,4 +1,4 @@
-"""The loop that reads pieces of open files.
+"""The loop that reads pieces of open files, or copies them from where these are mapped.
 
 It calls the C library by itself, so that a thread does not wait for the interpreter's lock between two samples.
 """
@@ -17,6 +17,7 @@ from penstock.store.packed import SIGNATURE
 
 _known: Any = types
 _preadv = c_function("preadv", _known.int64, _known.int32, _known.intp, _known.int32, _known.int64)
+_memcpy = c_function("memcpy", _known.intp, _known.intp, _known.intp, _known.intp)
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -24,11 +25,12 @@ Ints = NDArray[np.int64]
 
 @entry
 def read_pieces(
-    descriptors: Ints, offsets: Ints, sizes: Ints, into: Bytes, begins: Ints, failed: Ints
+    files: Ints, places: Ints, offsets: Ints, sizes: Ints, into: Bytes, begins: Ints, failed: Ints
 ) -> int:
     """Read pieces of files; return how many of them failed.
 
-    descriptors, offsets, sizes: int64[n], of each piece an open file, where it begins, its bytes.
+    files: int64[files, 3], of each its descriptor; where it is mapped, and how many bytes, or 0 and 0.
+    places, offsets, sizes: int64[n], of each piece its row of `files`, where it begins, its bytes.
     into: uint8[...], written: piece k goes to into[begins[k]:begins[k] + sizes[k]]. That it fits is checked before.
     begins: int64[n].
     failed: int64[n], written: in front, which pieces are empty or could not be read to their end; ascending.
@@ -36,14 +38,19 @@ def read_pieces(
     Measured: benchmarks/loader/records.py.
     """
     vector = stack_zeros(np.int64, 2)  # a `struct iovec`
-    count = 0
-    for k in range(descriptors.size):
+    target, count = into.ctypes.data, 0
+    for k in range(places.size):
+        descriptor, address, end = files[places[k], 0], files[places[k], 1], files[places[k], 2]
+        size, offset = sizes[k], offsets[k]
+        if size > 0 and 0 <= offset <= end - size:
+            _memcpy(target + begins[k], address + offset, size)
+            continue
         found, got = 0, 1
-        while got > 0 and found < sizes[k]:  # a read may return less than there is, and is continued
-            vector[0], vector[1] = into.ctypes.data + begins[k] + found, sizes[k] - found
-            got = _preadv(descriptors[k], vector.ctypes.data, 1, offsets[k] + found)
+        while got > 0 and found < size:  # a read may return less than there is, and is continued
+            vector[0], vector[1] = target + begins[k] + found, size - found
+            got = _preadv(descriptor, vector.ctypes.data, 1, offset + found)
             found += max(got, 0)
-        if sizes[k] == 0 or found != sizes[k]:
+        if size == 0 or found != size:
             failed[count] = k
             count += 1
     return count

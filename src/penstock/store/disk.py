@@ -217,8 +217,8 @@ class DiskTier:
             ]
         order = np.argsort(places[:, 0], kind="stable")
         failed = np.empty(order.size, np.int64)
-        files = np.full(order.size, file, np.int64)
-        count = loop(files, places[order, 0], sizes[order], into, begins[order], failed)
+        files, only = np.array([[file, 0, 0]]), np.zeros(order.size, np.int64)
+        count = loop(files, only, places[order, 0], sizes[order], into, begins[order], failed)
         return list(order[failed[:count]].tolist())
 
     def _is_to_be_compared(self, ids: Ids) -> NDArray[np.bool_]:

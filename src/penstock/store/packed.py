@@ -1,41 +1,38 @@
 """Samples that lie in a few files, many to a file: shards, arrays, records.
 
 A file is a *unit* of `penstock.store.RangedSource`. Its descriptor stays open, so that a sample costs a network file
-system one request. Before each read the file is compared with what it was when its samples were found.
+system one request. Before each read the file is compared with what it was when its samples were found. Files of small
+samples are mapped on local disks (`penstock.store.mapped`), and then compared after it as well.
 
-Decided in docs/decisions/0023-samples-that-share-files.md.
+Decided in docs/decisions/0023-samples-that-share-files.md and 0026-mapped-files.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import resource
 import stat
-import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.compiling import Part
 from penstock.errors import DataError
-from penstock.machine_code import Signature
+from penstock.machine_code import Loop, Signature
 from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
 from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, read_one_by_one
 from penstock.store.labels import Labels
+from penstock.store.mapped import is_guarded
 from penstock.store.object_store import Facts, Piece
+from penstock.store.open_files import OpenFile, OpenFiles, changed
 from penstock.store.pack_file import named_classes
 from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
 
 SIGNATURE = Signature(
-    ("int64[:]", "int64[:]", "int64[:]", "uint8[:]", "int64[:]", "int64[:]"), results=("int64",)
+    ("int64[:, :]", "int64[:]", "int64[:]", "int64[:]", "uint8[:]", "int64[:]", "int64[:]"),
+    results=("int64",),
 )
 READ_PIECES = Part(
     "penstock.store._packed_kernels",
@@ -47,7 +44,11 @@ READ_PIECES = Part(
 
 #: A group that lies in more files is read in parts: as many descriptors of one thread cannot be closed.
 _FILES_AT_ONCE = 16
-_LEAST_OPEN, _MOST_OPEN = 16, 1024
+#: Samples up to this size are copied from mapped files; a call takes little beside reading larger ones.
+_MAPPED_SAMPLE_BYTES = 32 << 10
+#: Files that take a larger share of this machine's memory are not mapped: most of their pages are on the disk.
+_MAPPED_SHARE = 0.5
+_ONLY_FILE = np.zeros(1, np.int64)
 
 
 class PackedFiles(Selectable, ABC):
@@ -84,6 +85,12 @@ class PackedFiles(Selectable, ABC):
         self._file_bytes, self._file_times = file_bytes, file_times
         self.objects = objects
         self._open = OpenFiles(self.files, file_bytes, file_times)
+        self._maps = (
+            sizes_bytes.size > 0
+            and float(sizes_bytes.mean()) <= _MAPPED_SAMPLE_BYTES
+            and int(file_bytes.sum())
+            <= _MAPPED_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        )
 
     @property
     def file_times(self) -> Ids:
@@ -148,28 +155,53 @@ class PackedFiles(Selectable, ABC):
             return read_one_by_one(self, ids, into, begins)
         check_group(self, ids, into, begins)
         units, offsets, sizes = self.extents(ids)
-        numbers = np.unique(units)
+        numbers = np.unique(units) if len(self.files) > 1 else _ONLY_FILE
         wrong: list[int] = []
         for first in range(0, numbers.size, _FILES_AT_ONCE):
-            those = numbers[first : first + _FILES_AT_ONCE]
-            if those.size == numbers.size:
-                which = np.arange(ids.size)
+            some = numbers[first : first + _FILES_AT_ONCE]
+            if some.size == numbers.size:
+                wrong += self._read_some(loop, some, (units, offsets, sizes), into, begins[:-1])
             else:
-                which = np.flatnonzero((those[0] <= units) & (units <= those[-1]))
-            failed = np.empty(which.size, np.int64)
-            with contextlib.ExitStack() as stack:
-                descriptors = np.array([self._lent_or_none(stack, unit) for unit in those.tolist()], np.int64)
-                count = loop(
-                    descriptors[np.searchsorted(those, units[which])],
-                    offsets[which],
-                    sizes[which],
-                    into,
-                    begins[which],
-                    failed,
-                )
-            wrong += which[failed[:count]].tolist()
+                which = np.flatnonzero((some[0] <= units) & (units <= some[-1]))
+                part = units[which], offsets[which], sizes[which]
+                wrong += which[self._read_some(loop, some, part, into, begins[which])].tolist()
         # Read again by Python: errors are described in one place.
         return read_one_by_one(self, ids, into, begins, sorted(wrong)) if wrong else []
+
+    def _read_some(
+        self, loop: Loop, numbers: Ids, extents: tuple[Ids, Ids, Ids], into: Bytes, begins: Ids
+    ) -> list[int]:
+        """Read samples of some files; return the indices of those that were not read. numbers: of the files, ascending.
+
+        extents: of the samples. begins: int64[n].
+        """
+        units, offsets, sizes = extents
+        files: list[OpenFile | None] = []
+        try:
+            for unit in numbers.tolist():
+                try:
+                    files.append(self._open.borrow(unit, is_mapped=self._maps))
+                except DataError:
+                    files.append(None)
+            maps = self._maps and is_guarded()
+            rows = [
+                (-1, 0, 0) if file is None else (file.descriptor, *(file.mapped if maps else (0, 0)))
+                for file in files
+            ]
+            places = np.searchsorted(numbers, units) if numbers.size > 1 else np.zeros(units.size, np.int64)
+            failed = np.empty(units.size, np.int64)
+            count = loop(np.array(rows, np.int64), places, offsets, sizes, into, begins, failed)
+            wrong: list[int] = failed[:count].tolist()
+            for place, file in enumerate(files):
+                if file is not None and rows[place][1] and not self._was_intact(file):
+                    wrong = sorted({*wrong, *np.flatnonzero(places == place).tolist()})
+        finally:
+            self._open.give_back([file for file in files if file is not None])
+        return wrong
+
+    def _was_intact(self, file: OpenFile) -> bool:
+        """Return whether what was copied from a mapped file was there, and that of the file that was listed."""
+        return file.mapped != (0, 0) and self._open.change_of(file) is None
 
     def unit_bytes(self, units: Ids) -> Ids:
         is_there = (units >= 0) & (units < len(self.files))
@@ -230,13 +262,6 @@ class PackedFiles(Selectable, ABC):
             raise IndexError(f"there is no sample {sample}: {self!r}")
         return int(self.sizes_bytes[sample])
 
-    def _lent_or_none(self, stack: contextlib.ExitStack, unit: int) -> int:
-        """Return a descriptor; -1 where there is none, which fails to be read from."""
-        try:
-            return stack.enter_context(self._open.lent(unit))
-        except DataError:
-            return -1
-
     def _fill(self, unit: int, descriptor: int, offset: int, target: memoryview) -> None:
         count, path = 0, self.files[unit]
         try:
@@ -249,110 +274,6 @@ class PackedFiles(Selectable, ABC):
             raise
         except OSError as error:
             raise unreadable(path, error) from error
-
-
-class OpenFiles:
-    """Descriptors of files that stay open, those used least recently closed where there are many.
-
-    Any thread may borrow any of them at any time. files, file_bytes, file_times: see `PackedFiles`.
-    """
-
-    def __init__(self, files: tuple[str, ...], file_bytes: Ids, file_times: Ids) -> None:
-        self._known = files, file_bytes, file_times
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = _MOST_OPEN if soft < 0 else min(max(_LEAST_OPEN, soft // 4), _MOST_OPEN)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        #: Protects `_open`: by file its descriptor and how many borrow it, the one used last at the end.
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, list[int]] = OrderedDict()
-        weakref.finalize(self, _close_all, self._open).atexit = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OpenFiles, self._known
-
-    @contextlib.contextmanager
-    def lent(self, unit: int) -> Iterator[int]:
-        """Lend the descriptor of a file while the context is open.
-
-        Raises: DataError if the file cannot be opened, or is not as it was.
-        """
-        if self._process != os.getpid():  # after a fork, another thread may have held the lock
-            self._begin()
-        with self._lock:
-            entry = self._open.get(unit)
-            if entry is not None:
-                entry[1] += 1
-                self._open.move_to_end(unit)
-        if entry is None:
-            entry = self._opened(unit)
-        try:
-            self._check(unit, entry[0])
-            yield entry[0]
-        finally:
-            with self._lock:
-                entry[1] -= 1
-
-    def close(self) -> None:
-        """Close those that nobody has borrowed."""
-        with self._lock:
-            idle = [unit for unit, (_, users) in self._open.items() if not users]
-            descriptors = [self._open.pop(unit)[0] for unit in idle]
-        for each in descriptors:
-            os.close(each)
-
-    def _opened(self, unit: int) -> list[int]:
-        """Open a file and return its entry, borrowed once."""
-        path = self._known[0][unit]
-        try:
-            # A pipe without a writer is not waited for.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        idle = []
-        with self._lock:
-            entry = self._open.get(unit)
-            if entry is None:
-                entry = self._open[unit] = [descriptor, 1]
-            else:  # another thread was faster
-                entry[1] += 1
-                idle.append(descriptor)
-            excess = len(self._open) - self._most
-            if excess > 0:
-                for other in [key for key, (_, users) in self._open.items() if not users][:excess]:
-                    idle.append(self._open.pop(other)[0])
-        for each in idle:
-            os.close(each)
-        return entry
-
-    def _check(self, unit: int, descriptor: int) -> None:
-        files, file_bytes, file_times = self._known
-        found = os.fstat(descriptor)
-        if found.st_size == file_bytes[unit] and found.st_mtime_ns == file_times[unit]:
-            return
-        with self._lock:  # whoever opens it again may find what was listed
-            if (entry := self._open.get(unit)) is not None and entry[0] == descriptor and entry[1] == 1:
-                del self._open[unit]
-                os.close(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            raise unreadable(files[unit], OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
-        raise changed(files[unit], int(file_bytes[unit]), found.st_size)
-
-
-def _close_all(entries: OrderedDict[int, list[int]]) -> None:
-    while entries:
-        os.close(entries.popitem()[1][0])
-
-
-def changed(path: str, size: int, found: int) -> DataError:
-    """Return what to raise for a file that is another than when its samples were found."""
-    how = f"has {'grown' if found > size else 'shrunk'} from {size:,} to {found:,} bytes"
-    return DataError(
-        f"{path} {'was written again' if found == size else how} since its samples were listed: open the data set "
-        "again, once the file is complete"
-    )
 
 
 def stats_of(files: Sequence[str], objects: Objects | None = None) -> tuple[Ids, Ids]:
