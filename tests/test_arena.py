@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -147,33 +146,90 @@ WORKER = """
 import sys
 import numpy as np
 from penstock.arena import Arena
-from penstock.flow.staging import Field, slot_arrays
+from penstock.flow.staging import Field, slot_arrays, slot_begin
 fields = (Field("images", (3, 5), np.dtype("f4")), Field("labels", (), np.dtype("i8")))
-first, second = (Arena.attach(int(word)) for word in sys.argv[1:])
-for ours, theirs in zip(slot_arrays(first, fields, 4, 4), slot_arrays(second, fields, 4, 4)):
+arena = Arena.attach(int(sys.argv[1]))
+first, second = (
+    slot_arrays(arena.mapping, fields, 4, 4, slot_begin(fields, 4, slot)) for slot in map(int, sys.argv[2:])
+)
+for ours, theirs in zip(first, second):
     theirs[:] = ours[::-1]
 """
 
 
+FIELDS = (Field("images", (3, 5), np.dtype("f4")), Field("labels", (), np.dtype("i8")))
+
+
 def test_another_process_reads_a_slot_and_fills_one() -> None:
-    fields = (Field("images", (3, 5), np.dtype("f4")), Field("labels", (), np.dtype("i8")))
-    staging = StagingBuffer(fields, 4, 10_000, new_arena=partial(Arena, is_shared=True))
+    staging = StagingBuffer(FIELDS, 4, 10_000, is_shared=True)
     slots = [staging.grow(), staging.grow()]
     images, labels = staging.arrays(slots[0])
     images[:] = np.arange(60).reshape(4, 3, 5)
     labels[:] = [7, 8, 9, 10]
-    descriptors = [staging.arena(slot).descriptor for slot in slots]
+    assert staging.arena is not None
 
     subprocess.run(
-        [sys.executable, "-c", WORKER, *map(str, descriptors)],
+        [sys.executable, "-c", WORKER, str(staging.arena.descriptor), *map(str, slots)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        pass_fds=descriptors,
+        pass_fds=[staging.arena.descriptor],
         check=True,
     )
 
     found, last = staging.lend(slots[1], 3, lambda reference: None)
     assert np.array_equal(found, np.arange(60).reshape(4, 3, 5)[:0:-1])
     assert last.tolist() == [10, 9, 8]
+
+
+def test_any_number_of_shared_slots_has_one_descriptor_and_views_of_an_arena_keep_none() -> None:
+    before = open_descriptors()
+    staging = StagingBuffer(FIELDS, 4, 1 << 20, is_shared=True)
+    while staging.can_grow:
+        staging.grow()
+    assert len(staging) == (1 << 20) // staging.slot_bytes > 1000
+
+    assert len(open_descriptors() - before) == 1
+
+    (lent, _) = staging.lend(0, 4, lambda reference: None)
+    staging.close()
+
+    assert open_descriptors() == before
+    assert lent.shape == (4, 3, 5)
+
+
+def resident_bytes(arena: Arena) -> int:
+    """Return what the kernel has given to an arena's file."""
+    return os.fstat(arena.descriptor).st_blocks * 512
+
+
+def test_a_slot_that_is_used_no_more_and_all_that_nobody_refers_to_at_the_end_give_their_pages_back() -> None:
+    rows = Field("rows", (1 << 16,), np.dtype(np.uint8))
+    beside = Beside()
+    staging = StagingBuffer((rows,), 4, 1 << 20, is_shared=True, beside=beside)
+    for slot in (staging.grow(), staging.grow(), staging.grow()):
+        staging.arrays(slot)[0][:] = 5
+    assert staging.arena is not None
+    with Arena.attach(os.dup(staging.arena.descriptor)) as arena:
+        assert resident_bytes(arena) == 3 << 18
+        beside.held_bytes = 1 << 20
+
+        assert staging.retire(1, least=1)
+
+        assert resident_bytes(arena) == 2 << 18
+        (lent,) = staging.lend(2, 4, lambda reference: None)
+
+        staging.close()
+
+        assert resident_bytes(arena) == 1 << 18
+        assert (lent == 5).all()
+
+
+class Beside:
+    """What batches have beside their slots."""
+
+    held_bytes = 0
+
+    def drop(self, slot: int) -> None:
+        """Keep it."""
 
 
 def test_nobody_can_shorten_one_that_others_map() -> None:

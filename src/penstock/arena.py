@@ -6,10 +6,10 @@ Decided in docs/decisions/0018-bytes-by-the-group.md.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
-import sys
 import weakref
 from typing import Any, Self
 
@@ -18,8 +18,18 @@ from numpy.typing import NDArray
 
 from penstock.errors import ClosedError, ConfigError
 
-#: A mapping keeps no descriptor of its own.
-_UNTRACKED: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_MAP_FIXED = 0x10
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_mmap: Any = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_longlong,
+)
 #: No process may change the size of a shared arena: others would be killed when they touch what is gone.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -112,6 +122,17 @@ class Arena:
             raise ClosedError("this arena is closed; make a new one")
         return self._descriptor
 
+    def give_back(self, begin: int, end: int) -> None:
+        """Give back the pages that lie within bytes [begin, end): they are zeros when they are next read.
+
+        Those of a shared arena are gone in all processes.
+        """
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            self.mapping.madvise(
+                mmap.MADV_REMOVE if self.is_shared else mmap.MADV_DONTNEED, first, last - first
+            )
+
     def close(self) -> None:
         """Close the descriptor and let the memory go, which does once nothing views it. Twice is harmless."""
         self._mapping = None
@@ -132,7 +153,16 @@ class Arena:
 
 
 def _mapped(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Return a mapping: of the descriptor, or a private one for -1. nbytes: 0 for as many as the descriptor has."""
-    if descriptor < 0:
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(descriptor, nbytes, **_UNTRACKED)
+    """Return a mapping: of the descriptor, or a private one for -1. nbytes: 0 for as many as the descriptor has.
+
+    It keeps no descriptor: Python's own, before 3.13, would keep a copy of it as long as anything views the memory. So
+    the file takes the place of a private mapping that Python has made, which unmaps either in the end.
+    """
+    nbytes = nbytes or os.fstat(descriptor).st_size
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if descriptor >= 0:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+        if _mmap(address, nbytes, access, flags, descriptor, 0) == _MAP_FAILED:
+            raise OSError(number := ctypes.get_errno(), os.strerror(number))
+    return mapping

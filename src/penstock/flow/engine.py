@@ -801,6 +801,8 @@ class Engine:
         """No work is done any more. Twice is harmless."""
         waits.unregister(self)
         self._fetcher.close()
+        self._arrived.clear()
+        self._staging.close()
         self._when_finished()
 
     def _run_reader(self, worker: int, ring: Ring) -> None:

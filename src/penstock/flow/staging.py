@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from penstock.errors import StagingError
 from penstock.units import format_bytes
 
 _ALIGNMENT = 64
-_IN_HUGE_PAGES = partial(Arena, huge_pages=True)
 #: An array of at most this share of a sample is handed out as a copy: it costs next to nothing, and whoever keeps it
 #: keeps no slot that is many times larger.
 _SMALL_SHARE = 1 / 64
@@ -47,23 +47,24 @@ ROW = Field("row", (), np.dtype(np.uint8))
 class _Slot:
     """One batch's memory."""
 
-    def __init__(self, fields: Sequence[Field], batch_size: int, arena: Arena) -> None:
-        self.arena = arena
-        self.view = partial(slot_arrays, arena, fields, batch_size)
+    def __init__(self, fields: Sequence[Field], batch_size: int, arena: Arena, begin: int = 0) -> None:
+        self.arena, self.begin = arena, begin
+        self.view = partial(slot_arrays, arena.mapping, fields, batch_size, begin=begin)
         self.arrays = self.view(batch_size)
         self.loan: _Loan | None = None
 
 
 def slot_arrays(
-    arena: Arena, fields: Sequence[Field], batch_size: int, rows: int
+    memory: mmap.mmap, fields: Sequence[Field], batch_size: int, rows: int, begin: int = 0
 ) -> tuple[NDArray[Any], ...]:
     """Return the arrays of a slot, [rows, *shape] each: one behind the other, each on a 64-byte boundary.
 
-    arena: of the slot, in this process or in another that has attached it. batch_size: that the slot has space for.
+    memory: the arena of the slot, in this process or in another that has attached it. begin: of the slot there, see
+        `slot_begin`. batch_size: that the slot has space for.
     """
-    arrays, offset = [], 0
+    arrays, offset = [], begin
     for field in fields:
-        arrays.append(np.ndarray((rows, *field.shape), field.dtype, buffer=arena.mapping, offset=offset))
+        arrays.append(np.ndarray((rows, *field.shape), field.dtype, buffer=memory, offset=offset))
         offset += _aligned(batch_size * field.sample_bytes)
     return tuple(arrays)
 
@@ -75,6 +76,16 @@ def _aligned(nbytes: int) -> int:
 def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
     """Return the size of a slot for batches of `batch_size` samples of these fields."""
     return sum(_aligned(batch_size * field.sample_bytes) for field in fields)
+
+
+def slot_begin(fields: Sequence[Field], batch_size: int, slot: int) -> int:
+    """Return where a slot begins in the arena that all slots share."""
+    return slot * _spacing(slot_bytes(fields, batch_size))
+
+
+def _spacing(nbytes: int) -> int:
+    """Return how far apart slots of so many bytes begin: those of empty samples have a place, too."""
+    return max(nbytes, _ALIGNMENT)
 
 
 def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
@@ -168,7 +179,9 @@ class StagingBuffer:
 
     device_event: returns a fresh event for an array that is handed out, or None where no device is in use. The thread
         that drops the array's last reference records it at that moment; the slot is free once the event has passed.
-    new_arena: makes the memory of a slot; shared ones can be mapped by other processes (`arena`, `slot_arrays`).
+    is_shared: whether other processes may map the slots (`arena`, `slot_arrays`, `slot_begin`). Then all have one
+        arena, which takes as much address space as the limit, memory as slots are first written, and one descriptor.
+        Else each has an arena of its own, which goes with the last reference to it.
     beside: what batches have beside their slots, which the limit includes.
     """
 
@@ -178,7 +191,7 @@ class StagingBuffer:
         batch_size: int,
         limit_bytes: int,
         device_event: Callable[[], DeviceEvent | None] | None = None,
-        new_arena: Callable[[int], Arena] = _IN_HUGE_PAGES,
+        is_shared: bool = False,
         beside: Beside | None = None,
     ) -> None:
         self._fields = tuple(fields)
@@ -187,7 +200,10 @@ class StagingBuffer:
         self._are_copied = are_small(fields)
         self._limit_bytes = limit_bytes
         self._device_event = device_event
-        self._new_arena = new_arena
+        spacing = _spacing(self.slot_bytes)
+        #: Of all slots; None where each has its own.
+        self.arena = Arena(max(limit_bytes, spacing), is_shared=True, huge_pages=True) if is_shared else None
+        self._most_slots = math.inf if self.arena is None else self.arena.nbytes // spacing
         self._slots: list[_Slot] = []
         self._beside = beside
         #: Slots that are not used any more.
@@ -210,12 +226,13 @@ class StagingBuffer:
 
     @property
     def used_bytes(self) -> int:
-        """What slots take, and what batches have beside them."""
-        return len(self._slots) * self.slot_bytes + (self._beside.held_bytes if self._beside else 0)
+        """What slots that are in use take, and what batches have beside them."""
+        in_use = len(self._slots) - len(self._retired)
+        return in_use * self.slot_bytes + (self._beside.held_bytes if self._beside else 0)
 
     @property
     def can_grow(self) -> bool:
-        return self.used_bytes + self.slot_bytes <= self._limit_bytes
+        return self.used_bytes + self.slot_bytes <= self._limit_bytes and len(self) < self._most_slots
 
     def grow(self) -> int:
         """Allocate one more slot and return its number.
@@ -229,8 +246,10 @@ class StagingBuffer:
                 f"staging buffer may take {format_bytes(self._limit_bytes)}: batches alias the buffer, so copy what "
                 f"you keep (tensor.clone(), array.copy()) and let go of the rest, or give more memory="
             )
-        arena = self._new_arena(max(self.slot_bytes, 1))
-        self._slots.append(_Slot(self._fields, self._batch_size, arena))
+        arena, begin = self.arena, slot_begin(self._fields, self._batch_size, len(self))
+        if arena is None:
+            arena, begin = Arena(_spacing(self.slot_bytes), huge_pages=True), 0
+        self._slots.append(_Slot(self._fields, self._batch_size, arena, begin))
         return len(self._slots) - 1
 
     def _beside_them(self) -> str:
@@ -240,10 +259,6 @@ class StagingBuffer:
     def arrays(self, slot: int) -> tuple[NDArray[Any], ...]:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""
         return self._slots[slot].arrays
-
-    def arena(self, slot: int) -> Arena:
-        """Return the memory of a slot."""
-        return self._slots[slot].arena
 
     def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
         """Lend the first `rows` rows of a slot: [rows, *shape] each, those that `are_small` as copies.
@@ -305,7 +320,25 @@ class StagingBuffer:
             return False
         self._retired.add(slot)
         self._beside.drop(slot)
+        self._give_back(slot)
         return True
+
+    def _give_back(self, slot: int) -> None:
+        entry = self._slots[slot]
+        entry.arena.give_back(entry.begin, entry.begin + self.slot_bytes)
+
+    def close(self) -> None:
+        """Give back what nobody refers to, once no worker writes any more; other slots go with their references.
+
+        Of slots that are shared, the memory of those that are referred to is given back with the last of them. Twice is
+        harmless.
+        """
+        arena, self.arena = self.arena, None
+        if arena is not None:
+            for slot in range(len(self)):
+                if not self.is_referred_to(slot):
+                    self._give_back(slot)
+            arena.close()
 
     def settle(self, reference: Reference) -> int | None:
         """Take note that an array of a loan is gone; return the slot once it is free. One thread at a time."""

@@ -19,7 +19,6 @@ from typing import Any, NoReturn, Self, Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.arena import Arena
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
@@ -225,7 +224,7 @@ class Loader:
             rows,
             setup.budget.staging_bytes,
             self._front_end.device_event(),
-            partial(Arena, is_shared=setup.processes is not None, huge_pages=True),
+            is_shared=setup.processes is not None,
             beside=setup.beside,
         )
         for _ in range(setup.limits.slots):

@@ -225,7 +225,6 @@ class _Process:
         self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
         self._version = 0
         self.is_ready = False
-        self._known_slots: set[int] = set()
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         #: The sample that it is at, which it writes there itself: known also of one that has died.
@@ -257,14 +256,18 @@ class _Process:
         """Have it begin anew, unless it has begun with this version. Raises: DataError if it died."""
         if version != self._version:
             self._version, self._plan, self._parts = version, plan, parts
-            self._known_slots.clear()
             self.is_ready = False
             self._begin()
 
     def _begin(self) -> None:
         assert self._channel is not None, "it was started"
         dataset, parts = self._plan.dataset, self._parts
-        arenas = [each.arena for each in (dataset, parts) if each.arena is not None]
+        assert self._staging.arena is not None, "slots are shared"
+        arenas = [
+            self._page,
+            self._staging.arena,
+            *(each.arena for each in (dataset, parts) if each.arena is not None),
+        ]
         begin = Begin(
             self._number,
             self._plan.count,
@@ -276,7 +279,7 @@ class _Process:
             (dataset.arena is not None, parts.arena is not None),
         )
         try:
-            self._channel.send(begin, [self._page.descriptor, *(arena.descriptor for arena in arenas)])
+            self._channel.send(begin, [arena.descriptor for arena in arenas])
         except OSError:
             raise self._death(None) from None
 
@@ -296,12 +299,8 @@ class _Process:
                 error = unpack(ready.error)
                 error.add_note(f"while worker process {self._number} imported the data set and what it uses")
                 raise error
-        descriptors = []
-        if load.slot not in self._known_slots:
-            descriptors.append(self._staging.arena(load.slot).descriptor)
-            self._known_slots.add(load.slot)
         try:
-            self._channel.send(Task(load._replace(origins=[], entries=[])), descriptors)
+            self._channel.send(Task(load._replace(origins=[], entries=[])))
         except OSError:
             raise self._death(describe) from None
         answer = self._receive(at, describe, is_given_up)

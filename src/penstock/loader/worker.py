@@ -28,7 +28,7 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.engine import Decoder, Failed, Fetcher
-from penstock.flow.staging import slot_arrays
+from penstock.flow.staging import slot_arrays, slot_begin
 from penstock.loader.global_draws import compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
 from penstock.trace.schema import SOURCE
@@ -44,7 +44,7 @@ class Copy(NamedTuple):
 
 class Begin(NamedTuple):
     """The first message, and any that has it begin anew. Its descriptors: of a page of memory where the process writes
-    the sample that it is at, and of the arenas of the two copies where they have one.
+    the sample that it is at, of the batch slots, and of the arenas of the two copies where they have one.
 
     number: of the process among `processes`. prepare: see `multiprocessing.spawn.prepare`.
     parts: of (fetcher, decoder, init), the last what is called with the process's number.
@@ -61,7 +61,7 @@ class Begin(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A Load to do. Its slot's descriptor comes with the first one."""
+    """A Load to do."""
 
     load: Load
 
@@ -189,6 +189,8 @@ class Worker:
         global _dataset
         spawn.prepare(begin.prepare)
         self._at = Arena.attach(descriptors.pop(0)).array.view(np.int64)
+        with Arena.attach(descriptors.pop(0)) as arena:
+            self._memory = arena.mapping
         opened = [descriptors.pop(0) if has_arena else None for has_arena in begin.has_arenas]
         _dataset = _restored(begin.dataset, opened[0])
         self._fetcher: Fetcher
@@ -207,12 +209,10 @@ class Worker:
             init(begin.number)
             compute_alone()
 
-    def do(self, task: Task, descriptors: list[int]) -> Answer:
+    def do(self, task: Task) -> Answer:
         """Do a Load: write its rows."""
         load = task.load
-        if descriptors:
-            self._slots[load.slot] = self._attached(descriptors[0])
-        arrays = self._slots[load.slot]
+        arrays = self._arrays_of(load.slot)
         self._epoch = load.epoch
         samples, rows, origins = load.ids, load.rows, load.rests
         data = self._fetcher.fetch(
@@ -231,9 +231,11 @@ class Worker:
             failed += [(had[index], pack(error)) for index, error in wrong]
         return Answer(failed, self._decoder.take(load.slot, rows))
 
-    def _attached(self, descriptor: int) -> tuple[NDArray[Any], ...]:
-        with Arena.attach(descriptor) as arena:
-            return slot_arrays(arena, self._decoder.fields, self._batch_rows, self._batch_rows)
+    def _arrays_of(self, slot: int) -> tuple[NDArray[Any], ...]:
+        if slot not in self._slots:
+            fields, rows = self._decoder.fields, self._batch_rows
+            self._slots[slot] = slot_arrays(self._memory, fields, rows, rows, slot_begin(fields, rows, slot))
+        return self._slots[slot]
 
     def _begin_sample(self, sample: int) -> None:
         """Note where this process is, and have what the sample draws depend on nothing else."""
@@ -265,7 +267,7 @@ def _answer_all(channel: Channel) -> None:
             worker = _begun(channel, message, descriptors)
             continue
         try:
-            answer: Answer | PackedError = worker.do(message, descriptors)
+            answer: Answer | PackedError = worker.do(message)
         except Exception as error:
             answer = pack(error)
         _send(channel, answer)
