@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -279,6 +280,7 @@ WRONG = [
     (["--deadline", "soon"], "--deadline: "),
     (["--deadline", "0s"], "--deadline is '0s'"),
     (["--jobs", "0"], "--jobs is 0"),
+    (["--ray", ""], "--ray is empty"),
     (["--plot", "plan.txt"], "no picture"),
 ]
 
@@ -389,6 +391,24 @@ def test_ctrl_c_says_what_is_kept_and_a_policy_of_ones_own_is_run(scenario: Path
         assert len(points.kept()) == 3
 
 
+@pytest.mark.slow
+def test_the_same_command_runs_on_ray_and_prints_the_same_json(scenario: Path, tmp_path: Path) -> None:
+    def json_of(*arguments: str) -> dict[str, Any]:
+        result = subprocess.run(
+            [*COMMAND, scenario.name, "--memory", "0,100MB", "--json", "--jobs", "1", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        values: dict[str, Any] = json.loads(result.stdout)
+        for row in (*values["results"], *values["least"], values["closest"] or {}):
+            row.pop("took_seconds", None)
+        return values
+
+    assert json_of("--ray", "local", "--out", "on-ray") == json_of("--out", "here")
+
+
 def test_the_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         plan("--help")
@@ -400,6 +420,7 @@ def test_the_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None
         "--staging",
         "--price",
         "--within",
+        "--ray",
         "--json",
         "--plot",
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +75,9 @@ def add_plan(commands: Any) -> None:
     doing = parser.add_argument_group("how to compute it")
     doing.add_argument("--jobs", type=int, metavar="N", help="processes at once, at most (one per processor)")
     doing.add_argument(
+        "--ray", metavar="ADDRESS", help="compute on a Ray cluster: local, auto or its address"
+    )
+    doing.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -84,10 +89,8 @@ def add_plan(commands: Any) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     from penstock.files import write_whole
-    from penstock.flow.cpus import available_cpus
     from penstock.measure.plot_sweep import check_panels, draw_sweep
     from penstock.measure.sweep_answer import answer_values, judge, parquet_of, price_decimals
-    from penstock.measure.sweep_processes import in_processes
     from penstock.measure.sweep_ranges import parse_prices
     from penstock.measure.sweep_store import KeptPoints
     from penstock.units import parse_seconds, parse_share
@@ -101,7 +104,7 @@ def _plan(options: argparse.Namespace) -> None:
         import pyarrow.parquet  # noqa: F401
     if options.plot is not None:
         check_panels(options.plot, sweep)
-    run = in_processes(available_cpus() if options.jobs is None else options.jobs)
+    run = _runner(options)
     with KeptPoints(options.out) as kept:
         outcomes = _computed(sweep, run, kept, options.out)
         answer = judge(outcomes, within=within, prices=prices, deadline_seconds=deadline_seconds)
@@ -166,13 +169,30 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
     )
 
 
+def _runner(options: argparse.Namespace) -> Runner:
+    from penstock.flow.cpus import available_cpus
+    from penstock.measure.sweep_processes import in_processes
+
+    jobs = available_cpus() if options.jobs is None else options.jobs
+    if options.ray is None:
+        return in_processes(jobs)
+    with needing("--ray", "ray"):
+        from penstock.measure.sweep_ray import on_ray
+
+        return on_ray(options.ray, jobs)
+
+
 def _computed(sweep: Sweep, run: Runner, kept: Any, out: Path) -> dict[Task, Outcome]:
     from penstock.measure.sweep import run_sweep
 
     total = len(sweep.tasks)
     finished: int | None = None  # until what was kept before is counted
     try:
-        with progress(f"predicting {sweep.scenario.name}", total) as show_done:
+        # What Ray prints of its own while it works does not belong among the results.
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            progress(f"predicting {sweep.scenario.name}", total) as show_done,
+        ):
 
             def done(tasks: int) -> None:
                 nonlocal finished

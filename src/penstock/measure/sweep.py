@@ -243,11 +243,11 @@ def predict_loading(scenario: Scenario, policy: str) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Does a task of a sweep, in whichever process."""
+    """Does a task of a sweep, wherever it is sent to."""
 
     sweep: Sweep
     evaluate: Evaluate
-    #: Digest of the code when the sweep was begun: a process that starts later may load a newer Penstock.
+    #: Of the code where the sweep was begun: another machine of a cluster may have another Penstock.
     model: str
 
     def __call__(self, task: Task) -> Outcome:
