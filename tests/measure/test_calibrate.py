@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure import calibrate as calibrate_module
+from penstock.measure import in_threads
 from penstock.measure.calibrate import (
     Calibration,
     PageCache,
@@ -234,7 +235,7 @@ def test_ctrl_c_ends_a_calibration_whose_store_hangs(monkeypatch: pytest.MonkeyP
             answers.wait()
             return super().read_into(sample, buffer)
 
-    monkeypatch.setattr(calibrate_module, "_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(in_threads, "_GRACE_SECONDS", 0.01)
     try:
         with pytest.raises(KeyboardInterrupt):
             calibrate(Hangs(100), max_seconds=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from penstock.cli.cache import add_cache
+from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
-from penstock.cli.options import check_folder
-from penstock.cli.output import add_command, check_plot, needing, print_line
+from penstock.cli.output import add_command, check_plot, needing
 from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
@@ -83,16 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
 
-    summary = "measure what a read costs here and write the machine"
-    example = "Example: penstock calibrate photos/train --out machine.toml"
-    measure = add_command(commands, "calibrate", _calibrate, summary, epilog=example)
-    measure.add_argument("source", metavar="SOURCE", help="image folder, flat folder or list file")
-    measure.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
-    )
-    measure.add_argument(
-        "--seconds", type=float, default=10.0, help="how long to measure, without listing files (%(default)s)"
-    )
+    add_calibrate(commands)
 
     summary = "print what a running training waits for"
     waits = add_command(commands, "ps", _ps, summary, epilog="Example: penstock ps 4711")
@@ -123,24 +113,6 @@ def _demo(options: argparse.Namespace) -> None:
     if options.epochs < 1:
         raise ConfigError(f"--epochs is {options.epochs}; train for at least one")
     run_demo(options.data, options.out, options.epochs, Console(markup=False))
-
-
-def _calibrate(options: argparse.Namespace) -> None:
-    from penstock.measure.calibrate import measure_machine
-    from penstock.store import open_source
-
-    if not (math.isfinite(options.seconds) and options.seconds > 0):
-        raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
-    check_folder("--out", options.out)
-    text = measure_machine(open_source(options.source), max_seconds=options.seconds).to_toml()
-    unfinished = options.out.with_name(f"{options.out.name}.{os.getpid()}.unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(options.out)
-    print(
-        "".join(line.removeprefix("# ") for line in text.splitlines(keepends=True) if line.startswith("#")),
-        end="",
-    )
-    print_line(f"The machine is in {options.out}.")
 
 
 def _ps(options: argparse.Namespace) -> None:

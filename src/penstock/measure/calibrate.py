@@ -22,15 +22,18 @@ from penstock.loader.transforms import Scratch, compile_pipeline
 from penstock.loader.transforms.pipeline import Transform
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.evidence import LEAST_SAMPLES, reads_needed, seconds_needed, weigh
+from penstock.measure.file_rates import Access, MeasuredCurve
 from penstock.measure.fit import Level, fit_store, is_still_growing, steady_level
+from penstock.measure.in_threads import Clock, repeat_until, run_together
+from penstock.measure.memory_rates import COPIED_BYTES, copier, thread_counts
 from penstock.measure.pagecache import cached_share, drop_cached
+from penstock.measure.spread import Spread
 from penstock.plan.random import derive_key, generator_for
 from penstock.store import FileBacked, Source
 from penstock.store.files import read_file_into
 from penstock.store.remote import objects_in
 from penstock.units import format_bytes, format_rate, format_seconds
 
-Clock = Callable[[], float]
 Decode = Callable[[bytes], object]
 #: called with what has been measured, one line of text each
 Progress = Callable[[str], None]
@@ -41,14 +44,10 @@ _READERS = (1, 2, 4, 8, 16, 32, 64)
 _MEMORY_SHARE, _DECODE_SHARE = 0.1, 0.2
 # Of what was read within less than this, the report says that it is a moment's speed.
 _FEW_SECONDS = 1.0
-# How long readers are waited for after Ctrl-C: longer than most reads take.
-_GRACE_SECONDS = 1.0
 _MOST_READS = 4096
 _PROBED_FILES = 32
 _DECODED_SAMPLES = 64
 _DECODED_BYTES = 64_000_000
-# By all threads together, and larger than most processors' caches.
-_COPIED_BYTES = 64_000_000
 _STAGING_MEGABYTES = 1000
 
 
@@ -77,9 +76,14 @@ class Calibration:
     page_cache: PageCache
     unreadable: int
     not_measured: tuple[int, ...] = ()
+    #: Of samples by number of readers, where they were read several times over; else empty.
+    curves: tuple[MeasuredCurve, ...] = ()
 
-    def to_toml(self) -> str:
-        """Return the machine's TOML under a comment that says what was measured, and how far to trust it."""
+    def to_toml(self, more: Sequence[str] = ()) -> str:
+        """Return the machine's TOML under a comment that says what was measured, and how far to trust it.
+
+        more: lines of the comment, about other places than the source.
+        """
         reads = sum(level.reads for level in self.levels)
         mean_bytes = float(np.concatenate([level.sizes_bytes for level in self.levels]).mean())
         lines = [
@@ -106,7 +110,7 @@ class Calibration:
             )
         if math.isinf(self.machine.preprocess_bytes_per_second):
             lines.append("Decoding was not measured: predictions take it as free.")
-        lines += [_describe(level) for level in self.levels]
+        lines += [*(_describe(level) for level in self.levels), *more]
         return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()
 
 
@@ -174,8 +178,12 @@ def measure_machine(
     max_seconds: float = 10.0,
     progress: bool | None = None,
     clock: Clock = time.perf_counter,
+    repeats: int = 1,
 ) -> Calibration:
-    """Do as `calibrate` and return the measurements too."""
+    """Do as `calibrate` and return the measurements too.
+
+    repeats: how often each number of readers is measured, each time on other samples; the medians count.
+    """
     if not (math.isfinite(max_seconds) and max_seconds > 0):
         raise ConfigError(f"max_seconds is {max_seconds!r}; it must be finite and above zero")
     if len(source) < LEAST_SAMPLES:
@@ -186,18 +194,24 @@ def measure_machine(
     cpus = available_cpus()
     decode_seconds = 0.0 if decode is None else max_seconds * _DECODE_SHARE
     memory_seconds = max_seconds * _MEMORY_SHARE
-    with _shown(sys.stderr.isatty() if progress is None else progress) as say:
+    with shown(progress, repeats * len(_READERS) + 3) as say:
         say("reading")
         end = clock() + max_seconds
-        reads = _measure_source(source, max_seconds, end - decode_seconds - memory_seconds, clock, say)
+        passes = []
+        for left in range(repeats, 0, -1):
+            seconds = end - decode_seconds - memory_seconds - clock()
+            passes.append(_measure_source(source, clock() + seconds / left, clock, say))
+        tried = [_joined(readers, levels) for readers, levels in _levels_of(passes).items()]
+        errors = [error for each in passes for error in each.errors]
+        evidence = weigh(tried, passes[0].planned, max_seconds, errors)
         memory = _measure_memory(cpus, min(end - decode_seconds, clock() + memory_seconds), clock)
         say(f"memory: {format_rate(memory.at(cpus))} by {cpus} threads")
         preprocess = math.inf
         if decode is not None:
             until = min(end, clock() + decode_seconds)
-            preprocess = _measure_decode(decode, reads.contents, cpus, until, clock)
+            preprocess = _measure_decode(decode, passes[0].contents, cpus, until, clock)
             say(f"decoding: {format_rate(preprocess)} by each of {cpus} threads")
-    fit = fit_store(reads.levels)
+    fit = fit_store(evidence.levels)
     return Calibration(
         machine=Machine(
             source=SharedStore(
@@ -208,17 +222,18 @@ def measure_machine(
                 # pauses.
                 threads=min(
                     2 * fit.enough_readers,
-                    _READERS[-1] if is_still_growing(reads.levels) else reads.levels[-1].readers,
+                    _READERS[-1] if is_still_growing(evidence.levels) else evidence.levels[-1].readers,
                 ),
             ),
             storage=_storage_in(memory_limit_bytes() // 4, memory, cpus),
             preprocess_bytes_per_second=_rounded(preprocess),
             decode_threads=cpus,
         ),
-        levels=reads.levels,
-        page_cache=reads.page_cache,
-        unreadable=reads.unreadable,
-        not_measured=reads.not_measured,
+        levels=evidence.levels,
+        page_cache=_page_cache([share for each in passes for share in each.shares]),
+        unreadable=len(errors),
+        not_measured=evidence.not_measured,
+        curves=_curves_of(passes),
     )
 
 
@@ -242,11 +257,13 @@ def _storage_in(memory_bytes: int, memory: Curve, cpus: int) -> tuple[StorageCla
 
 @dataclass(frozen=True, slots=True)
 class _SourceReads:
-    levels: tuple[Level, ...]
-    not_measured: tuple[int, ...]
-    page_cache: PageCache
+    """One pass over the planned numbers of readers. tried: those with too few reads to count among them."""
+
+    planned: list[int]
+    tried: list[Level]
+    shares: list[float | None]
     contents: list[bytes]
-    unreadable: int
+    errors: list[DataError]
 
 
 @dataclass(slots=True)
@@ -263,9 +280,7 @@ class _Timed:
     errors: list[DataError]
 
 
-def _measure_source(
-    source: Source, max_seconds: float, deadline: float, clock: Clock, say: Progress
-) -> _SourceReads:
+def _measure_source(source: Source, deadline: float, clock: Clock, say: Progress) -> _SourceReads:
     draw = generator_for(derive_key(int.from_bytes(os.urandom(8), "little"), "calibrate"), 0, 0)
     planned = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
     slice_seconds = (deadline - clock()) / (len(planned) + 1)
@@ -303,8 +318,35 @@ def _measure_source(
             raise errors[0]
         if tried[0].reads < reads_needed(1):
             break
-    evidence = weigh(tried, planned, max_seconds, errors)
-    return _SourceReads(evidence.levels, evidence.not_measured, _page_cache(shares), contents, len(errors))
+    return _SourceReads(planned, tried, shares, contents, errors)
+
+
+def _joined(readers: int, levels: Sequence[Level]) -> Level:
+    """Return several measurements of one number of readers as one; the median of their rates counts."""
+    return Level(
+        readers,
+        np.concatenate([level.sizes_bytes for level in levels]),
+        np.concatenate([level.seconds for level in levels]),
+        float(np.median([level.bytes_per_second for level in levels])),
+        sum(level.unsteady_reads for level in levels),
+    )
+
+
+def _levels_of(passes: Sequence[_SourceReads]) -> dict[int, list[Level]]:
+    found: dict[int, list[Level]] = {}
+    for level in (level for each in passes for level in each.tried):
+        found.setdefault(level.readers, []).append(level)
+    return dict(sorted(found.items()))
+
+
+def _curves_of(passes: Sequence[_SourceReads]) -> tuple[MeasuredCurve, ...]:
+    if len(passes) == 1:
+        return ()
+    points = (
+        (readers, Spread.of([level.bytes_per_second for level in own]))
+        for readers, own in _levels_of(passes).items()
+    )
+    return (MeasuredCurve(Access(False, True, 0), tuple(points)),)
 
 
 class _StoreReader:
@@ -402,42 +444,8 @@ def _read_until(
             if stop.is_set() or clock() >= wanted:
                 return
 
-    _run_together([read_on] * readers, stop)
+    run_together([read_on] * readers, stop)
     return timed
-
-
-def _run_together(work: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run functions in threads until all return; raise the first error, which stops the others.
-
-    An interrupt does so too, and leaves behind what does not stop within a moment, such as a read that hangs.
-    """
-    errors: list[BaseException] = []
-
-    def run(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
-
-    threads = [
-        threading.Thread(target=run, args=(function,), name="penstock-calibrate", daemon=True)
-        for function in work
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        stop.set()
-        grace_ends = time.monotonic() + _GRACE_SECONDS
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(max(0.0, grace_ends - time.monotonic()))
-        raise
-    if errors:
-        raise errors[0]
 
 
 # -- Memory and decoder --------------------------------------------------------------------------------
@@ -445,22 +453,14 @@ def _run_together(work: Sequence[Callable[[], None]], stop: threading.Event) -> 
 
 def _measure_memory(cpus: int, until: float, clock: Clock) -> Curve:
     """Return bytes/s copied by all threads together, by number of threads."""
-    counts = sorted({*(1 << bit for bit in range(cpus.bit_length()) if 1 << bit <= cpus), cpus})
+    counts = thread_counts(cpus)
     points = []
     for done, threads in enumerate(counts):
-        copier = partial(_copier, _COPIED_BYTES // threads)
+        copies = partial(copier, COPIED_BYTES // threads)
         begin = clock()
-        copied = _repeat_until(begin + (until - begin) / (len(counts) - done), threads, clock, copier)
+        copied = repeat_until(begin + (until - begin) / (len(counts) - done), clock, [copies] * threads)
         points.append((float(threads), _rounded(copied)))
     return Curve(tuple(points))
-
-
-def _copier(nbytes: int) -> Iterator[int]:
-    """Copy memory, and yield the bytes copied each time."""
-    origin, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    while True:
-        np.copyto(target, origin)
-        yield nbytes
 
 
 def _measure_decode(
@@ -488,36 +488,19 @@ def _measure_decode(
                 decode(content)
                 yield len(content)
 
-    return _repeat_until(until, cpus, clock, decoder) / cpus
-
-
-def _repeat_until(until: float, threads: int, clock: Clock, work: Callable[[], Iterator[int]]) -> float:
-    """Return bytes/s of all threads together, each repeating its work, from after its first round on.
-
-    until: moment on the clock; each does two rounds at least.
-    """
-    stop = threading.Event()
-    rates: list[float] = []
-
-    def repeat() -> None:
-        rounds = work()
-        # A thread's buffers and caches, and what it touches first, are made here, before its time counts.
-        next(rounds)
-        begin, done = clock(), 0
-        while done == 0 or not (stop.is_set() or clock() >= until):
-            done += next(rounds)
-        rates.append(done / (clock() - begin))
-
-    _run_together([repeat] * threads, stop)
-    return sum(rates)
+    return repeat_until(until, clock, [decoder] * cpus) / cpus
 
 
 # -- What people see -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _shown(wanted: bool) -> Iterator[Progress]:
-    if not wanted:
+def shown(wanted: bool | None, steps: int) -> Iterator[Progress]:
+    """Yield what is called with a line at each of so many steps; it moves a bar on stderr.
+
+    wanted: None: where stderr is a terminal.
+    """
+    if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda _: None
         return
     from rich.console import Console
@@ -525,7 +508,7 @@ def _shown(wanted: bool) -> Iterator[Progress]:
 
     columns = (TextColumn("calibrating"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(_READERS) + 3)
+        task = bar.add_task("", total=steps)
 
         def say(line: str) -> None:
             bar.update(task, advance=1, description=line)

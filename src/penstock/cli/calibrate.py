@@ -1,0 +1,177 @@
+"""`penstock calibrate`: measure what bytes cost here, or learn it from a run, and write the machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import check_folder
+from penstock.cli.output import Table, add_command, add_output_options, needing, show
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.measure.thorough import ThoroughCalibration
+    from penstock.ranks import Ranks
+
+_SECONDS, _THOROUGH_SECONDS, _REPEATS = 10.0, 60.0, 10
+_DESCRIPTION = """\
+Measures a source and this host's memory in seconds; with --thorough in a minute also local disks and a folder beside
+the source: read and written, at random and in sequence, by number of threads, past the page cache, ten times each.
+With --from nothing is measured: a recorded run has it all. See docs/howto/calibrate.md.
+"""
+_EPILOG = """\
+examples:
+  penstock calibrate photos/train --out machine.toml
+  penstock calibrate photos/train --thorough --local-disk /scratch/penstock --plot machine.png
+  penstock calibrate --from run.trace
+  torchrun --nproc-per-node 4 --no-python penstock calibrate photos/train --thorough --shared photos
+
+JSON: results[], of each measurement, place, access, threads (or ranks), bytes_per_second, and with --thorough
+low_bytes_per_second, high_bytes_per_second (95 %), repeats; with --from machine (TOML).
+"""
+
+
+def add_calibrate(commands: Any) -> None:
+    summary = "measure what a read costs here and write the machine"
+    parser = add_command(commands, "calibrate", _run, summary, _DESCRIPTION, _EPILOG)
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="image folder, flat folder or list file")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="how long to measure, without listing files (10; 60 with --thorough)"
+    )
+    parser.add_argument("--thorough", action="store_true", help="measure every place, ten times")
+    parser.add_argument(
+        "--local-disk",
+        metavar="FOLDERS",
+        default="",
+        help="that a loader may keep samples in, comma-separated",
+    )
+    parser.add_argument(
+        "--shared", metavar="FOLDER", help="on the source's file system, to write to and for several ranks"
+    )
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", default=_REPEATS, help="of --thorough (%(default)s)"
+    )
+    parser.add_argument("--from", dest="trace", type=Path, metavar="RUN", help="learn from a recorded run")
+    add_output_options(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.seconds is None:
+        options.seconds = _THOROUGH_SECONDS if options.thorough else _SECONDS
+    if not (math.isfinite(options.seconds) and options.seconds > 0):
+        raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
+    if (options.source is None) == (options.trace is None):
+        raise ConfigError("name either a SOURCE to measure, or a recorded run to learn from (--from RUN)")
+    for name in ("local_disk", "shared", "plot"):
+        if getattr(options, name) and not options.thorough:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --thorough: add that")
+    check_folder("--out", options.out)
+    if options.trace is not None:
+        _learn(options)
+    elif options.thorough:
+        _measure_thoroughly(options)
+    else:
+        _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    from penstock.measure.calibrate import measure_machine
+    from penstock.store import open_source
+
+    found = measure_machine(open_source(options.source), max_seconds=options.seconds)
+    results = [
+        {
+            "place": "samples of the source",
+            "access": "random reads",
+            "threads": level.readers,
+            "bytes_per_second": level.bytes_per_second,
+        }
+        for level in found.levels
+    ]
+    _report(options, found.to_toml(), {"results": results})
+
+
+def _learn(options: argparse.Namespace) -> None:
+    from penstock.measure.from_trace import learn_machine
+
+    learned = learn_machine(options.trace)
+    _report(options, learned.to_toml(), {"results": [{"machine": learned.machine.to_toml()}]})
+
+
+def _measure_thoroughly(options: argparse.Namespace) -> None:
+    from penstock.measure.thorough import measure_thoroughly
+    from penstock.store import open_source
+
+    with _ranks_of_launcher() as ranks:
+        found = measure_thoroughly(
+            open_source(options.source),
+            local_disks=[folder for folder in options.local_disk.split(",") if folder],
+            shared=options.shared,
+            max_seconds=options.seconds,
+            repeats=options.repeats,
+            ranks=ranks,
+        )
+    if found is not None:
+        _report(options, found.to_toml(), found.to_json(), found)
+
+
+@contextlib.contextmanager
+def _ranks_of_launcher() -> Iterator[Ranks]:
+    """Yield the ranks of the job that a launcher started this process in; alone where none did."""
+    from penstock.ranks import alone, ranks_of_this_job
+    from penstock.ranks.transport_of_job import launcher_of_several
+
+    launcher = launcher_of_several()
+    if launcher is None:
+        yield alone()
+    elif launcher[0] == "RANK":
+        with needing("calibrate under torchrun", "torch"):
+            import torch.distributed as distributed
+        distributed.init_process_group("gloo")
+        try:
+            yield ranks_of_this_job()
+        finally:
+            distributed.destroy_process_group()
+    else:
+        with needing("calibrate under an MPI launcher", "mpi"):
+            import mpi4py.MPI  # noqa: F401  (the processes know each other from then on)
+        yield ranks_of_this_job()
+
+
+def _report(
+    options: argparse.Namespace, text: str, data: Any, found: ThoroughCalibration | None = None
+) -> None:
+    unfinished = options.out.with_name(f"{options.out.name}.{os.getpid()}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(options.out)
+    notes = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    tables = [] if found is None else [_table(found)]
+
+    def draw() -> Any:
+        from penstock.measure.plot_calibrate import draw_calibration
+
+        assert found is not None, "--plot belongs to --thorough"
+        return draw_calibration(found)
+
+    show(options, data, tables, [*notes, f"The machine is in {options.out}."], draw)
+
+
+def _table(found: ThoroughCalibration) -> Table:
+    rows, columns = (
+        [],
+        sorted({count for _, curves in found.places() for each in curves for count, _ in each.points}),
+    )
+    for place, curves in found.places():
+        for curve in curves:
+            rates = dict(curve.points)
+            cells = [f"{rates[count].median / 1e6:,.0f}" if count in rates else "" for count in columns]
+            rows.append((f"{place}: {curve.access.label}", *cells))
+    return Table("MB/s by number of threads", ("", *map(str, columns)), rows)

@@ -1,0 +1,174 @@
+"""A machine from what a run recorded: the fourth arrow of the design, traces -> machine."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.trace import NO_STEP, SOURCE, Kind, Spans, Trace, read_trace
+from penstock.units import format_bytes
+
+#: A number of reads in flight counts that moved so many reads' bytes.
+_LEAST_READS = 8
+_UNKNOWN_CAPACITY_BYTES = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedMachine:
+    """A machine, and what it was learned from: lines for its comment."""
+
+    machine: Machine
+    lines: tuple[str, ...]
+
+    def to_toml(self) -> str:
+        """Return the machine's TOML under a comment that says what was learned, and what was not."""
+        return "".join(f"# {line}\n" for line in self.lines) + "\n" + self.machine.to_toml()
+
+
+def learn_machine(path: str | os.PathLike[str]) -> LearnedMachine:
+    """Return the machine on which a recorded run would have gone as it did.
+
+    path: of a trace that a loader wrote.
+    Raises: ConfigError naming the file if it read too little from its source; what `read_trace` raises.
+    """
+    try:
+        return learn(read_trace(path))
+    except ConfigError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error}") from error
+
+
+def learn(trace: Trace) -> LearnedMachine:
+    """Do what `learn_machine` does for a trace that was read.
+
+    The source's curve and those of the tiers that were read from are bytes/s by number of reads in flight, latencies
+    included, of one rank on average; what was not used stays as the run's own machine has it.
+    """
+    written = trace.meta.get("machine")
+    known = Machine.from_toml(str(written)) if written else None
+    reads = trace.spans[np.isin(trace.spans["kind"], (Kind.READ, Kind.HIT)) & (trace.spans["bytes"] > 0)]
+    source = curve_of(reads[reads["place"] == SOURCE])
+    if source is None:
+        raise ConfigError(
+            f"it has too few reads of its source to learn from (at least {_LEAST_READS}): record a longer run, or "
+            "one whose samples were not kept on a disk before"
+        )
+    lines = [
+        f"Learned by penstock calibrate --from a recorded run: {_described(reads[reads['place'] == SOURCE])}."
+    ]
+    storage = list(known.storage) if known is not None else [_class("staging"), _class("memory")]
+    learned = []
+    for tier in range(1, len(storage)):
+        own = reads[reads["place"] == tier]
+        if (found := curve_of(own)) is not None:
+            storage[tier] = replace(storage[tier], read=found, latency_seconds=0.0)
+            learned.append(storage[tier].name)
+            lines.append(f"{storage[tier].name}: {_described(own)}")
+    left = [each.name for each in storage[1:] if each.name not in learned]
+    if left:
+        lines.append(f"Not read from, and so not learned: {', '.join(left)}.")
+    if trace.left_out.spans:
+        lines.append("CAUTION: the run was long; its last steps alone are recorded one by one.")
+    decoded = _decode_rate(trace.spans, reads)
+    compute = _compute(trace.spans)
+    if known is None:
+        threads = int(max(users for users, _ in source.points))
+        known = Machine(SharedStore(None, source, threads=threads), tuple(storage))
+    store = replace(known.source, clients=None, read=source, latency_seconds=0.0, sequential=None)
+    machine = replace(
+        known,
+        source=store,
+        storage=tuple(storage),
+        preprocess_bytes_per_second=known.preprocess_bytes_per_second if decoded is None else decoded,
+        compute=known.compute if compute is None else compute,
+    )
+    if machine.ranks > 1:
+        lines.append(
+            f"One of {machine.ranks} ranks as it was with all of them reading; other numbers are not known."
+        )
+    return LearnedMachine(machine, tuple(lines))
+
+
+def curve_of(spans: Spans) -> Curve | None:
+    """Return bytes/s of one rank by number of its reads in flight; None for too few reads.
+
+    Each read's bytes are taken to flow evenly while it lasts. So at each moment so many reads are in flight and so much
+    flows, and of all moments with k reads the mean is taken.
+    """
+    seconds, nbytes = np.zeros(1), np.zeros(1)
+    for own in _by_rank(spans):
+        more_seconds, more_bytes = _flow(own)
+        size = max(seconds.size, more_seconds.size)
+        seconds = np.pad(seconds, (0, size - seconds.size)) + np.pad(
+            more_seconds, (0, size - more_seconds.size)
+        )
+        nbytes = np.pad(nbytes, (0, size - nbytes.size)) + np.pad(more_bytes, (0, size - more_bytes.size))
+    if spans.size < _LEAST_READS:
+        return None
+    enough = _LEAST_READS * float(spans["bytes"].mean())
+    users = [count for count in range(1, seconds.size) if nbytes[count] >= enough and seconds[count] > 0]
+    if not users:
+        users = [int(np.argmax(nbytes))]
+    points = ((float(count), float(f"{nbytes[count] / seconds[count]:.4g}")) for count in users)
+    return Curve(tuple(points))
+
+
+def _by_rank(spans: Spans) -> Iterator[Spans]:
+    for rank in np.unique(spans["rank"]).tolist():
+        yield spans[spans["rank"] == rank]
+
+
+def _flow(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return float64[k + 1] twice: how long k reads were in flight, and the bytes that flowed then."""
+    spans = spans[spans["end"] > spans["start"]]
+    moments = np.concatenate([spans["start"], spans["end"]])
+    rates = spans["bytes"] / (spans["end"] - spans["start"])
+    order = np.argsort(moments, kind="stable")
+    ones = np.ones(spans.size, np.int64)
+    flights = np.cumsum(np.concatenate([ones, -ones])[order])[:-1]
+    flow = np.cumsum(np.concatenate([rates, -rates])[order])[:-1]
+    seconds = np.diff(moments[order])
+    if not flights.size:
+        return np.zeros(1), np.zeros(1)
+    return (
+        np.bincount(flights, seconds).astype(np.float64),
+        np.bincount(flights, seconds * flow).astype(np.float64),
+    )
+
+
+def _decode_rate(spans: Spans, reads: Spans) -> float | None:
+    """Return the bytes as stored that a thread decodes in a second; None where no decoding is linked to its bytes."""
+    decodes = spans[(spans["kind"] == Kind.DECODE) & (spans["flow"] != 0)]
+    nbytes = dict(zip(_keys(reads), reads["bytes"].tolist(), strict=True))
+    known = [(nbytes[key], span) for key, span in zip(_keys(decodes), decodes, strict=True) if key in nbytes]
+    seconds = float(sum(span["end"] - span["start"] for _, span in known))
+    return float(f"{sum(size for size, _ in known) / seconds:.4g}") if seconds > 0 else None
+
+
+def _keys(spans: Spans) -> list[tuple[int, int]]:
+    return list(zip(spans["rank"].tolist(), spans["flow"].tolist(), strict=True))
+
+
+def _compute(spans: Spans) -> Rate | None:
+    """Return the samples a second that the training got through while it did not wait, by the median of its steps."""
+    steps = spans[(spans["kind"] == Kind.STEP) & (spans["step"] != NO_STEP) & (spans["samples"] > 0)]
+    seconds = steps["end"] - steps["start"]
+    if not (seconds > 0).any():
+        return None
+    rate = float(np.median(steps["samples"][seconds > 0] / seconds[seconds > 0]))
+    return Rate(float(f"{rate:.4g}"), of="samples") if math.isfinite(rate) else None
+
+
+def _described(reads: Spans) -> str:
+    samples, nbytes = int(reads["samples"].sum()), float(reads["bytes"].sum())
+    return f"{samples:,} samples, {format_bytes(nbytes)}, in {reads.size:,} reads"
+
+
+def _class(name: str) -> StorageClass:
+    return StorageClass(name, _UNKNOWN_CAPACITY_BYTES, 1, Curve.flat(10e9))

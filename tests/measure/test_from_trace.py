@@ -1,0 +1,113 @@
+"""A machine learned from the spans of a run: constructed runs whose rates are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli.main import main
+from penstock.errors import ConfigError
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.measure.from_trace import curve_of, learn
+from penstock.trace import SOURCE, SPAN, Kind, Spans, Trace, TraceWriter
+
+
+def _spans(rows: list[dict[str, Any]]) -> Spans:
+    spans = np.zeros(len(rows), SPAN)
+    for span, row in zip(spans, rows, strict=True):
+        for name, value in row.items():
+            span[name] = value
+    return spans
+
+
+def _reads(
+    readers: int, count: int, begin: float, seconds: float, size: int, **more: Any
+) -> list[dict[str, Any]]:
+    """So many readers, each `count` reads one behind the other, all at the same moments."""
+    return [
+        {"kind": Kind.READ, "place": SOURCE, "samples": 1, "bytes": size, "flow": 1000 * reader + number + 1}
+        | {"start": begin + number * seconds, "end": begin + (number + 1) * seconds}
+        | more
+        for reader in range(readers)
+        for number in range(count)
+    ]
+
+
+ALONE_THEN_FOUR = [*_reads(1, 10, 0.0, 0.01, 1_000_000), *_reads(4, 10, 1.0, 0.02, 1_000_000)]
+
+
+def test_the_rate_of_each_number_of_reads_in_flight_is_found() -> None:
+    """One reader gets 100 MB/s; four get 200 MB/s together; the pause between is no read's."""
+    assert curve_of(_spans(ALONE_THEN_FOUR)) == Curve(((1, 100e6), (4, 200e6)))
+
+
+def test_reads_of_other_ranks_are_not_in_flight_here() -> None:
+    two = [*_reads(1, 10, 0.0, 0.01, 1_000_000), *_reads(1, 10, 0.0, 0.01, 1_000_000, rank=1)]
+
+    assert curve_of(_spans(two)) == Curve(((1, 100e6),))
+
+
+def test_tiers_decoding_and_steps_are_learned_and_the_rest_stays() -> None:
+    """Eight reads of a disk at 50 MB/s, decoding at 25 MB/s, steps of 64 samples in 0.1 s."""
+    known = Machine(
+        SharedStore(Curve.flat(1e6), Curve.flat(1e6), latency_seconds=0.5, threads=7, write=Curve.flat(5e6)),
+        (
+            StorageClass("staging", 1000, 2, Curve.flat(1e9)),
+            StorageClass("memory", 1000, 2, Curve.flat(2e9)),
+            StorageClass(
+                "disk", 1000, 2, Curve.flat(3e9), latency_seconds=1, backend="filesystem", path="/scratch"
+            ),
+        ),
+        network_bytes_per_second=9e9,
+    )
+    disk = _reads(1, 8, 5.0, 0.02, 1_000_000, place=2)
+    for number, read in enumerate(disk):
+        read["flow"] = 9000 + number
+    decodes = [
+        {"kind": Kind.DECODE, "start": 6.0, "end": 6.04, "flow": 9000 + number, "samples": 1}
+        for number in range(8)
+    ]
+    steps = [
+        {"kind": Kind.STEP, "start": 7 + number, "end": 7.1 + number, "step": number, "samples": 64}
+        for number in range(3)
+    ]
+    trace = Trace(_spans([*ALONE_THEN_FOUR, *disk, *decodes, *steps]), {"machine": known.to_toml()})
+
+    learned = learn(trace)
+
+    machine = learned.machine
+    assert machine.source.read == Curve(((1, 100e6), (4, 200e6)))
+    assert (machine.source.clients, machine.source.latency_seconds) == (None, 0.0)
+    assert (machine.source.threads, machine.source.write) == (7, Curve.flat(5e6))
+    assert machine.storage[2].read == Curve.flat(50e6)
+    assert machine.storage[2].latency_seconds == 0.0
+    assert machine.storage[:2] == known.storage[:2]
+    assert machine.preprocess_bytes_per_second == 25e6
+    assert machine.compute == Rate(640.0, of="samples")
+    assert machine.network_bytes_per_second == 9e9
+    assert any("not learned: memory" in line for line in learned.lines)
+    assert Machine.from_toml(learned.to_toml()) == machine
+
+
+def test_a_run_that_hardly_read_teaches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TraceWriter(tmp_path / "run.trace", {}) as writer:
+        writer.append(_spans(_reads(1, 7, 0.0, 0.01, 1000)))
+
+    assert main(["calibrate", "--from", str(tmp_path / "run.trace"), "--out", str(tmp_path / "m.toml")]) == 1
+    assert f"{tmp_path}/run.trace: it has too few reads" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="too few reads"):
+        learn(Trace(np.empty(0, SPAN)))
+
+
+def test_a_run_without_a_machine_gives_one_all_the_same(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run.trace", {}) as writer:
+        writer.append(_spans(ALONE_THEN_FOUR))
+
+    assert main(["calibrate", "--from", str(tmp_path / "run.trace"), "--out", str(tmp_path / "m.toml")]) == 0
+
+    machine = Machine.from_toml((tmp_path / "m.toml").read_text())
+    assert machine.source.read == Curve(((1, 100e6), (4, 200e6)))
+    assert machine.source.threads == 4
