@@ -90,6 +90,7 @@ def test_a_run_too_long_for_its_file_keeps_its_last_steps_its_slowest_spans_and_
         recorder, writer, print, describe=lambda sample: f"{sample}.jpg", hosts={0: "node0"}
     )
     left_out = 0
+    collector.note_choice("processes from here on")
     for step in range(STEPS):
         record_step(recorder, step, 3.0 * step)
         if step % every == every - 1:
@@ -113,7 +114,7 @@ def test_a_run_too_long_for_its_file_keeps_its_last_steps_its_slowest_spans_and_
             assert (slow["end"] - slow["start"]).max() == by_seconds[-1]
             reads = slow[slow["kind"] == Kind.READ]
             assert all(trace.names[int(read["sample"])] == f"{read['sample']}.jpg" for read in reads)
-            assert trace.hosts == {0: "node0"}
+            assert (trace.hosts, trace.choices) == ({0: "node0"}, {0: "processes from here on"})
             for span in trace.spans[trace.spans["flow"] > 0]:
                 first = int(span["sample"])
                 assert trace.ids[0, int(span["flow"])].tolist() == list(range(first, first + GROUP))

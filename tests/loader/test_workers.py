@@ -31,7 +31,8 @@ from tests.patience import patient, wait_until
 
 import penstock.torch
 from penstock.errors import ConfigError, DataError, WaitTimeout
-from penstock.loader import Loader, LoaderConfig
+from penstock.flow.lock_use import LockUse
+from penstock.loader import Loader, LoaderConfig, switching
 
 
 def load(dataset: Any, kind: Any = Loader, **arguments: Any) -> Any:
@@ -187,6 +188,105 @@ def test_a_data_set_that_cannot_be_pickled_is_an_error_that_names_the_part_and_t
 def test_what_cannot_be_is_an_error_that_names_the_argument(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         LoaderConfig(Lists(), batch_size=8, epochs=1, **arguments)
+
+
+def test_threads_and_processes_take_turns_and_the_batches_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switching, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "_BEGINNING_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "_WAITED_SHARE", 0.0)
+    monkeypatch.setattr(switching, "_MOST_PAIRS", 1 << 30)
+    monkeypatch.setattr(switching, "_CLEAR", 1e9)
+    monkeypatch.setattr(switching.Switching, "_leaves_processors_idle", lambda self, seen: True)
+    monkeypatch.setattr("penstock.loader.setup.cpu_limit", lambda: (2, "of this test"))
+    epochs, pids, sums = 0, set[str](), list[Any]()
+    with load(Mixed(), epochs=None, shuffle=False, memory="64 MiB") as loader:
+        while len(pids) < 3 or epochs < 4:
+            batches = list(map(copied, loader))
+            pids |= {entry for batch in batches for entry in batch["pid"]}
+            sums.append(np.concatenate([batch["array"] for batch in batches]))
+            epochs += 1
+
+    with load(Mixed(), epochs=epochs, shuffle=False, workers="threads") as loader:
+        for found in sums:
+            np.testing.assert_array_equal(found, np.concatenate([batch["array"].copy() for batch in loader]))
+
+
+@pytest.mark.parametrize(("speed", "chosen"), [(1.5, "processes"), (1.15, "processes"), (1.0, "threads")])
+def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: str) -> None:
+    lines: list[str] = []
+    now = [0.0]
+    busy: Any = Busy()
+    switch = switching.Switching(
+        busy, busy, lambda count: busy.processes, lines.append, cpus=2, samples=np.inf, clock=lambda: now[0]
+    )
+    switch.watch(busy)
+
+    while not switch._is_settled:
+        switch.fetch([0], 0, [0], print, lasting=False)
+        switch.decode(NO_LOAD, [0], [0], [None], (), print)
+        now[0] += 0.01 / (speed if switch._in_use else 1.0)
+        if switch._starting is not None:
+            switch._starting.join()
+
+    assert f"{chosen} from here on" in lines[0]
+    assert f"2 worker processes load {speed:.2f} x as fast" in lines[0]
+    assert switch._in_use == (chosen == "processes")
+    assert busy.processes.is_closed == (chosen == "threads")
+
+
+@pytest.mark.parametrize(
+    ("waits", "processors", "samples"),
+    [(False, 1.0, np.inf), (True, 0.1, np.inf), (True, 1.9, np.inf), (True, 1.0, 2000)],
+)
+def test_no_process_starts_where_none_can_help(waits: bool, processors: float, samples: float) -> None:
+    now = [0.0]
+    busy: Any = Busy(waits, processors)
+    switch = switching.Switching(
+        busy, busy, lambda count: pytest.fail("started"), print, cpus=2, samples=samples, clock=lambda: now[0]
+    )
+    switch.watch(busy)
+
+    for _ in range(2000):
+        switch.fetch([0], 0, [0], print, lasting=False)
+        switch.decode(NO_LOAD, [0], [0], [None], (), print)
+        now[0] += 0.01
+
+    assert switch._starting is None
+
+
+NO_LOAD: Any = None
+
+
+class Busy:
+    """An engine, a fetcher, a decoder and processes that do nothing."""
+
+    def __init__(self, waits: bool = True, processors: float = 1.0) -> None:
+        self.is_waited_for = waits
+        self.lock_use = LockUse(10.0, 10.0 * processors, 100, 0)
+        self.is_closed = False
+
+    @property
+    def processes(self) -> Any:
+        return self
+
+    def fetch(self, samples: list[int], *_: Any, **__: Any) -> list[Any]:
+        return [None] * len(samples)
+
+    def decode(self, *_: Any) -> list[Any]:
+        return []
+
+    def fix_threads(self, count: int | None) -> None:
+        """Threads are what they are."""
+
+    def start(self) -> None:
+        """It is ready."""
+
+    def close_processes(self) -> None:
+        self.is_closed = True
 
 
 SCRIPT = """

@@ -64,6 +64,7 @@ def _trace(options: argparse.Namespace) -> None:
             f"the file has the last {trace.spans.size:,} of {trace.left_out.spans + trace.spans.size:,} spans; "
             "the sums are of all"
         )
+    notes += [f"rank {rank}: {line}" for rank, line in sorted(trace.choices.items())]
     tables = [_stages(trace)] if options.stages else []
     if options.slowest is not None:
         tables.append(_slowest(trace, options.slowest))

@@ -51,12 +51,14 @@ class _Envelope(NamedTuple):
     arena: the number of the sender's arena that the buffers are in, -1 for none. extents: where, as slices.
     returned: numbers of the receiver's arenas that the sender has no more use for.
     is_new: whether the arena's descriptor comes with this message, before those that the caller sends.
+    descriptors: how many the caller sends.
     """
 
     arena: int
     extents: list[slice]
     returned: list[int]
     is_new: bool
+    descriptors: int
 
 
 class _Use(weakref.ref["NDArray[Any]"]):
@@ -68,7 +70,7 @@ class _Use(weakref.ref["NDArray[Any]"]):
 
 
 class Channel:
-    """One end of a pair of connected processes. Used by one thread at a time, and a message is answered by one.
+    """One end of a pair of connected processes. One thread at a time sends, and one at a time receives.
 
     connection: a stream socket of the local kind; closed by `close`.
     reducers: what some types are pickled by. Buffers that they hand out (`pickle.PickleBuffer`, arrays) are not copied
@@ -80,6 +82,9 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._reducers = {**copyreg.dispatch_table, **(reducers or {})}
+        #: What was read of the messages that come next, and the descriptors that came with it.
+        self._read = bytearray()
+        self._descriptors: list[int] = []
         #: The memory of own arenas by number, and which of them the other process has returned.
         self._own: list[NDArray[np.uint8]] = []
         self._free: list[int] = []
@@ -118,7 +123,7 @@ class Channel:
                 use = self._unused.popleft()
                 del self._uses[use.number]
                 returned.append(use.number)
-            envelope = pickle.dumps(_Envelope(number, extents, returned, arena is not None))
+            envelope = pickle.dumps(_Envelope(number, extents, returned, arena is not None, len(descriptors)))
             header = _HEADER.pack(len(envelope), body.nbytes)
             sent_along = [*([] if arena is None else [arena.descriptor]), *descriptors]
             parts: list[Any] = [header, envelope, body]
@@ -135,45 +140,35 @@ class Channel:
         seconds: to wait for its beginning at most.
         Raises: TimeoutError; EOFError or OSError if the other process has gone.
         """
-        if seconds is not None and not self._poll.poll(1000 * seconds):
+        if not self._read and seconds is not None and not self._poll.poll(1000 * seconds):
             raise TimeoutError
-        data = bytearray()
-        descriptors: list[int] = []
-        while len(data) < _HEADER.size:
-            data += self._part(_AT_ONCE_BYTES, descriptors)
-        envelope_bytes, body_bytes = _HEADER.unpack_from(data)
-        missing = _HEADER.size + envelope_bytes + body_bytes - len(data)
-        if missing > 0:
-            data += self._rest(missing)
-        message = memoryview(data)
+        self._read_up_to(_HEADER.size)
+        envelope_bytes, body_bytes = _HEADER.unpack_from(self._read)
         begin = _HEADER.size + envelope_bytes
+        end = begin + body_bytes
+        self._read_up_to(end)
+        message = memoryview(self._read)[:end]
+        self._read = self._read[end:]
         envelope: _Envelope = pickle.loads(message[_HEADER.size : begin])
         self._free += envelope.returned
         if envelope.is_new:
-            with Arena.attach(descriptors.pop(0)) as arena:
+            with Arena.attach(self._descriptors.pop(0)) as arena:
                 self._others.append(arena.mapping)
+        descriptors = [self._descriptors.pop(0) for _ in range(envelope.descriptors)]
         return pickle.loads(message[begin:], buffers=self._found(envelope)), descriptors
 
     def close(self) -> None:
         """Have the other process see the end. Values that were received stay."""
         self._socket.close()
 
-    def _part(self, nbytes: int, descriptors: list[int]) -> bytes:
-        part, found, _, _ = socket.recv_fds(self._socket, nbytes, _MOST_DESCRIPTORS)
-        descriptors += found
-        if not part:
-            raise EOFError("the other process has gone")
-        return part
-
-    def _rest(self, nbytes: int) -> bytearray:
-        rest = bytearray(nbytes)
-        view = memoryview(rest)
-        while view:
-            count = self._socket.recv_into(view)
-            if not count:
+    def _read_up_to(self, nbytes: int) -> None:
+        """Read until there are so many bytes, and what else has arrived. Raises: EOFError."""
+        while (missing := nbytes - len(self._read)) > 0:
+            part, found, _, _ = socket.recv_fds(self._socket, max(missing, _AT_ONCE_BYTES), _MOST_DESCRIPTORS)
+            self._descriptors += found
+            if not part:
                 raise EOFError("the other process has gone")
-            view = view[count:]
-        return rest
+            self._read += part
 
     def _placed(self, buffers: list[memoryview]) -> tuple[Arena | None, int, list[slice]]:
         """Copy buffers into one arena; return that if it is new, its number, and where they are in it."""

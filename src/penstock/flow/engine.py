@@ -506,6 +506,18 @@ class Engine:
         """What tells whether decode workers wait for the interpreter's lock, since the start."""
         return self._lock_use
 
+    def fix_threads(self, count: int | None) -> None:
+        """Have so many decode workers, or as many as raise the rate; any thread may call it. See `Scheduler`."""
+        self._post(partial(self._fix_threads, count))
+
+    def _fix_threads(self, count: int | None, now: float) -> None:
+        self._scheduler.fix_threads(count)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the training waits for a batch."""
+        return self._consumer_waits is not None
+
     @property
     def is_forked(self) -> bool:
         """Whether this is the copy of an engine in a forked child, which has none of its threads."""

@@ -134,7 +134,7 @@ class LoaderConfig:
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
     workers: how many worker processes call a data set, for Python code that holds the interpreter's lock. "threads":
-        the threads of decoders= call it. "auto": whichever is faster; threads for now.
+        the threads of decoders= call it. "auto": threads, and processes where these prove faster in a run that lasts.
     worker_init_fn: called in each worker process with its number, before its first sample.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     skip: a list of bad samples, as `penstock check` writes it; what is left is numbered anew, so that batches are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
 import socket
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
+from penstock.flow.cpus import memory_limit_bytes
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
@@ -36,9 +38,10 @@ from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import Collector
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
-from penstock.loader.setup import set_up
+from penstock.loader.setup import Setup, process_plan, set_up
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
+from penstock.loader.switching import Switching
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.loader.worker import MovableDecoder, check_not_importing
 from penstock.machine import Machine
@@ -56,6 +59,8 @@ from penstock.units import is_integer
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
+#: Of the memory, to copy a data set that nobody said to copy.
+_COPY_SHARE = 8
 
 
 class Loader:
@@ -181,8 +186,10 @@ class Loader:
             self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
         self._staging = self._make_staging()
-        self._make_processes()
+        self._make_processes(partial(_report_choice, to_user, self._collector))
         self._engine = engine = self._make_engine(to_user)
+        if self._switching is not None:
+            self._switching.watch(engine)
         self._starter = Starter()
         if self._trace is not None:
             self._collector.hold()
@@ -207,26 +214,39 @@ class Loader:
         if state is not None:
             self._begin_at(read_state(state, self._described, self._plan, self._rank))
 
-    def _make_processes(self) -> None:
-        """Have worker processes fetch and decode, where they are to."""
-        plan = self._setup.processes
-        self._processes = None
-        if plan is not None:
-            decoder = cast(MovableDecoder, self._decoder)
-            self._processes = Processes(plan, self._fetcher, decoder, self._staging)
-            self._fetcher = self._processes
+    def _make_processes(self, report: Callable[[str], None]) -> None:
+        """Have worker processes fetch and decode, where they are to, or may later."""
+        setup = self._setup
+        decoder = cast(MovableDecoder, self._decoder)
+        self._processes: Processes | None = None
+        self._switching: Switching | None = None
+        if setup.processes is not None:
+            self._processes = Processes(setup.processes, self._fetcher, decoder, self._staging)
+        elif self._staging.arena is not None:
+            make = partial(_make_processes, setup, self._agreed.config, self._front_end, self._staging)
+            self._switching = Switching(
+                self._fetcher, decoder, make, report, cpus=setup.cpus, samples=_samples_of(self._plan)
+            )
+        self._fetcher = self._processes or self._switching or self._fetcher
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
         rows = setup.limits.steps * setup.plan.max_local_batch(setup.rank)
-        staging = StagingBuffer(
+        make = partial(
+            StagingBuffer,
             setup.decoder.fields,
             rows,
             setup.budget.staging_bytes,
             self._front_end.device_event(),
-            is_shared=setup.processes is not None,
             beside=setup.beside,
         )
+        may_switch = self._agreed.config.workers == "auto" and setup.may_switch
+        try:
+            staging = make(is_shared=setup.processes is not None or may_switch)
+        except ConfigError:  # as under `ulimit -v`, which slots that are made one by one may never reach
+            if not may_switch:
+                raise
+            staging = make()
         for _ in range(setup.limits.slots):
             staging.grow()
         return staging
@@ -246,7 +266,7 @@ class Loader:
                 setup.held,
             ),
             self._fetcher,
-            self._decoder if self._processes is None else self._processes,
+            self._processes or self._switching or self._decoder,
             self._staging,
             self._recorder,
             EngineSettings(
@@ -848,6 +868,32 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
         fetcher.prepare()
     elif isinstance(fetcher, Processes):
         fetcher.begin()
+
+
+def _make_processes(
+    setup: Setup, config: LoaderConfig, front_end: FrontEnd, staging: StagingBuffer, count: int
+) -> Processes:
+    """Make worker processes for a data set that threads have called. Raises: ConfigError where it cannot be copied."""
+    most_bytes = memory_limit_bytes() / _COPY_SHARE
+    plan = process_plan(cast(MapDataset, setup.source), config, front_end, count, most_bytes)
+    processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
+    if processes.needs_main:
+        raise ConfigError(
+            f"what {setup.data.place} needs is defined in the script itself, which a process would have to run to find "
+            f"it: move it to a module, or give workers={count}"
+        )
+    return processes
+
+
+def _samples_of(plan: AccessPlan) -> float:
+    """Return about how many samples a rank has to load."""
+    return math.inf if plan.is_endless else plan.epochs * plan.length(0) / plan.ranks
+
+
+def _report_choice(report: Callable[[str], None], collector: Collector, line: str) -> None:
+    """Report what was chosen while the training runs; the trace has it, too."""
+    collector.note_choice(line)
+    report(line)
 
 
 def _change_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ import xxhash
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.flow.channel import Reducers
+from penstock.units import format_bytes
 
 _LEAST_SHARED_BYTES = 4 << 10
 _ALIGNMENT = 64
@@ -78,12 +80,14 @@ def pickled(
     known: Any = None,
     found_by: Callable[[], Any] | None = None,
     before: Pickled | None = None,
+    most_bytes: float = math.inf,
 ) -> Pickled:
     """Pickle what a worker process needs. name: of the value, for messages.
 
     known: an object that the process has, and gets by calling `found_by` there.
     before: what was pickled of it earlier; returned itself, with no buffer copied, where nothing has changed since.
-    Raises: ConfigError naming the part that cannot be pickled or found there, and what to do.
+    Raises: ConfigError naming the part that cannot be pickled or found there, and what to do; for more than
+        `most_bytes`.
     """
     file, buffers = io.BytesIO(), list[Any]()
     pickler = _Pickler(file, reducers, known, found_by, buffers)
@@ -104,6 +108,11 @@ def pickled(
             'workers="threads" needs no copy'
         ) from error
     data = file.getvalue()
+    nbytes = len(data) + sum(each.nbytes for each in buffers)
+    if nbytes > most_bytes:
+        raise ConfigError(
+            f"worker processes need a copy of {name}, which takes {format_bytes(nbytes)}: ask for them by workers=n"
+        )
     digest = _digest_of([data, *buffers])
     if before is not None and before.digest == digest:
         return before

@@ -1,9 +1,10 @@
-"""Worker processes of a loader, from its side: each decode thread has one, and waits while that does a Load.
+"""Worker processes of a loader, from its side: two decode threads drive each, and wait while it does their Loads.
 
     decode thread   Load ──> channel ──> its process: fetch, decode ──> rows of the slot, in shared memory
                     failed samples, what is no array <── channel <──┘
 
-So the engine is what it is with threads, and any number of processes gives the same batches.
+So the engine is what it is with threads, and any number of processes gives the same batches. With two threads the next
+Load is there when a process has done one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,7 @@ from penstock.loader.worker import (
 )
 from penstock.policy import Load
 
+THREADS_A_PROCESS = 2
 #: So often a thread that waits for its process looks whether that is alive, and at which sample it is.
 _LOOK_SECONDS = 0.5
 #: A process that ends gets so long, as does a Load that nobody wants any more.
@@ -72,7 +74,7 @@ class ProcessPlan:
 
 
 class Processes:
-    """A `Fetcher` and a `Decoder` whose work worker processes do. Each thread that calls `begin` starts one of its own.
+    """A `Fetcher` and a `Decoder` whose work worker processes do. Threads that call `begin` have one in turn.
 
     fetcher, decoder: that the processes have copies of; here they name samples and finish batches.
     staging: of shared memory.
@@ -87,17 +89,34 @@ class Processes:
         self._version = 0
         self._threads = threading.local()
         self._all: list[_Process] = []
+        self._begun = 0
         self._all_lock = threading.Lock()
         #: When nobody wanted results any more.
         self._ending: float | None = None
 
     def begin(self) -> None:
-        """Start the process of the calling thread, and do not wait for it."""
+        """Start the process of the calling thread, unless another thread of it did, and do not wait for it."""
         with self._all_lock:
-            begun = _Process(self._plan, self._parts, len(self._all), self._decoder.fields, self._staging)
-            self._all.append(begun)
-        self._threads.process = begun
-        begun.start()
+            if hasattr(self._threads, "process"):
+                return
+            number = self._begun % self._plan.count
+            self._begun += 1
+            if number == len(self._all):
+                self._all.append(_Process(self._plan, self._parts, number, self._staging))
+                self._all[number].start()
+            self._threads.process = self._all[number]
+
+    def start(self) -> None:
+        """Start all processes and wait until they are ready.
+
+        Raises: ClosedError after `end_waits`; what keeps one from beginning.
+        """
+        with self._all_lock:
+            for number in range(self._plan.count):
+                self._all.append(_Process(self._plan, self._parts, number, self._staging))
+                self._all[number].start()
+        for each in self._all:
+            each.await_ready(self._describe, self._is_given_up)
 
     def _pickled_parts(self) -> Pickled:
         plan = self._plan
@@ -166,13 +185,17 @@ class Processes:
 
     def close(self) -> None:
         """End the processes and wait for them. No thread runs any more. Twice is harmless."""
+        self.close_processes()
+        self._fetcher.close()
+
+    def close_processes(self) -> None:
+        """End the processes and wait for them, while no thread asks them. Twice is harmless."""
         with self._all_lock:
             for each in self._all:
                 each.end()
             deadline = time.monotonic() + _END_SECONDS
             for each in self._all:
                 each.wait(deadline)
-        self._fetcher.close()
 
     # As a decoder
 
@@ -193,9 +216,9 @@ class Processes:
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
-        process = self._threads.process
-        process.renew(self._version, self._plan, self._parts)
-        answer = process.do(load, at, self._describe, self._is_given_up)
+        self.begin()
+        process, newest = self._threads.process, (self._version, self._plan, self._parts)
+        answer = process.do(load, newest, at, self._describe, self._is_given_up)
         self._decoder.put(
             load.slot, _without(load.rows, [index for index, _ in answer.failed]), answer.others
         )
@@ -212,19 +235,18 @@ class Processes:
 
 
 class _Process:
-    """One worker process, used by one thread."""
+    """One worker process. It answers in the order in which it is asked, by any thread."""
 
-    def __init__(
-        self,
-        plan: ProcessPlan,
-        parts: Pickled,
-        number: int,
-        fields: tuple[Field, ...],
-        staging: StagingBuffer,
-    ) -> None:
+    def __init__(self, plan: ProcessPlan, parts: Pickled, number: int, staging: StagingBuffer) -> None:
         self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
         self._version = 0
         self.is_ready = False
+        #: Whether it was told to begin, and no thread waits yet for the answer to that; what has kept it from it.
+        self._has_begun = False
+        self._refusal: Exception | None = None
+        self._send_lock = threading.Lock()
+        #: Held by the thread that asked last, until it has its answer.
+        self._latest = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         #: The sample that it is at, which it writes there itself: known also of one that has died.
@@ -252,14 +274,9 @@ class _Process:
         self._channel = Channel(own, self._plan.reducers)
         self._begin()
 
-    def renew(self, version: int, plan: ProcessPlan, parts: Pickled) -> None:
-        """Have it begin anew, unless it has begun with this version. Raises: DataError if it died."""
-        if version != self._version:
-            self._version, self._plan, self._parts = version, plan, parts
-            self.is_ready = False
-            self._begin()
-
     def _begin(self) -> None:
+        """Have it begin, or begin anew."""
+        self.is_ready, self._has_begun = False, True
         assert self._channel is not None, "it was started"
         dataset, parts = self._plan.dataset, self._parts
         assert self._staging.arena is not None, "slots are shared"
@@ -286,28 +303,73 @@ class _Process:
     def do(
         self,
         load: Load,
+        newest: tuple[int, ProcessPlan, Pickled],
         at: Callable[[int], None],
         describe: Callable[[int], str],
         is_given_up: Callable[[], bool],
     ) -> Answer:
-        """Have it do a Load. Raises: DataError if it died; what has kept it from beginning."""
-        assert self._channel is not None, "it was started"
-        if not self.is_ready:
-            ready = self._receive(at, describe, is_given_up)
-            self.is_ready = True
-            if ready.error is not None:
-                error = unpack(ready.error)
-                error.add_note(f"while worker process {self._number} imported the data set and what it uses")
-                raise error
-        try:
-            self._channel.send(Task(load._replace(origins=[], entries=[])))
-        except OSError:
-            raise self._death(describe) from None
-        answer = self._receive(at, describe, is_given_up)
+        """Have it do a Load. newest: what it is to have begun with, and the version of that.
+
+        Raises: DataError if it died; what has kept it from beginning.
+        """
+
+        def send() -> None:
+            if newest[0] != self._version:
+                self._version, self._plan, self._parts = newest
+                self._begin()
+            self._send(load, describe)
+
+        with self._asked(send, at, describe, is_given_up):
+            answer = self._receive(at, describe, is_given_up)
         if isinstance(answer, PackedError):
             raise unpack(answer)
         assert isinstance(answer, Answer), "a task is answered so"
         return answer
+
+    def await_ready(self, describe: Callable[[int], str], is_given_up: Callable[[], bool]) -> None:
+        """Wait until it has begun. Raises: as `do`."""
+        with self._asked(lambda: None, lambda sample: None, describe, is_given_up):
+            pass
+
+    @contextlib.contextmanager
+    def _asked(
+        self,
+        send: Callable[[], None],
+        at: Callable[[int], None],
+        describe: Callable[[int], str],
+        is_given_up: Callable[[], bool],
+    ) -> Iterator[None]:
+        """Ask, and enter once the next answer is the one to that. Answers come in the order of the questions."""
+        mine = threading.Lock()
+        with mine:
+            with self._send_lock:
+                earlier, self._latest = self._latest, mine
+                send()
+                has_begun, self._has_begun = self._has_begun, False
+            with earlier:
+                pass
+            if has_begun:
+                self._await_ready(at, describe, is_given_up)
+            yield
+
+    def _send(self, load: Load, describe: Callable[[int], str]) -> None:
+        assert self._channel is not None, "it was started"
+        try:
+            self._channel.send(Task(load._replace(origins=[], entries=[])))
+        except OSError:
+            if self.is_ready:  # else it has said why it has ended
+                raise self._death(describe) from None
+
+    def _await_ready(
+        self, at: Callable[[int], None], describe: Callable[[int], str], is_given_up: Callable[[], bool]
+    ) -> None:
+        ready = self._receive(at, describe, is_given_up)
+        if ready.error is not None:
+            error = unpack(ready.error)
+            error.add_note(f"while worker process {self._number} imported the data set and what it uses")
+            self._refusal = error
+            raise error
+        self.is_ready = True
 
     def _receive(
         self, at: Callable[[int], None], describe: Callable[[int], str], is_given_up: Callable[[], bool]
@@ -332,8 +394,10 @@ class _Process:
             except (EOFError, OSError):
                 raise self._death(describe) from None
 
-    def _death(self, describe: Callable[[int], str] | None) -> DataError:
+    def _death(self, describe: Callable[[int], str] | None) -> Exception:
         """Return what to raise where the process has ended by itself."""
+        if self._refusal is not None:
+            return self._refusal
         assert self._child is not None, "it was started"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_END_SECONDS)

@@ -45,6 +45,9 @@ class Collector:
         self._names: dict[int, str] = {}
         self._hosts = dict(hosts or {})
         self._are_hosts_written = False
+        #: What was chosen while it ran, by rank; and whether that is still to be written.
+        self._choices: dict[int, str] = {}
+        self._has_new_choice = False
         #: Ids of groups of which nothing is summed up yet, by (rank, flow).
         self._ids: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._pid = os.getpid()
@@ -58,6 +61,10 @@ class Collector:
     def write_to(self, writer: TraceWriter) -> None:
         """Write to a file from now on. Before there are threads."""
         self._writer, self._is_held = writer, False
+
+    def note_choice(self, line: str) -> None:
+        """Have the file say what this rank has chosen; the latest line counts."""
+        self._choices, self._has_new_choice = {self._recorder.rank: line}, True
 
     def collect(self) -> None:
         """Drain the rings; do nothing once closed, nor in a forked child, where a lock may be held for ever."""
@@ -88,7 +95,8 @@ class Collector:
     def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
         writer.append(spans, self._recorder.dropped, ids)
         new = self._name_slowest()
-        writer.name(new, {} if self._are_hosts_written else self._hosts)
+        has_new, self._has_new_choice = self._has_new_choice, False
+        writer.name(new, {} if self._are_hosts_written else self._hosts, self._choices if has_new else {})
         self._are_hosts_written = True
         self._ids.update(ids)
         for flow in np.unique(summed["flow"]).tolist() if self._ids else ():
@@ -96,7 +104,8 @@ class Collector:
         for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
             del self._ids[group]
         if writer.is_turn_due:
-            writer.turn(self._sums.summary(), self._sums.waiting, self._ids, self._names, self._hosts)
+            names = self._ids, self._names, self._hosts, self._choices
+            writer.turn(self._sums.summary(), self._sums.waiting, *names)
 
     def _name_slowest(self) -> dict[int, str]:
         """Forget the names of samples that are no longer among the slowest; return the new ones."""

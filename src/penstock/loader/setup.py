@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on,
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.probing import from_first, raise_interrupt
-from penstock.loader.processes import ProcessPlan
+from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
@@ -147,6 +148,11 @@ class Setup:
     def calls_python(self) -> bool:
         """Whether a user's own code runs for each sample, in threads."""
         return self.processes is None and self._has_python
+
+    @property
+    def may_switch(self) -> bool:
+        """Whether worker processes could take over: threads call a data set, and their number follows measurement."""
+        return isinstance(self.fetcher, DatasetFetcher) and self.limits.most_decoders > 0 and self.cpus > 1
 
     @property
     def _has_python(self) -> bool:
@@ -498,7 +504,9 @@ def _of_data_set(
     """See `set_up`. probes: samples to look at."""
     defaults, unequal = Defaults(config.optional or {}), config.unequal
     # Before the data set is asked for a sample: many open what cannot be pickled then.
-    processes = _process_plan(dataset, config, front_end) if config.is_in_processes else None
+    processes = None
+    if config.is_in_processes:
+        processes = process_plan(dataset, config, front_end, int(config.workers))
     fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
     beside_bytes = 0
@@ -547,12 +555,19 @@ def _warn_of_global_draws(fetcher: DatasetFetcher) -> None:
     )
 
 
-def _process_plan(dataset: MapDataset, config: LoaderConfig, front_end: FrontEnd) -> ProcessPlan:
-    """Return what worker processes are started with. Raises: ConfigError where the data set cannot be pickled."""
-    copy = pickled(dataset, "dataset", front_end.reducers)
-    return ProcessPlan(
-        int(config.workers), seed_of(config), copy, dataset, config.worker_init_fn, front_end.reducers
-    )
+def process_plan(
+    dataset: MapDataset,
+    config: LoaderConfig,
+    front_end: FrontEnd,
+    count: int,
+    most_bytes: float = math.inf,
+) -> ProcessPlan:
+    """Return what worker processes are started with.
+
+    Raises: ConfigError where the data set cannot be pickled, or not into so many bytes.
+    """
+    copy = pickled(dataset, "dataset", front_end.reducers, most_bytes=most_bytes)
+    return ProcessPlan(count, seed_of(config), copy, dataset, config.worker_init_fn, front_end.reducers)
 
 
 def _row_bytes(fetcher: DatasetFetcher, probes: Sequence[int], calls: Calls, pickler: RowPickler) -> int:
@@ -725,7 +740,7 @@ def _threads(
     if decoders == 0:
         return _Threads(0, 1, 0, "as decoders= says", "")
     if config.is_in_processes:
-        return _Threads(0, int(config.workers), 0, "as workers= says", "")
+        return _Threads(0, THREADS_A_PROCESS * int(config.workers), 0, "as workers= says", "")
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_of_data_set:
         if decoders is None:

@@ -229,7 +229,7 @@ class Scheduler:
         most, least = (
             (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
         )
-        self._threads = ThreadCount(limits.decoders, most, least)
+        self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load had work when the last event was over.
         self._were_busy = False
         self._slots = limits.slots
@@ -353,6 +353,10 @@ class Scheduler:
     def limit_threads(self, most: int) -> None:
         """Say that the driver has no more threads than these and can have no more."""
         self._threads.limit(most)
+
+    def fix_threads(self, count: int | None) -> None:
+        """Have so many Loads run at once, whatever that does to the rate; None: as many as raise it, as before."""
+        self._threads = self._found_threads if count is None else ThreadCount(count, count, count)
 
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not complete yet, and was not given up."""

@@ -3,7 +3,7 @@
     file   = header (the run's meta) · chunk* · end?     as penstock.trace.chunks lays them out
     chunk  = "SPAN", spans as `penstock.trace.schema.SPAN` lays them out
            | "IDS ", which samples groups are: n u32 · flow u64[n] · rank u32[n] · count u32[n] · ids i64[sum of counts]
-           | "NAME", JSON: {"samples": {id: name}, "ranks": {rank: host}}, either may be missing
+           | "NAME", JSON: {"samples": {id: name}, "ranks": {rank: host}, "choices": {rank: line}}, any may be missing
            | "SUMS", zlib of JSON: the sums of spans that are not in the file, once at most
            | "SLOW", spans, the slowest among those
     end    = "DONE", spans dropped u64
@@ -90,13 +90,18 @@ class TraceWriter:
             self._chunks.write(*chunk)
         self._dropped = max(self._dropped, dropped)
 
-    def name(self, samples: Mapping[int, str] | None = None, hosts: Mapping[int, str] | None = None) -> None:
-        """Write what samples are called, and on which host ranks run.
+    def name(
+        self,
+        samples: Mapping[int, str] | None = None,
+        hosts: Mapping[int, str] | None = None,
+        choices: Mapping[int, str] | None = None,
+    ) -> None:
+        """Write what samples are called, on which host ranks run, and what they have chosen by measurement.
 
         Raises: ClosedError after close; OSError as `append`.
         """
         self._check_open()
-        for chunk in _names(samples or {}, hosts or {}):
+        for chunk in _names(samples or {}, hosts or {}, choices or {}):
             self._chunks.write(*chunk)
 
     @property
@@ -111,11 +116,12 @@ class TraceWriter:
         ids: GroupIds = _NO_IDS,
         names: Mapping[int, str] | None = None,
         hosts: Mapping[int, str] | None = None,
+        choices: Mapping[int, str] | None = None,
     ) -> None:
         """Begin the next half, and leave out what was written before the half that ends.
 
         summary: of all spans that were appended but those waiting, which later ones belong to.
-        ids, names, hosts: that later spans may need and that were written before.
+        ids, names, hosts, choices: that later spans may need and that were written before.
         Raises: ClosedError after close; OSError as `append`.
         """
         self._check_open()
@@ -125,7 +131,7 @@ class TraceWriter:
         self._before = [
             (_SUMS, summary.to_bytes()),
             (_SLOWEST, summary.slowest.tobytes()),
-            *_names(names or {}, hosts or {}),
+            *_names(names or {}, hosts or {}, choices or {}),
             *_chunks_of(waiting, ids),
         ]
 
@@ -167,7 +173,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     count = dropped = 0
     summary, slowest = Summary(), np.empty(0, SPAN)
     ids: dict[tuple[int, int], NDArray[np.int64]] = {}
-    names: dict[str, dict[int, str]] = {"samples": {}, "ranks": {}}
+    names: dict[str, dict[int, str]] = {"samples": {}, "ranks": {}, "choices": {}}
     with ChunkReader(path, _FORMAT, _END) as chunks:
         for chunk in chunks:
             if chunk.version != _VERSION:
@@ -210,6 +216,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         ids=ids,
         names=names["samples"],
         hosts=names["ranks"],
+        choices=names["choices"],
     )
 
 
@@ -225,10 +232,12 @@ def _chunks_of(spans: Spans, ids: GroupIds) -> Iterator[tuple[bytes, bytes]]:
         yield _SPANS, spans[first : first + _CHUNK_SPANS].tobytes()
 
 
-def _names(samples: Mapping[int, str], hosts: Mapping[int, str]) -> Iterator[tuple[bytes, bytes]]:
+def _names(
+    samples: Mapping[int, str], hosts: Mapping[int, str], choices: Mapping[int, str]
+) -> Iterator[tuple[bytes, bytes]]:
     said = {
         which: {str(number): name for number, name in names.items()}
-        for which, names in (("samples", samples), ("ranks", hosts))
+        for which, names in (("samples", samples), ("ranks", hosts), ("choices", choices))
         if names
     }
     if said:

@@ -37,6 +37,8 @@ class Trace:
     names: Mapping[int, str] = field(default_factory=dict)
     #: The host of each rank that is known.
     hosts: Mapping[int, str] = field(default_factory=dict)
+    #: What ranks chose by measurement while they ran, in a line for each.
+    choices: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.spans.dtype != SPAN or self.spans.ndim != 1:

@@ -1,0 +1,265 @@
+"""Threads call a data set, until it shows that worker processes are faster: workers="auto".
+
+    threads ── they leave processors idle, and the training waits ──> processes start, threads go on
+            ── all of them are ready ──> processes and threads take turns ──> the faster ones, for good
+            ── the data set cannot be copied ──> threads, for good
+
+Either gives the same batches, so that a Load may be done by either.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ClosedError
+from penstock.flow.engine import Engine, Fetcher
+from penstock.flow.lock_use import LockUse
+from penstock.flow.staging import Field
+from penstock.loader.processes import THREADS_A_PROCESS, Processes
+from penstock.loader.worker import MovableDecoder
+from penstock.policy import Load
+from penstock.units import format_count
+
+# Threads find their number first. A run that is over sooner is not worth the seconds that processes take to start.
+_LEAST_SECONDS, _LEAST_LEFT_SECONDS = 4.0, 20.0
+_LOOK_SECONDS = 1.0
+# Of the Loads of a window, so many that began while the training waited.
+_WAITED_SHARE = 0.5
+# Processors that threads use while all have work: less, and they wait for a store; more, and nothing can be gained.
+_LEAST_PROCESSORS, _MOST_SHARE = 0.6, 0.8
+# Then threads and processes take turns of so long, whose beginnings do not count, in so many pairs: other programs
+# change rates as much as either does.
+_TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 2.0, 0.5, 2, 4
+# Rates that decide before the last pair, and after it.
+_CLEAR, _WORTH = 1.4, 1.1
+
+
+class Switching:
+    """A `Fetcher` and a `Decoder` whose work threads or worker processes do.
+
+    make: makes the processes, and raises ConfigError where the data set cannot be copied.
+    samples: that the run has at most.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        decoder: MovableDecoder,
+        make: Callable[[int], Processes],
+        report: Callable[[str], None],
+        *,
+        cpus: int,
+        samples: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetcher, self._decoder = fetcher, decoder
+        self._make, self._report = make, report
+        self._engine: Callable[[], Engine | None] = lambda: None
+        self._cpus, self._samples, self._clock = cpus, samples, clock
+        self._threads = threading.local()
+        #: Guards all that follows, but for what one thread alone looks at, while it has `_looking`.
+        self._lock = threading.Lock()
+        self._processes: Processes | None = None
+        self._in_use = False
+        self._inside = self._loaded = self._loads = self._waited = 0
+        self._looking = threading.Lock()
+        self._began: float | None = None
+        self._window_began, self._window_loaded = 0.0, 0
+        #: Samples per second in each turn, of threads and of processes.
+        self._rates: tuple[list[float], list[float]] = [], []
+        self._starting: threading.Thread | None = None
+        #: Whether it is decided for good, and whether nothing may start any more.
+        self._is_settled = self._is_closed = False
+        #: Whether all processes have begun; how many processors threads used.
+        self._is_ready = False
+        self._processors = 0.0
+
+    def watch(self, engine: Engine) -> None:
+        """Judge by what the engine shows that calls this."""
+        self._engine = weakref.ref(engine)
+
+    # As a fetcher
+
+    @property
+    def place(self) -> str:
+        return self._fetcher.place
+
+    def describe(self, sample: int) -> str:
+        return self._fetcher.describe(sample)
+
+    def fetch(
+        self,
+        samples: list[int],
+        origin: int,
+        rests: list[int],
+        at: Callable[[int], None],
+        *,
+        lasting: bool,
+        into: NDArray[np.uint8] | None = None,
+        epoch: int = 0,
+    ) -> list[Any]:
+        """See `Fetcher`. What fetches a Load decodes it, too."""
+        if not self._is_settled and self._looking.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._looking.release()
+        with self._lock:
+            chosen = self._processes if self._in_use else None
+            self._inside += chosen is not None
+        self._threads.chosen = chosen
+        fetcher = self._fetcher if chosen is None else chosen
+        return fetcher.fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return self._fetcher.take_lost()
+
+    def end_waits(self) -> None:
+        self._is_closed = True
+        self._fetcher.end_waits()
+        if self._processes is not None:
+            self._processes.end_waits()
+
+    def close(self) -> None:
+        """End the processes. No thread runs any more but the one that starts them. Twice is harmless."""
+        self.end_waits()
+        if self._starting is not None and self._starting is not threading.current_thread():
+            self._starting.join()
+        if self._processes is not None:
+            self._processes.close()
+        self._fetcher.close()
+
+    # As a decoder
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self._decoder.fields
+
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> NDArray[np.uint8] | None:
+        return self._decoder.place_of(rows, arrays)
+
+    def decode(
+        self,
+        load: Load,
+        rows: Sequence[int],
+        samples: list[int],
+        data: list[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """See `Decoder`."""
+        chosen: Processes | None = self._threads.chosen
+        decoder = self._decoder if chosen is None else chosen
+        try:
+            return decoder.decode(load, rows, samples, data, arrays, at)
+        finally:
+            with self._lock:
+                self._loaded += len(samples)
+                self._inside -= chosen is not None
+                is_left = chosen is not None and self._is_settled and not self._in_use and not self._inside
+            if is_left and chosen is not None:
+                chosen.close_processes()
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        return self._decoder.finish(slot, arrays, rows)
+
+    # Which of them
+
+    def _look(self) -> None:
+        """Compare, now and then, and choose. By one thread at a time, before its Load."""
+        engine, now = self._engine(), self._clock()
+        if engine is None or self._is_closed:
+            return
+        if self._began is None:
+            self._began = self._window_began = now
+        is_trial = self._processes is not None and self._is_ready
+        if is_trial and now - self._began < _BEGINNING_SECONDS:
+            self._begin_window(now)
+            return
+        self._loads += 1
+        self._waited += engine.is_waited_for
+        seconds = now - self._window_began
+        if seconds < (_TURN_SECONDS if is_trial else _LOOK_SECONDS):
+            return
+        rate = (self._loaded - self._window_loaded) / max(seconds, 1e-9)
+        is_waited_for = self._waited >= _WAITED_SHARE * self._loads
+        self._begin_window(now)
+        if not is_waited_for:
+            return
+        if is_trial:
+            self._judge(rate)
+        elif self._starting is None and now - self._began >= _LEAST_SECONDS:
+            left_seconds = (self._samples - self._loaded) / max(rate, 1e-9)
+            if left_seconds >= _LEAST_LEFT_SECONDS and self._leaves_processors_idle(engine.lock_use):
+                self._processors = engine.lock_use.processors
+                self._starting = threading.Thread(target=self._start, name="penstock-start", daemon=True)
+                self._starting.start()
+
+    def _begin_window(self, now: float) -> None:
+        self._window_began, self._window_loaded = now, self._loaded
+        self._loads = self._waited = 0
+
+    def _leaves_processors_idle(self, seen: LockUse) -> bool:
+        """Whether threads compute, and use fewer processors than there are. It may be the lock; the trial shows it."""
+        return seen.is_enough and _LEAST_PROCESSORS <= seen.processors <= _MOST_SHARE * self._cpus
+
+    def _start(self) -> None:
+        """Start processes and have them do what comes, once all are ready."""
+        try:
+            processes = self._make(self._cpus)
+            with self._lock:
+                self._processes = processes
+            if not self._is_closed:
+                processes.start()
+                self._is_ready = True
+                self._use(processes=True)
+        except ClosedError:
+            return
+        except Exception as error:
+            self._is_settled = True
+            if not self._is_closed:
+                self._report(f"threads {self._used}, and go on: {error}")
+
+    @property
+    def _used(self) -> str:
+        return f"that had work used {self._processors:.2f} of {self._cpus} processors"
+
+    def _use(self, *, processes: bool) -> None:
+        """Have Loads that begin from here on done by processes, or by threads."""
+        engine = self._engine()
+        if engine is None or self._is_closed:
+            return
+        engine.fix_threads(THREADS_A_PROCESS * self._cpus if processes else None)
+        with self._lock:
+            self._in_use = processes
+            self._began = self._clock()
+            left = self._processes if self._is_settled and not (processes or self._inside) else None
+        if left is not None:
+            left.close_processes()
+
+    def _judge(self, rate: float) -> None:
+        """Take note of a turn's rate; choose, or have the others take theirs."""
+        self._rates[self._in_use].append(rate)
+        of_threads, of_processes = self._rates
+        if len(of_threads) < len(of_processes) or not of_processes:
+            self._use(processes=not self._in_use)
+            return
+        ratio = sum(of_processes) / max(sum(of_threads), 1e-9)
+        least = _LEAST_PAIRS if not 1 / _CLEAR < ratio < _CLEAR else _MOST_PAIRS
+        if len(of_threads) < least:
+            self._use(processes=True)
+            return
+        self._is_settled, is_worth = True, ratio >= _WORTH
+        self._use(processes=is_worth)
+        count = format_count(self._cpus, "worker process")
+        self._report(
+            f"threads {self._used}; {count} load {ratio:.2f} x as fast: {'processes' if is_worth else 'threads'} from "
+            "here on"
+        )
