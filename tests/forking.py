@@ -192,6 +192,8 @@ def _run_job(requests: socket.socket, script: str, rows: list[list[Job]], out: i
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
+    # The streams of the server may be over a file, which can be asked where it is.
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     os.write(result, f"{os.getpid()}\n".encode())
     row_of: dict[int, int] = {}  # by process that runs
     ended: dict[int, int] = {}

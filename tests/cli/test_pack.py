@@ -7,13 +7,11 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -36,6 +34,9 @@ from penstock.store import (
     open_source,
 )
 from penstock.store.packed import PackedFiles
+
+if TYPE_CHECKING:
+    from tests.forking import Forks
 
 JPEG = b"\xff\xd8\xff"
 
@@ -276,19 +277,24 @@ class TestWhatMayHappen:
             assert files_in(Path(f"one-{to}")) == files_in(Path(f"two-{to}"))
 
     @pytest.mark.parametrize("to", ["tar", "records"])
-    def test_a_kill_at_any_moment_leaves_nothing_or_all_of_it(self, to: str) -> None:
+    def test_a_kill_at_any_moment_leaves_nothing_or_all_of_it(self, to: str, forks: Forks) -> None:
         """The process is killed at its n-th sync, rename or write of a file's name, for every n there is."""
-        source = photos(12)
+        source, script = photos(12), Path("killed.py").absolute()
+        script.write_text(_KILLED)
         pack(source, "expected", to=to, shard_bytes=9000)
         arguments = ["photos", "out", "--to", to, "--shard-size", "9 kB"]
 
         kills = 0
         while True:
-            code = _KILLED.format(after=kills, arguments=["pack", *arguments])
-            ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-            if ended.returncode == 0:
+            job = [str(Path.cwd()), str(kills), "pack", *arguments]
+            with forks.start(
+                script, [[[job]]], modules=["penstock.cli.main", "penstock.loader.packing"]
+            ) as started:
+                output, ended = started.wait()
+            status = next(iter(ended.values()))
+            if status == 0:
                 break
-            assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+            assert status == -signal.SIGKILL, output
             is_there = Path("out").exists()
             if not is_there:
                 assert main(["pack", *arguments]) == 0
@@ -514,7 +520,8 @@ _KILLED = """
 import os, pathlib, signal, sys
 from penstock.cli.main import main
 
-left = {after}
+os.chdir(sys.argv[1])
+left = int(sys.argv[2])
 
 def counted(call):
     def one(*arguments, **others):
@@ -527,5 +534,5 @@ def counted(call):
 
 os.fsync, os.replace = counted(os.fsync), counted(os.replace)
 pathlib.Path.rename, pathlib.Path.unlink = counted(pathlib.Path.rename), counted(pathlib.Path.unlink)
-sys.exit(main({arguments!r}))
+sys.exit(main(sys.argv[3:]))
 """
