@@ -25,6 +25,7 @@ from penstock.machine import Curve
 from penstock.measure.in_threads import Clock, repeat_until
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.measure.spread import Spread
+from penstock.store.disk import read_pieces
 from penstock.store.packed import READ_PIECES
 from penstock.units import format_bytes, format_rate
 
@@ -188,14 +189,8 @@ class ScratchFile:
     def read(self, offsets: NDArray[np.int64], request_bytes: int, into: NDArray[np.uint8]) -> None:
         """Read pieces, without the interpreter's lock where the kernel is compiled."""
         begins = np.arange(offsets.size) * request_bytes
-        failed = np.empty(offsets.size, np.int64)
-        loop = READ_PIECES.ask()
-        if loop is None:
-            for offset, begin in zip(offsets.tolist(), begins.tolist(), strict=True):
-                os.preadv(self.descriptor, [into[begin : begin + request_bytes].data], offset)
-            return
-        files, sizes = np.full(offsets.size, self.descriptor), np.full(offsets.size, request_bytes)
-        if loop(files, offsets, sizes, into, begins, failed):
+        sizes = np.full(offsets.size, request_bytes)
+        if read_pieces(self.descriptor, offsets, sizes, into, begins):
             raise DataError(f"{self.folder} cannot be read: the file that was just written is cut off")
 
     def close(self) -> None:

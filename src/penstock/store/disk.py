@@ -173,7 +173,8 @@ class DiskTier:
         which = np.flatnonzero(places[:, 0] >= 0)
         for index in np.flatnonzero(places[:, 0] < 0).tolist():
             failed.append((index, DataError(f"sample {ids[index]} is not in {self!r}")))
-        for index in self._read(file, places[which], into, begins[which]):
+        offsets, sizes = places[which, 0], places[which, 1] - places[which, 0]
+        for index in read_pieces(file, offsets, sizes, into, begins[which]):
             self._lose(int(ids[which[index]]), failed, int(which[index]), "cannot be read")
         lost = {index for index, _ in failed}
         for index in which[self._is_to_be_compared(ids[which])].tolist():
@@ -203,23 +204,6 @@ class DiskTier:
         if self._file < 0:
             raise ClosedError("this disk tier is closed; make a new one")
         return self._file
-
-    def _read(self, file: int, places: Ids, into: Bytes, begins: Ids) -> list[int]:
-        """Read pieces of the file; return the indices of those that could not be read."""
-        sizes = places[:, 1] - places[:, 0]
-        loop = READ_PIECES.ask()
-        if loop is None or not (sizes > 0).all():
-            pieces = zip(places[:, 0].tolist(), sizes.tolist(), begins.tolist(), strict=True)
-            return [
-                index
-                for index, (offset, size, begin) in enumerate(pieces)
-                if not _read_all(file, into[begin : begin + size].data, offset)
-            ]
-        order = np.argsort(places[:, 0], kind="stable")
-        failed = np.empty(order.size, np.int64)
-        files, only = np.array([[file, 0, 0]]), np.zeros(order.size, np.int64)
-        count = loop(files, only, places[order, 0], sizes[order], into, begins[order], failed)
-        return list(order[failed[:count]].tolist())
 
     def _is_to_be_compared(self, ids: Ids) -> NDArray[np.bool_]:
         if not self._is_unread.size:
@@ -461,6 +445,26 @@ def _write_all(file: int, content: memoryview, begin: int) -> None:
     done = 0
     while done < len(content):
         done += os.pwrite(file, content[done:], begin + done)
+
+
+def read_pieces(file: int, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids) -> list[int]:
+    """Read pieces of an open file, outside the interpreter's lock; return the indices of those that could not be read.
+
+    offsets, sizes, begins: int64[n]: of each piece where it lies, its bytes, and where it goes to in `into`.
+    """
+    loop = READ_PIECES.ask()
+    if loop is None or not (sizes > 0).all():
+        pieces = zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True)
+        return [
+            index
+            for index, (offset, size, begin) in enumerate(pieces)
+            if not _read_all(file, into[begin : begin + size].data, offset)
+        ]
+    order = np.argsort(offsets, kind="stable")
+    failed = np.empty(order.size, np.int64)
+    files, only = np.array([[file, 0, 0]]), np.zeros(order.size, np.int64)
+    count = loop(files, only, offsets[order], sizes[order], into, begins[order], failed)
+    return list(order[failed[:count]].tolist())
 
 
 def _read_all(file: int, into: memoryview, begin: int) -> bool:
