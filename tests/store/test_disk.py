@@ -233,7 +233,9 @@ class TestDamage:
 
         assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in range(4)}
 
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize(
+        "seed", [*range(4), *(pytest.param(more, marks=pytest.mark.slow) for more in range(4, 34))]
+    )
     def test_a_process_that_is_killed_leaves_what_it_had_written(self, tmp_path: Path, seed: int) -> None:
         code = f"""
             import os, sys

@@ -1,9 +1,12 @@
-"""Local disks that keep samples for a loader: which there are, what is on them already, and what goes there."""
+"""Local disks, and backends of one's own, that keep samples for a loader: which there are, what they have already, and
+what goes there.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +22,9 @@ from penstock.policy import Placement
 from penstock.store import FileSource, PackedFiles, Source
 from penstock.store.calls import Calls
 from penstock.store.disk import DiskTier
+from penstock.store.key_value import KeyValueTier
 from penstock.store.mixing import sources_in
+from penstock.store.tier import SlowTier
 from penstock.store.write_behind import WriteBehind
 from penstock.units import parse_bytes
 
@@ -27,8 +32,9 @@ from penstock.units import parse_bytes
 LocalDisk = str | os.PathLike[str] | Mapping[str, str | int]
 
 # What is assumed of a disk that nobody measured; observed reads correct it.
-_UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 4
-_WRITING_THREADS = 2
+_UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 2
+#: A machine may have measured that more fill a tier faster; they take turns at the interpreter.
+_MOST_WRITING_THREADS = 16
 
 
 def check_local_disk(local_disk: object) -> None:
@@ -58,9 +64,10 @@ def disk_classes(
 
     total_bytes: of the data, which no disk needs more than.
     """
-    known = [] if machine is None else [each for each in machine.storage[1:] if each.backend == "filesystem"]
+    known = [] if machine is None else [each for each in machine.storage[1:] if each.backend != "memory"]
     if local_disk is None:
         return [replace(each, capacity_bytes=min(each.capacity_bytes, max(1, total_bytes))) for each in known]
+    known = [each for each in known if each.backend == "filesystem"]
     given = local_disk if isinstance(local_disk, Mapping) else {os.fspath(local_disk): total_bytes}
     read = Curve(((1, _UNKNOWN_BYTES_PER_SECOND),))
     found = []
@@ -84,7 +91,7 @@ class Disk:
     """A disk that keeps samples. storage: what it is to the machine. tier: what is there; None for a prediction."""
 
     storage: StorageClass
-    tier: DiskTier | None = None
+    tier: SlowTier | None = None
 
 
 def open_disks(
@@ -105,23 +112,35 @@ def open_disks(
         return []
     fingerprint, disks = fingerprint_of(source), list[Disk]()
     for storage in classes:
-        assert storage.path is not None, "its backend is a file system"
-        make = partial(
-            DiskTier,
-            storage.path,
-            storage.capacity_bytes,
-            fingerprint,
-            source.sizes_bytes,
-            about=repr(source),
-            number=rank,
-            report=calls.report,
-        )
+        make = partial(_open_tier, storage, fingerprint, source, rank, calls.report)
         tier = calls.one(f"local disk {storage.path!r}", make)
         closing.callback(tier.close)
         if is_new:
             tier.evict(tier.held())
         disks.append(Disk(replace(storage, capacity_bytes=tier.capacity_bytes), tier))
     return disks
+
+
+def _open_tier(
+    storage: StorageClass, fingerprint: bytes, source: Source, rank: int, report: Callable[[str], None]
+) -> SlowTier:
+    capacity_bytes, sizes_bytes = storage.capacity_bytes, source.sizes_bytes
+    if storage.backend == "filesystem":
+        assert storage.path is not None, "its class has checked it"
+        about = repr(source)
+        return DiskTier(
+            storage.path, capacity_bytes, fingerprint, sizes_bytes, about=about, number=rank, report=report
+        )
+    module, _, name = storage.backend.partition(":")
+    try:
+        store = getattr(importlib.import_module(module), name)(storage.path)
+    except Exception as error:
+        raise ConfigError(
+            f"machine.storage: {storage.name!r} has the backend {storage.backend!r}, which cannot be made with "
+            f"{storage.path!r}: {type(error).__name__}: {error}; name a class as 'package.module:Name' "
+            "that is found on sys.path"
+        ) from error
+    return KeyValueTier(store, capacity_bytes, fingerprint, sizes_bytes, number=rank, report=report)
 
 
 def fingerprint_of(source: Source) -> bytes:
@@ -181,7 +200,8 @@ def kept_on(
         is_kept = placement.tier_of[left] > 0
         disk.tier.evict(left[~is_kept])
         held[number] = left[is_kept]
-        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), _WRITING_THREADS)
+        threads = min(disk.storage.threads, _MOST_WRITING_THREADS)
+        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads)
         # What memory keeps goes with the process: a disk with space to spare has it for the next run.
         own = placement.samples_in(number)
         spare_bytes = disk.storage.capacity_bytes - int(sizes_bytes[own].sum())

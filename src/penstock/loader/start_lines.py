@@ -210,7 +210,7 @@ def _disks(setup: Setup) -> str:
     """Return what local disks keep."""
     parts, total_bytes = "", int(setup.sizes_bytes.sum())
     for number, storage in enumerate(setup.machine.storage):
-        if storage.backend != "filesystem":
+        if storage.backend == "memory":
             continue
         nbytes = int(setup.sizes_bytes[setup.placement.samples_in(number)].sum())
         left = setup.held.get(number)
@@ -218,7 +218,6 @@ def _disks(setup: Setup) -> str:
             f", {format_count(left.size, 'sample')} there already" if left is not None and left.size else ""
         )
         share = f"{100 * nbytes / total_bytes:.2g} %" if total_bytes else "none"
-        parts += (
-            f"; keeps {share} of the samples, {format_bytes(nbytes)}, on local disk {storage.path!r}{there}"
-        )
+        where = "on local disk" if storage.backend == "filesystem" else f"by {storage.backend}"
+        parts += f"; keeps {share} of the samples, {format_bytes(nbytes)}, {where} {storage.path!r}{there}"
     return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +11,9 @@ from penstock.errors import ConfigError
 from penstock.machine.checks import check_count, check_seconds, check_threads
 from penstock.machine.curve import Curve
 
-Backend = Literal["memory", "filesystem"]
-BACKENDS: tuple[Backend, ...] = ("memory", "filesystem")
+BACKENDS = ("memory", "filesystem")
+#: A class of one's own, "package.module:Name"; see `penstock.store.key_value`.
+_OWN_BACKEND = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class StorageClass:
     read: r_j(p), all readers together, by number of readers.
     write: w_j(p), likewise; None means that the read curve serves for writes too.
     latency_seconds: of each read; reads overlap theirs.
-    path: the folder of a class of backend ``filesystem``; None for memory.
+    backend: "memory", "filesystem", or "package.module:Name", a class of one's own.
+    path: the folder of a class of backend ``filesystem``, or what a backend of one's own is made with, such as an
+        address; None for memory.
     Raises: ConfigError naming the field.
     """
 
@@ -60,7 +64,7 @@ class StorageClass:
     read: Curve
     write: Curve | None = None
     latency_seconds: float = 0.0
-    backend: Backend = "memory"
+    backend: str = "memory"
     path: str | None = None
 
     def __post_init__(self) -> None:
@@ -69,8 +73,11 @@ class StorageClass:
         check_count("capacity_bytes", self.capacity_bytes)
         check_threads("threads", self.threads)
         check_seconds("latency_seconds", self.latency_seconds)
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}")
+        if self.backend not in BACKENDS and not _OWN_BACKEND.fullmatch(self.backend):
+            raise ConfigError(
+                f"backend is {self.backend!r}; it must be one of {', '.join(BACKENDS)}, or a class of your own, "
+                "'package.module:Name'"
+            )
         if self.backend == "filesystem" and not self.path:
             raise ConfigError(
                 "path is missing; backend 'filesystem' needs the folder that will hold the samples"
