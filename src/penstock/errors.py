@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)     you asked wrongly: an argument or a field of a file
     ├── DataError (OSError)          the world failed: a sample cannot be read or decoded
     ├── FormatError (ValueError)     a file that Penstock wrote, or should have, is damaged or too new
-    ├── StagingError (MemoryError)   batches that are kept fill the memory that was given
+    ├── StagingError (MemoryError)   no memory for one more batch: what was given, or a device, is full
     ├── WaitTimeout (TimeoutError)   a wait outlasted `timeout=`
     ├── RankError (RuntimeError)     another rank of the job failed, or is not where this one is
     └── ClosedError (RuntimeError)   used after close, in a forked process, or past the last epoch
@@ -69,7 +69,8 @@ class FormatError(PenstockError, ValueError):
 
 
 class StagingError(PenstockError, MemoryError):
-    """No batch slot is free because the caller still holds the batches, and no memory is left for more."""
+    """No batch slot is free because the caller still holds the batches, and no memory is left for more; or a device has
+    no memory for a batch."""
 
 
 class WaitTimeout(PenstockError, TimeoutError):

@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from penstock.compiling import Part
 from penstock.errors import ClosedError, no_thread, printable
 from penstock.flow import waits
+from penstock.flow.copying import Copied, CopyAhead
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.recorder import Recorder, Ring
@@ -100,9 +101,22 @@ class StagedBatch:
 
     samples: int64[local batch]. row: of the slot, where its samples begin.
     failed: places that have no sample. errors: why, by sample, and where in the worker that was.
+    copied: where it is on a device, if it was copied there; then arrays is empty, or soon. fitted: see `copying.Batch`.
     """
 
-    __slots__ = ("_packed", "arrays", "epoch", "errors", "failed", "row", "samples", "slot", "step")
+    __slots__ = (
+        "_packed",
+        "arrays",
+        "copied",
+        "epoch",
+        "errors",
+        "failed",
+        "fitted",
+        "row",
+        "samples",
+        "slot",
+        "step",
+    )
 
     def __init__(
         self, ready: Ready, step: int, arrays: tuple[NDArray[Any], ...], known: dict[int, Exception]
@@ -119,6 +133,8 @@ class StagedBatch:
             for sample in self.samples[list(self.failed)].tolist():
                 self.errors[sample] = known[sample], known[sample].__traceback__
         self._packed: list[NDArray[Any]] | None = None
+        self.copied: Copied | None = None
+        self.fitted = 0.0
 
     def rows(self, places: Sequence[int]) -> Sequence[int]:
         """Return where some places of the batch are in its slot."""
@@ -275,6 +291,7 @@ class Engine:
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     begin: called by each decode worker before its first Load.
     compiled: returns the compiled decisions once there are any.
+    ahead: what copies batches to a device, in a thread of its own; None without one.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -293,6 +310,7 @@ class Engine:
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
         compiled: Callable[[], Loop | None] = lambda: None,
+        ahead: CopyAhead | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._fetcher = fetcher
@@ -304,6 +322,7 @@ class Engine:
         self._report = report
         self._collect = collect
         self._when_finished = finish
+        self._ahead = ahead
         #: None once the scheduler has the compiled decisions.
         self._compiled: Callable[[], Loop | None] | None = compiled
         self._owner: _Owner | None = None
@@ -368,6 +387,9 @@ class Engine:
                 self._post(self._scheduler.start)
                 return
             waits.register(self)
+            if self._ahead is not None:
+                copying = partial(self._ahead.run, self._arrived.get, self._wake_consumer)
+                self._start_thread("penstock-copy", copying)
             for reader in range(self._settings.readers):
                 self._start("read", reader, self._run_reader, _READER_SPANS)
             with self._lock:
@@ -390,10 +412,21 @@ class Engine:
         key = (epoch, step)
         if self._staging.is_held:
             self._post(self._poll_held)
-        if (batch := self._arrived.get(key)) is None:
+        if (batch := self._ready(key)) is None:
             batch = self._await(key)
-        self._staging.guard(batch.slot)
+        if batch.copied is None:
+            self._staging.guard(batch.slot)
         return batch
+
+    def _ready(self, key: tuple[int, int]) -> StagedBatch | None:
+        """Return a batch that the caller can have: complete, and on the device if there is one.
+
+        One that lacks samples is not copied ahead: the caller decides what becomes of it.
+        """
+        batch = self._arrived.get(key)
+        if batch is None or self._ahead is None or batch.copied is not None or batch.failed:
+            return batch
+        return None
 
     def _await(self, key: tuple[int, int]) -> StagedBatch:
         begin = self._clock()
@@ -407,7 +440,7 @@ class Engine:
             )
             while True:
                 self._forget_before(key)
-                if (batch := self._arrived.get(key)) is not None:
+                if (batch := self._ready(key)) is not None:
                     return batch
                 self._check_usable()
                 self._make_space(key)
@@ -442,6 +475,8 @@ class Engine:
         """Give up the batches before (epoch, step)."""
         self._check_usable()
         self._post(partial(self._sought, epoch, step))
+        if self._ahead is not None:
+            self._ahead.go_to((epoch, step))
         self._forget_before((epoch, step))
 
     def extend(self) -> None:
@@ -463,6 +498,8 @@ class Engine:
             self._loads.put(None)
             self._parked.put(None)
             self._wake.put(None)
+            if self._ahead is not None:
+                self._ahead.end()
 
     def close(self) -> None:
         """Stop all threads and wait for them. Twice is harmless, and completes what Ctrl-C interrupted.
@@ -561,6 +598,8 @@ class Engine:
         epoch, step, since = self._consumer_waits
         now = self._clock()
         line = f"the training waits for the batch of epoch {epoch}, step {step} since {now - since:.1f} s"
+        if self._ahead is not None and (epoch, step) in self._arrived:
+            return f"{line}; it is loaded, and waits for its copy to {self._ahead.device.name}"
         at = sorted(self._at.copy().values(), key=lambda entry: entry[1])
         wanted = set(self._samples_of(epoch, step).tolist())
         for sample, begin in [entry for entry in at if entry[0] in wanted][:1] or at[:1]:
@@ -677,9 +716,11 @@ class Engine:
         Raises: DataError where none runs that could do the work.
         """
         worker = _FIRST_WORKER + number
-        thread = threading.Thread(
-            target=self._run, args=(loop, worker, spans), name=f"penstock-{role}-{worker}", daemon=True
-        )
+        return self._start_thread(f"penstock-{role}-{worker}", partial(self._record, loop, worker, spans))
+
+    def _start_thread(self, name: str, work: Callable[[], None]) -> bool:
+        """See `_start`."""
+        thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._threads.append(thread)
         with self._running_lock:
             self._running += 1
@@ -693,6 +734,9 @@ class Engine:
                 raise no_thread(error) from error
             return False
         return True
+
+    def _record(self, loop: Callable[[int, Ring], None], worker: int, spans: int) -> None:
+        loop(worker, self._recorder.ring(worker, spans))
 
     def _hand_out(self, instruction: Instruction, now: float) -> None:
         match instruction:
@@ -721,6 +765,8 @@ class Engine:
         for step in range(ready.step, ready.step + ready.steps):
             self._arrived[ready.epoch, step] = StagedBatch(ready, step, arrays, known)
         self._lent.add(ready.slot)
+        if self._ahead is not None:
+            self._ahead.arrived()
         self._wake_consumer()
 
     def _dropped(self, reference: Reference, now: float) -> list[Instruction]:
@@ -796,9 +842,9 @@ class Engine:
         self._lent.difference_update(free)
         return [instruction for slot in free for instruction in self._scheduler.slot_freed(slot, now)]
 
-    def _run(self, loop: Callable[[int, Ring], None], worker: int, spans: int) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            loop(worker, self._recorder.ring(worker, spans))
+            work()
         except BaseException as error:  # raised at the consumer, by `take`
             self._fault = error
             self._wake_consumer()

@@ -19,6 +19,8 @@ from penstock.errors import StagingError
 from penstock.units import format_bytes
 
 _ALIGNMENT = 64
+#: Less than this CUDA copies out of pageable memory at once, as fast.
+_LEAST_PINNED_BYTES = 1 << 16
 #: An array of at most this share of a sample is handed out as a copy: it costs next to nothing, and whoever keeps it
 #: keeps no slot that is many times larger.
 _SMALL_SHARE = 1 / 64
@@ -52,6 +54,7 @@ class _Slot:
         self.view = partial(slot_arrays, arena.mapping, fields, batch_size, begin=begin)
         self.arrays = self.view(batch_size)
         self.loan: _Loan | None = None
+        self.is_pinned = False
 
 
 def slot_arrays(
@@ -84,8 +87,13 @@ def slot_begin(fields: Sequence[Field], batch_size: int, slot: int) -> int:
 
 
 def _spacing(nbytes: int) -> int:
-    """Return how far apart slots of so many bytes begin: those of empty samples have a place, too."""
-    return max(nbytes, _ALIGNMENT)
+    """Return how far apart slots of so many bytes begin: those of empty samples have a place, too.
+
+    What is locked is locked by the page: no page has parts of two slots.
+    """
+    if nbytes < _LEAST_PINNED_BYTES:
+        return max(nbytes, _ALIGNMENT)
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
@@ -118,6 +126,18 @@ class DeviceEvent(Protocol):
 
     def query(self) -> bool:
         """Return whether the device has passed the mark; True where it was never put."""
+        ...
+
+
+class Pinning(Protocol):
+    """Makes memory page-locked, so that a device reads it by itself."""
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Lock memory, and keep it until `close`. Where it cannot be, copies take longer, and that is reported."""
+        ...
+
+    def close(self) -> None:
+        """Unlock all of it, once no copy is under way. Twice is harmless."""
         ...
 
 
@@ -183,6 +203,8 @@ class StagingBuffer:
         arena, which takes as much address space as the limit, memory as slots are first written, and one descriptor.
         Else each has an arena of its own, which goes with the last reference to it.
     beside: what batches have beside their slots, which the limit includes.
+    pinning: locks the memory of each slot, when a worker first writes to it; not that of small slots, which a driver
+        copies on the way.
     """
 
     def __init__(
@@ -193,6 +215,7 @@ class StagingBuffer:
         device_event: Callable[[], DeviceEvent | None] | None = None,
         is_shared: bool = False,
         beside: Beside | None = None,
+        pinning: Pinning | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self._batch_size = batch_size
@@ -206,6 +229,7 @@ class StagingBuffer:
         self._most_slots = math.inf if self.arena is None else self.arena.nbytes // spacing
         self._slots: list[_Slot] = []
         self._beside = beside
+        self._pinning = None if self.slot_bytes < _LEAST_PINNED_BYTES else pinning
         #: Slots that are not used any more.
         self._retired: set[int] = set()
         #: Loans whose references are gone while a device copy may still read the slot.
@@ -258,7 +282,12 @@ class StagingBuffer:
 
     def arrays(self, slot: int) -> tuple[NDArray[Any], ...]:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""
-        return self._slots[slot].arrays
+        entry = self._slots[slot]
+        if self._pinning is not None and not entry.is_pinned:
+            # By one of several workers; the batch is complete only when that one has done its part of it, too.
+            entry.is_pinned = True
+            self._pinning.pin(np.frombuffer(entry.arena.mapping, np.uint8, self.slot_bytes, entry.begin))
+        return entry.arrays
 
     def lend(self, slot: int, rows: int, on_drop: Callable[[Reference], None]) -> tuple[NDArray[Any], ...]:
         """Lend the first `rows` rows of a slot: [rows, *shape] each, those that `are_small` as copies.
@@ -286,8 +315,8 @@ class StagingBuffer:
         """Free a lent slot only after the device copies out of it, where a device is in use by now.
 
         Call it before a batch is handed out: its arrays are referred to. Twice is harmless. A device that comes into
-        use later needs no guard: slots are pageable memory, and CUDA has staged a copy out of such memory before the
-        call that asks for it returns.
+        use later needs no guard: slots are pageable memory where it was not in use when they were made, and CUDA has
+        staged a copy out of such memory before the call that asks for it returns.
         """
         loan = self._slots[slot].loan
         if self._device_event is None or loan is None or loan.guards:
@@ -333,6 +362,8 @@ class StagingBuffer:
         Of slots that are shared, the memory of those that are referred to is given back with the last of them. Twice is
         harmless.
         """
+        if self._pinning is not None:
+            self._pinning.close()
         arena, self.arena = self.arena, None
         if arena is not None:
             for slot in range(len(self)):

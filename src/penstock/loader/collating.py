@@ -71,8 +71,10 @@ class CollatingDecoder:
                 "samples only: leave collate_fn out here"
             )
         if slot in self._made:
-            self._latest = self._made[slot]
+            # Another thread may finish the next one meanwhile: for one that is asked once, what it finds is returned.
+            made = self._latest = self._made[slot]
             del self._made[slot]
+            return made
         return self._latest
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:

@@ -588,7 +588,8 @@ def check_machine(machine: object) -> None:
 _ADVICE = {
     "num_workers": "threads are counted by this machine, decoders=0 starts none, and workers= is the number of worker "
     "processes; penstock.torch.DataLoader takes PyTorch's arguments",
-    "pin_memory": "copy with .to(device, non_blocking=True)",
+    "pin_memory": "penstock.torch.Loader has it, and device=",
+    "device": "penstock.torch.Loader has it; JAX puts batches on its devices by penstock.jax, or jax.device_put",
     "prefetch_factor": "memory= says how much is staged",
     "persistent_workers": "threads and processes live as long as the loader",
     "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",

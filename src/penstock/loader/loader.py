@@ -33,6 +33,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.epoch_lines import EpochLines, SkippedSample, skip_clause
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
+from penstock.loader.on_device import copy_ahead, device_line, made
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
@@ -175,7 +176,8 @@ class Loader:
         self._plan, self._rank = setup.plan, setup.rank
         self._fetcher, self._decoder = setup.fetcher, setup.decoder
         if agreed.config.collate_fn is not None:  # batches are what it makes
-            self._front_end = replace(self._front_end, present=NUMPY.present)
+            present = self._front_end.present_made
+            self._front_end = replace(self._front_end, present=lambda batch, dtype: present(batch))
         self._name = setup.data.name if self._plan.ranks == 1 else f"{setup.data.name}, rank {self._rank}"
         #: Number format of images, None for a data set.
         self._dtype = None if setup.pipeline is None else setup.pipeline.dtype
@@ -185,6 +187,8 @@ class Loader:
         self._collector = Collector(
             self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
         )
+        self._device = self._front_end.device
+        self._ahead = copy_ahead(setup, self._front_end, self._recorder.clock, to_user)
         self._staging = self._make_staging()
         self._make_processes(partial(_report_choice, to_user, self._collector))
         self._engine = engine = self._make_engine(to_user)
@@ -239,6 +243,7 @@ class Loader:
             setup.budget.staging_bytes,
             self._front_end.device_event(),
             beside=setup.beside,
+            pinning=self._front_end.pinning,
         )
         may_switch = self._agreed.config.workers == "auto" and setup.may_switch
         try:
@@ -286,6 +291,7 @@ class Loader:
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
             compiled=DECISIONS.ask,
+            ahead=self._ahead,
         )
 
     # The loop
@@ -389,6 +395,8 @@ class Loader:
             if self._position != self._plan.first_read_from(self._rank, 0, 0):
                 # Before there are threads, so that it is the first event they see.
                 self._engine.seek(*self._position)
+            if self._ahead is not None:
+                self._ahead.go_to(self._position)
         self._starter.ensure_started(self._start)
         if not self._has_reported_start:
             self._has_reported_start = True
@@ -433,7 +441,8 @@ class Loader:
     def empty_batch(self) -> Any:
         """Return a batch without samples, [0, ...] each: what batches are made of, before one is read."""
         arrays = tuple(np.empty((0, *field.shape), field.dtype) for field in self._decoder.fields)
-        return self._front_end.present(self._decoder.finish(-1, arrays, ()), self._dtype)
+        batch = self._front_end.present(self._decoder.finish(-1, arrays, ()), self._setup.dtype_in_slot)
+        return batch if self._device is None else self._device.move(batch)
 
     def __enter__(self) -> Self:
         return self
@@ -564,10 +573,10 @@ class Loader:
     @property
     def start_lines(self) -> list[str]:
         """What rank 0 reports at the start: data, order, steps, threads and memory of this rank."""
-        return [
-            f"{self._name}: {line}"
-            for line in start_lines(self._setup, self._agreed.uncompared, self._agreed.others)
-        ]
+        lines = start_lines(self._setup, self._agreed.uncompared, self._agreed.others)
+        if self._device is not None:
+            lines.append(device_line(self._setup, self._device, self._ahead))
+        return [f"{self._name}: {line}" for line in lines]
 
     @property
     def skipped(self) -> tuple[SkippedSample, ...]:
@@ -628,6 +637,8 @@ class Loader:
             self._ensure_started()
         self._end_step()
         self._asked = self._recorder.clock()
+        if self._ahead is not None:
+            self._ahead.passed(self._position)
         try:
             return self._wait_for_batch(epoch)
         except BaseException:
@@ -646,11 +657,7 @@ class Loader:
                 finally:
                     # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
                     del error, staged
-            arrays = staged.keep(kept)
-            batch = None
-            if kept:
-                finished = self._decoder.finish(staged.slot, arrays, staged.rows(kept))
-                batch = self._front_end.present(finished, self._dtype)
+            batch = self._batch_of(staged, kept) if kept else None
             following = (epoch, step + 1)
             if step + 1 >= self._pass.whole_steps:  # before, every step is as large as this one
                 following = self._plan.first_read_from(self._rank, *following)
@@ -663,6 +670,8 @@ class Loader:
                 continue
             now = self._recorder.clock()
             assert self._asked is not None, "a wait that got no batch has not ended yet"
+            # A device that is still at steps before is not waited for in vain.
+            self._asked = min(max(self._asked, staged.fitted), now)
             self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=len(kept))
             self._asked = None
             self._collector.consumed = (epoch, step)
@@ -676,6 +685,13 @@ class Loader:
         self._asked = None
         self._leave_epoch()
         raise StopIteration
+
+    def _batch_of(self, staged: StagedBatch, kept: Sequence[int]) -> Any:
+        """Return what the caller gets of a batch."""
+        if self._device is not None and staged.copied is not None:
+            return self._device.hand_over(staged.copied)
+        batch = made(self._decoder, self._front_end, self._setup.dtype_in_slot, staged, kept)
+        return batch if self._device is None else self._device.move(batch)
 
     def _end_wait_in_vain(self, epoch: int) -> None:
         """Record a wait that got no batch: it ended in an error or an interrupt, or all that was left is skipped."""

@@ -40,6 +40,7 @@ from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.mixing import Mixing
+from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
@@ -112,6 +113,8 @@ class Setup:
     draws_seed: of the random numbers that change samples; None where nothing draws any.
     processes: what worker processes are started with; None where threads do the work.
     held: by tier, samples that an earlier run left on a disk.
+    byte_values: what a device makes of images, which are bytes in slots; None where slots have what the caller gets.
+    collates: whether collate_fn makes the batches.
     """
 
     plan: AccessPlan
@@ -138,6 +141,15 @@ class Setup:
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
     held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    byte_values: ByteValues | None = None
+    collates: bool = False
+
+    @property
+    def dtype_in_slot(self) -> str | None:
+        """Number format of images in slots; None for a data set."""
+        if self.byte_values is not None:
+            return "uint8"
+        return None if self.pipeline is None else self.pipeline.dtype
 
     @property
     def beside(self) -> Beside | None:
@@ -320,7 +332,7 @@ def _set_up(
     threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
-        _of_source(source, config, plan, probes, calls, runs=runs)
+        _of_source(source, config, plan, probes, calls, front_end, runs=runs)
         if isinstance(source, Source)
         else _of_data_set(source, config, plan, probes, calls, front_end)
     )
@@ -378,6 +390,8 @@ def _set_up(
         extents=extents,
         draws_seed=samples.draws_seed,
         processes=samples.processes,
+        byte_values=samples.byte_values,
+        collates=config.collate_fn is not None,
     )
 
 
@@ -404,7 +418,7 @@ class _Samples(NamedTuple):
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
-    draws_seed, processes: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
+    draws_seed, processes, byte_values: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -416,6 +430,7 @@ class _Samples(NamedTuple):
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
     beside_bytes: int = 0
+    byte_values: ByteValues | None = None
 
     def slot_bytes(self, plan: AccessPlan, rank: int, steps: int = 1) -> int:
         """Return what a slot for so many steps takes, with what their batches have beside it."""
@@ -429,10 +444,18 @@ class _Samples(NamedTuple):
 
 
 def _of_source(
-    source: Source, config: LoaderConfig, plan: AccessPlan, probes: list[int], calls: Calls, *, runs: bool
+    source: Source,
+    config: LoaderConfig,
+    plan: AccessPlan,
+    probes: list[int],
+    calls: Calls,
+    front_end: FrontEnd,
+    *,
+    runs: bool,
 ) -> _Samples:
     """See `set_up`. probes: samples to look at."""
-    pipeline = _pipeline(source, config, probes, calls if runs else None)
+    whole = _pipeline(source, config, probes, calls if runs else None)
+    pipeline, byte_values = _split(whole, config, front_end, has_masks=masks_of(source) is not None)
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
     masks = _masks(source, pipeline)
@@ -458,7 +481,28 @@ def _of_source(
     if mixing is not None:
         fields = mixed_fields(fields[0], mixing)
     seed = pipeline.seed if is_random else None
-    return _Samples(sizes_bytes, fields, parts, pipeline, picture, large_picture, seed)
+    return _Samples(sizes_bytes, fields, parts, whole, picture, large_picture, seed, byte_values=byte_values)
+
+
+def _split(
+    pipeline: Pipeline, config: LoaderConfig, front_end: FrontEnd, *, has_masks: bool
+) -> tuple[Pipeline, ByteValues | None]:
+    """Return what is done to images here, and what a device makes of their bytes, where it does.
+
+    Raises: ConfigError where it is asked to and cannot.
+    """
+    device = front_end.device
+    if device is None or device.finishes is False:
+        return pipeline, None
+    found = None if has_masks or config.mix_images is not None else pipeline.split()
+    if found is not None:
+        return found
+    if device.finishes:
+        raise ConfigError(
+            "normalize_on_device is True, and images are no bytes before the last steps: it takes Penstock's own "
+            "transforms with a float dtype, without callables, masks or mix_images; leave it out"
+        )
+    return pipeline, None
 
 
 def _masks(source: Source, pipeline: Pipeline) -> Masks | None:

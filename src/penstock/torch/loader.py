@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
@@ -13,16 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from penstock import loader
+from penstock.errors import ConfigError
 from penstock.flow.staging import DeviceEvent
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.dataset import MapDataset, numpy_leaf
 from penstock.loader.front_end import FrontEnd, with_images
-from penstock.loader.structure import is_dataclass_value, with_fields
 from penstock.loader.unequal import Ragged
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
 from penstock.torch.batch_steps import BatchesAt, BatchSteps
+from penstock.torch.device import CudaDevice, PinnedSlots, changed, device_of, pinned
+from penstock.units import parse_bytes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -46,6 +50,8 @@ class Loader(loader.Loader):
 
     A slot is filled again when no tensor refers to it any more and, where CUDA is in use, the copies that were
     enqueued on the current stream when the last one went have ended: `.to(device, non_blocking=True)` is safe.
+    With device= the tensors are on a CUDA device, and as any other there: they may be kept, and a stream that was not
+    current when a batch was handed out must be named to them (`record_stream`).
     Tensors of less than a 64th of a sample, as labels are next to images, are copies: to keep them keeps no slot.
     """
 
@@ -59,6 +65,10 @@ class Loader(loader.Loader):
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
+        device: str | torch.device | None = None,
+        device_memory: str | int | None = None,
+        normalize_on_device: bool | None = None,
+        pin_memory: bool = False,
     ) -> None: ...
 
     @overload
@@ -71,6 +81,10 @@ class Loader(loader.Loader):
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
+        device: str | torch.device | None = None,
+        device_memory: str | int | None = None,
+        normalize_on_device: bool | None = None,
+        pin_memory: bool = False,
         **arguments: Unpack[TorchArguments],
     ) -> None: ...
 
@@ -83,14 +97,29 @@ class Loader(loader.Loader):
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
+        device: str | torch.device | None = None,
+        device_memory: str | int | None = None,
+        normalize_on_device: bool | None = None,
+        pin_memory: bool = False,
         **arguments: Any,
     ) -> None:
-        """Open the source and make ready to prefetch, as `penstock.Loader`. Raises: as it does."""
+        """Open the source and make ready to prefetch, as `penstock.Loader`.
+
+        device: a CUDA device, to which batches are copied before they are asked for, with slots that it reads by
+            itself; None or "cpu": batches stay in their slots.
+        device_memory: bound on the batches that are there at once, those that the training is at included; what it
+            keeps is its own. Four batches, within an eighth of what is free, unless given.
+        normalize_on_device: whether images cross to the device as bytes, and become numbers there, bit for bit those of
+            the CPU: a quarter of the bytes of float32, for slots and bus alike. None: wherever nothing but ToTensor
+            and Normalize makes numbers of pixels.
+        pin_memory: hand out page-locked tensors, as DataLoader does, for copies of your own.
+        Raises: as `penstock.Loader`; ConfigError for a device that there is not, or whose memory cannot be bounded so.
+        """
         if isinstance(dtype := arguments.get("dtype"), torch.dtype):
             arguments["dtype"] = _name_of(dtype)
         super().__init__(
             source,
-            front_end=TORCH,
+            front_end=_front_end(device, device_memory, normalize_on_device, pin_memory, report),
             mesh=mesh,
             ranks=ranks,
             state=state,
@@ -229,18 +258,16 @@ def _array(tensor: torch.Tensor) -> NDArray[Any] | None:
 
 def _tensors(batch: Any) -> Any:
     """Turn every array of a structure into a tensor over the same memory."""
-    if isinstance(batch, np.ndarray):
-        if batch.dtype.names is None:
-            return torch.from_numpy(batch) if batch.dtype.kind in "biufc" else batch
-        (name,) = batch.dtype.names
-        return torch.from_numpy(batch[name]).view(getattr(torch, name))
-    if isinstance(batch, dict):
-        return {key: _tensors(part) for key, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_tensors(part) for part in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_tensors(part) for part in batch)
-    return with_fields(batch, _tensors) if is_dataclass_value(batch) else batch
+    return changed(batch, _tensor)
+
+
+def _tensor(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.dtype.names is None:
+        return torch.from_numpy(leaf) if leaf.dtype.kind in "biufc" else leaf
+    (name,) = leaf.dtype.names
+    return torch.from_numpy(leaf[name]).view(getattr(torch, name))
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
@@ -263,3 +290,37 @@ def to_nested(ragged: Ragged) -> torch.Tensor:
 
 #: Batches as tensors.
 TORCH = FrontEnd(_present, _as_array, _copy_leaves, _compute_alone, _device_event, {torch.Tensor: _reduced})
+
+
+def _front_end(
+    device: str | torch.device | None,
+    device_memory: str | int | None,
+    normalizes: bool | None,
+    pins: bool,
+    report: Callable[[str], None] | None,
+) -> FrontEnd:
+    """Return what a loader hands its batches out by. Raises: ConfigError as the constructor."""
+    found = device_of(device)
+    if found is not None:
+        try:
+            limit_bytes = None if device_memory is None else parse_bytes(device_memory)
+        except ConfigError as error:
+            raise ConfigError(f"device_memory: {error}") from error
+        on_device = CudaDevice(found, limit_bytes, normalizes)
+        return replace(TORCH, device=on_device, pinning=PinnedSlots(found, report))
+    for name, value in (("device_memory", device_memory), ("normalize_on_device", normalizes)):
+        if value:
+            raise ConfigError(f"{name} is {value!r}, and no device is given: give one, such as device='cuda'")
+    if not pins:
+        return TORCH
+    if not torch.cuda.is_available():
+        warnings.warn(
+            "pin_memory is True, and there is no CUDA device: memory is not page-locked", stacklevel=3
+        )
+        return TORCH
+    pinning = PinnedSlots(torch.device("cuda", torch.cuda.current_device()), report)
+    return replace(TORCH, pinning=pinning, present=_present_pinned, present_made=pinned)
+
+
+def _present_pinned(batch: Any, dtype: str | None) -> Any:
+    return pinned(_present(batch, dtype))

@@ -25,7 +25,7 @@ from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
 from penstock.loader.transforms.raw import place_of, raw_stage, write_group
-from penstock.loader.transforms.sink import IMAGE_DTYPES, Sink, encode_bfloat16
+from penstock.loader.transforms.sink import IMAGE_DTYPES, ByteValues, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
     Image,
@@ -275,6 +275,20 @@ class Pipeline:
     def calls_python(self) -> bool:
         """Whether a step is a user's own function."""
         return not all(_is_built_in(step) for step in self.transforms)
+
+    def split(self) -> tuple[Pipeline, ByteValues] | None:
+        """Return a pipeline that ends with bytes, and what becomes of these; None where that is not the same.
+
+        Bytes are pictures, resampled: what `ToTensor` and `Normalize` make of one depends on nothing else. A callable
+        may make anything.
+        """
+        bytes_before = self.transforms[: len(self.transforms) - len(self._tail)]
+        if self._group_pass is None or not bytes_before or (values := self._sink.byte_values) is None:
+            return None
+        front = Pipeline(bytes_before, self.seed, "uint8", self.layout)
+        front._output_shape, front._shape_is_of = self._output_shape, self._shape_is_of
+        front.prepare()
+        return front, values
 
     def steps_in_numbers(self) -> Iterator[tuple[Transform, int, StepNumbers | None]]:
         """Yield each step, the key of its draws, and what it is to `geometry` if that does it."""

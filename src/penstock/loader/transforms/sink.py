@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,18 @@ def combine(steps: Sequence[ToTensor | Normalize]) -> tuple[NDArray[np.float64],
     return scale, bias
 
 
+@dataclass(frozen=True, slots=True)
+class ByteValues:
+    """What each byte of a channel becomes by the last steps: the numbers that a `Sink` writes, bit for bit.
+
+    numbers: [3, 256], float32, or uint16 of the bits of a 16-bit float. dtype: their name. channels_last: of a batch.
+    """
+
+    numbers: NDArray[Any]
+    dtype: str
+    channels_last: bool
+
+
 class Sink:
     """Writes resampled pixels as one number format and layout.
 
@@ -60,7 +73,7 @@ class Sink:
         layout: str,
         steps: Sequence[ToTensor | Normalize] = (),
     ) -> None:
-        self._channels_last = layout == "NHWC"
+        self.dtype, self._channels_last = dtype, layout == "NHWC"
         scale, bias = combine(steps)
         #: What the slot is seen as, where its type is not that of the numbers.
         self.view: type[np.generic] | None = None
@@ -91,6 +104,17 @@ class Sink:
     def of_group(self) -> tuple[Any, ...]:
         """The arguments of that loop that say what is written."""
         return self._parameters, self._channels_last
+
+    @property
+    def byte_values(self) -> ByteValues | None:
+        """What it makes of bytes; None where they stay bytes."""
+        if not self._parameters:
+            return None
+        numbers: NDArray[Any] = self._parameters[0]
+        if self.dtype == "float32":
+            scale, bias = self._parameters
+            numbers = np.multiply.outer(scale, np.arange(256, dtype=np.float32)) + bias[:, None]
+        return ByteValues(numbers, self.dtype, self._channels_last)
 
     def prepare(self) -> None:
         """Have what writes loaded, or begin to compile it."""
