@@ -57,14 +57,14 @@ def is_integer(value: object) -> TypeGuard[int]:
 def parse_bytes(value: str | int | float) -> int:
     """Return a number of bytes.
 
-    value: a whole number of bytes, or text such as ``"4 GB"``, ``"512 MiB"`` (rounded down to a byte).
+    value: bytes as an integer, or text such as ``"4 GB"``, ``"512 MiB"`` (rounded down to a byte).
     Raises: ConfigError if it is not a finite size of zero or more with a known unit.
 
     >>> parse_bytes("512 MiB")
     536870912
     """
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
-        raise ConfigError(f"{value!r} bytes is not a whole number of bytes")
+        raise ConfigError(f"{value!r} bytes is not an integer number of bytes")
     amount = _parse(value, _BYTES, "4 GB")
     if amount == math.inf:
         raise ConfigError(f"{value!r} is not a size: it must be finite")

@@ -245,7 +245,7 @@ def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
         ["simulate", "layout", "/nowhere.toml"],
         ["simulate", "caches", "--samples", "0"],
         ["simulate", "bundles", "--epochs", "0"],
-        ["simulate", "wear", "--recording", "/nowhere.txt"],
+        ["simulate", "wear", "--sizes", "/nowhere.json"],
         ["plan", "/nowhere.toml"],
         ["trace", "/nowhere.trace"],
         ["trace", "blocks", "--import", "/nowhere.blocks"],

@@ -29,9 +29,16 @@ def test_a_checkpoint_goes_in_and_out_again(tmp_path: Path, capsys: pytest.Captu
     for step in range(7):
         run("import", tmp_path / "m.pt", store, "--step", step, "--part", "model")
     run("export", store, tmp_path / "all.safetensors", "--step", "3")
-    run("export", store, out, "--part", "model", "--shard", "1 kB")
-
     assert "step 6" in capsys.readouterr().out
+    run("export", store, out, "--part", "model", "--shard", "1 kB", "--json")
+    written = json.loads(capsys.readouterr().out)
+    assert written["step"] == 6
+    assert {row["file"]: row["bytes"] for row in written["results"]} == {
+        str(path): path.stat().st_size for path in out.iterdir()
+    }
+    run("import", tmp_path / "m.pt", tmp_path / "other", "--step", 5, "--json")
+    assert json.loads(capsys.readouterr().out)["results"][0]["step"] == 5
+
     assert torch.equal(read_state(tmp_path / "all.safetensors")["model"]["weight"], model.weight)
     assert sorted(path.name for path in out.iterdir()) == [
         "model-00001-of-00002.safetensors",
@@ -113,7 +120,9 @@ def test_a_sealed_file_that_changed_fails_the_check(
 ) -> None:
     path = tmp_path / "m.pt"
     torch.save({"w": torch.zeros(100)}, path)
-    run("seal", path)
+    run("seal", path, "--json")
+    sealed = json.loads(capsys.readouterr().out)
+    assert sealed["results"] == [{"file": "m.pt", "bytes": path.stat().st_size}]
     run("check", path)
     assert "is as it was sealed: 1 file" in capsys.readouterr().out
 

@@ -181,7 +181,7 @@ def test_delete_removes_one_and_refuses_what_others_need(folder_of_snapshots: Pa
     assert "no snapshot of step 7" in capsys.readouterr().err
 
     assert run("delete", folder_of_snapshots, "--step", 3000) == 0
-    assert "step 3000 is removed" in capsys.readouterr().out
+    assert "step 3000 is deleted" in capsys.readouterr().out
     assert sorted(os.listdir(folder_of_snapshots))[-1] == "step-000000002000"
 
 
@@ -198,6 +198,8 @@ def test_drain_copies_what_a_training_left_on_its_fast_tier(tmp_path: Path, caps
     assert sum(line.startswith("step ") and "drained after" in line for line in told) == 2
     assert run("drain", slow, "--fast", fast) == 0
     assert capsys.readouterr().out == "nothing to drain\n", "all is there"
+    assert run("drain", slow, "--fast", fast, "--json") == 0
+    assert all(str(slow) in row["tiers"] for row in json.loads(capsys.readouterr().out)["results"])
 
     assert run("list", slow, "--fast", fast, "--json") == 0
     assert [row["tiers"] for row in json.loads(capsys.readouterr().out)["results"]] == [

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.blocks import blocks_parser
 from penstock.cli.main import _parser
+from penstock.simulate.caches import EVICTIONS
+from penstock.simulate.policies import POLICY_NAMES
+from penstock.simulate.snapshots import METHODS, OWN_METHOD
 
 #: What another word stands for in every command.
 _OTHER_WORDS = {
@@ -46,15 +50,24 @@ def commands(
 
 
 COMMANDS = dict(commands(_parser()))
+#: Its command to record follows `--`, and the logs of a run are many files: the shell writes them with spaces.
+BLOCKS = "penstock trace blocks"
+#: Every list of names that an option takes.
+NAMES = {
+    ("penstock plan", "--policies"): POLICY_NAMES,
+    ("penstock simulate loading", "--policies"): POLICY_NAMES,
+    ("penstock simulate caches", "--policies"): EVICTIONS,
+    ("penstock simulate wear", "--encodings"): [method.name for method in (*METHODS, OWN_METHOD)],
+}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, BLOCKS])
 def test_each_concept_has_one_word(name: str) -> None:
-    for action in COMMANDS[name]._actions:
+    for action in (blocks_parser() if name == BLOCKS else COMMANDS[name])._actions:
         for option in action.option_strings:
             is_count = option == "--step" and action.type is int
             assert is_count or option not in _OTHER_WORDS, f"{name} {option}: {_OTHER_WORDS[option]}"
-        assert action.nargs not in ("+", "*"), (
+        assert action.nargs not in ("+", "*") or name == BLOCKS, (
             f"{name} {action.dest}: several values have commas between them"
         )
 
@@ -70,11 +83,18 @@ def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
         _parser().parse_args(shlex.split(example)[1:])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, parser in COMMANDS.items() if "--json" in parser.format_help()]
-)
+@pytest.mark.parametrize("name", [name for name in (*COMMANDS, BLOCKS) if name != "penstock demo"])
 def test_help_says_that_json_lists_results(name: str) -> None:
-    text = COMMANDS[name].epilog or ""
+    parser = blocks_parser() if name == BLOCKS else COMMANDS[name]
+    text = parser.epilog or ""
 
+    assert "--json" in parser.format_help()
     assert "results[]" in text
     assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)
+
+
+@pytest.mark.parametrize(("name", "option"), NAMES)
+def test_help_lists_every_name_that_an_option_takes(name: str, option: str) -> None:
+    (action,) = [each for each in COMMANDS[name]._actions if option in each.option_strings]
+
+    assert set(NAMES[name, option]) <= set(re.split(r"[^\w+-]+", action.help or ""))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import check_memory, parsed_names
+from penstock.cli.options import POLICIES, check_memory, parsed_names
 from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.cli.scenario import add_scenario_options, scenario_from
 from penstock.errors import ConfigError
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "loading", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument(
-        "--policies", metavar="NAMES", help="with commas; one's own as module:Class (default: all)"
+        "--policies", metavar="NAMES", help=f"with commas: {POLICIES}; your own as module:Class (all)"
     )
     parser.add_argument(
         "--repeats",

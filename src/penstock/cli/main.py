@@ -15,7 +15,7 @@ from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
-from penstock.cli.output import add_command, check_plot, needing
+from penstock.cli.output import add_command, add_output_options, check_plot, needing, report_to, show
 from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
@@ -26,6 +26,15 @@ from penstock.errors import ConfigError, PenstockError, printable
 from penstock.report import print_report
 
 INTERRUPTED = 130
+
+_OF_PS = """\
+Example: penstock ps 4711
+JSON: results[], the waits, a line each.
+"""
+_OF_COMPILE = """\
+Example: penstock compile
+JSON: results[] of what, folder (where it is kept), was_compiled (before).
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,11 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     add_calibrate(commands)
 
     summary = "print what a running training waits for"
-    waits = add_command(commands, "ps", _ps, summary, epilog="Example: penstock ps 4711")
+    waits = add_command(commands, "ps", _ps, summary, epilog=_OF_PS)
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
+    add_output_options(waits, plot=False)
 
     summary = "compile all kernels ahead, as for a container's image"
-    add_command(commands, "compile", _compile, summary, epilog="Example: penstock compile")
+    compiled = add_command(commands, "compile", _compile, summary, epilog=_OF_COMPILE)
+    add_output_options(compiled, plot=False)
 
     add_catalog(commands)
     add_cache(commands)
@@ -118,7 +129,8 @@ def _demo(options: argparse.Namespace) -> None:
 def _ps(options: argparse.Namespace) -> None:
     from penstock.flow.waits import ask_waits
 
-    print(ask_waits(options.pid), end="")
+    lines = ask_waits(options.pid).splitlines()
+    show(options, {"results": lines}, [], lines)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -131,6 +143,8 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.store.packed import READ_PIECES
     from penstock.store.tfrecords import INDEX_EXAMPLES
 
+    results: list[dict[str, str | bool]] = []
+    report = report_to(options)
     for part in (
         READ_FILES,
         READ_PIECES,
@@ -144,11 +158,14 @@ def _compile(options: argparse.Namespace) -> None:
     ):
         kept, note = part.folders.kept, part.folders.note
         if part.is_cached:
-            print(f"already compiled: {part.what}")
+            results.append({"what": part.what, "folder": str(kept), "was_compiled": True})
+            report(f"already compiled: {part.what}")
             continue
         if note or kept is None:
             raise ConfigError(
                 f"{note or 'no folder can be written'}: give a folder that can be, as PENSTOCK_CACHE"
             )
         part.wait()
-        print(f"compiled {part.what}, kept in {kept}")
+        results.append({"what": part.what, "folder": str(kept), "was_compiled": False})
+        report(f"compiled {part.what}, kept in {kept}")
+    show(options, {"results": results}, [])

@@ -13,6 +13,13 @@ from penstock.units import format_bytes, parse_bytes, parse_share
 
 _Value = TypeVar("_Value")
 
+
+#: `penstock.simulate.policies.POLICY_NAMES`, for help texts: they are printed without loading the simulator.
+POLICIES = (
+    "lower-bound, naive, staging, deepio, deepio-opportunistic, parallel-staging, lbann-dynamic, lbann-preloading, "
+    "locality-aware, frequency, frequency-unordered, frequency-cleanup, frequency-alone, hash-home, cover, "
+    "cover+local, push"
+)
 #: The names that `penstock.plan.parse_order.OrderName` knows, for help texts.
 ORDERS = (
     "full, torch, sequential, bundle or bundle:RATIO, the last three also behind scattered-, or a file of ids "

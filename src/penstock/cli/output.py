@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, printable
+from penstock.report import print_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,6 +99,11 @@ def show(
     plot = getattr(options, "plot", None)
     if plot is not None:
         print_line(f"The picture: {plot}")
+
+
+def report_to(options: argparse.Namespace) -> Callable[[str], None]:
+    """Return where a command reports what it does: standard output, or standard error where that is for JSON."""
+    return print_report if options.json else print_line
 
 
 def print_line(line: str) -> None:

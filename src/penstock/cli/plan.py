@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import given, parsed, parsed_amount, parsed_names
+from penstock.cli.options import POLICIES, given, parsed, parsed_amount, parsed_names
 from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
 from penstock.report import print_report
@@ -48,7 +48,9 @@ def add_plan(commands: Any) -> None:
     )
     sweep.add_argument("--staging", metavar="SIZES", help="staging buffer per rank")
     sweep.add_argument("--ranks", metavar="NUMBERS", help="numbers of ranks")
-    sweep.add_argument("--policies", metavar="NAMES", help="loading policies, with commas (frequency)")
+    sweep.add_argument(
+        "--policies", metavar="NAMES", help=f"with commas: {POLICIES}; your own as module:Class (frequency)"
+    )
     sweep.add_argument(
         "--samples", type=int, metavar="F", help="samples that are drawn, instead of the scenario's"
     )

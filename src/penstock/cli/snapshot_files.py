@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import given, parsed_size
-from penstock.cli.output import Table, add_command, add_output_options, print_line, show
+from penstock.cli.output import Table, add_command, add_output_options, report_to, show
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count
 
@@ -21,7 +21,10 @@ _KINDS = """
 kinds of files: .safetensors; .pt, .pth, .bin and .ckpt of torch.save; a folder as Hugging Face lays a model out, its
 tensors shared out over files; .npy and .npz, which are read only. No code in a file is run.
 """
-_JSON = """
+_OF_IMPORT = "JSON: results[] of one snapshot: step, file (that was read), store.\n"
+_OF_EXPORT = "JSON: step, results[], the files that were written: file, bytes.\n"
+_OF_SEAL = "JSON: seal, results[], the sealed files: file, bytes.\n"
+_OF_CHECK = """
 JSON: seal, files, bytes (of all files), and results[], the faults: file, wrong ("missing", "extra", "resized",
 "changed", "unreadable"), why, begin and end (in bytes), tensors[].
 """
@@ -39,7 +42,7 @@ _STEPS = tuple(
 
 def add(commands: Any) -> None:
     text, example = "save other people's checkpoint as a snapshot", "model.safetensors snapshots --step 400"
-    load = _command(commands, "import", text, _import, example, _KINDS)
+    load = _command(commands, "import", text, _import, example, _KINDS + _OF_IMPORT)
     load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
     load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
     load.add_argument(
@@ -48,7 +51,7 @@ def add(commands: Any) -> None:
     load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
 
     text, example = "write a snapshot as other people read it", "snapshots model.safetensors --part model"
-    save = _command(commands, "export", text, _export, example, _KINDS)
+    save = _command(commands, "export", text, _export, example, _KINDS + _OF_EXPORT)
     save.add_argument("folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a")
     save.add_argument("file", type=Path, metavar="FILE", help="or folder, to write")
     save.add_argument("--step", type=int, metavar="N", help="of the snapshot (the one saved last)")
@@ -58,22 +61,23 @@ def add(commands: Any) -> None:
     save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
     text = "write checksums beside a checkpoint that is known to be good"
-    seal = _command(commands, "seal", text, _seal, "model.safetensors")
+    seal = _command(commands, "seal", text, _seal, "model.safetensors", _OF_SEAL)
     seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
     seal.add_argument("--overwrite", action="store_true", help="seal anew what was sealed before")
 
     text = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
-    check = _command(commands, "check", text, _check, "model.safetensors", _JSON)
+    check = _command(commands, "check", text, _check, "model.safetensors", _OF_CHECK)
     check.add_argument("path", type=Path, metavar="PATH", help="what was sealed")
-    add_output_options(check, plot=False)
 
 
 def _command(
     commands: Any, name: str, text: str, run: Any, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
-    return add_command(
+    parser = add_command(
         commands, name, run, text, epilog=f"Example: penstock snapshots {name} {example}\n{more}"
     )
+    add_output_options(parser, plot=False)
+    return parser
 
 
 def check_store(folder: str, fast: Path | None = None) -> None:
@@ -124,7 +128,7 @@ def _import(options: argparse.Namespace) -> None:
     # What was there before stays: to forget is for the training to decide.
     with (
         without_plain_forms(),
-        SnapshotStore(options.folder, keep=Keep(last=None), ranks=alone, report=print) as store,
+        SnapshotStore(options.folder, keep=Keep(last=None), ranks=alone, report=report_to(options)) as store,
     ):
         try:
             store.save(step, state)
@@ -135,6 +139,7 @@ def _import(options: argparse.Namespace) -> None:
                 f"there is a snapshot of step {step} in {options.folder} already: give {options.file} another, "
                 "as --step N, or delete that one first"
             ) from None
+    show(options, {"results": [{"step": step, "file": str(options.file), "store": options.folder}]}, [])
 
 
 def step_in(name: str) -> int:
@@ -162,8 +167,10 @@ def _export(options: argparse.Namespace) -> None:
         files = write_state(
             options.file, state, part=options.part, shard_bytes=shard, replace=options.overwrite
         )
+    results = [{"file": str(file), "bytes": file.stat().st_size} for file in files]
     total = sum(file.stat().st_size for file in files)
-    print_line(f"step {step} is in {options.file}: {format_count(len(files), 'file')}, {format_bytes(total)}")
+    text = f"{format_count(len(files), 'file')}, {format_bytes(total)}"
+    show(options, {"step": step, "results": results}, [], [f"step {step} is in {options.file}: {text}"])
 
 
 def _seal(options: argparse.Namespace) -> None:
@@ -171,7 +178,9 @@ def _seal(options: argparse.Namespace) -> None:
 
     sealed = seal(options.path, replace=options.overwrite)
     text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
-    print_line(f"{options.path} is sealed by {sealed.path.name}: {text}")
+    results = [{"file": each.name, "bytes": each.nbytes} for each in sealed.files]
+    data = {"seal": str(sealed.path), "results": results}
+    show(options, data, [], [f"{options.path} is sealed by {sealed.path.name}: {text}"])
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import snapshot_files, snapshot_predict, snapshot_study
-from penstock.cli.output import Table, add_command, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, report_to, show
 from penstock.errors import ConfigError, FormatError
 from penstock.units import format_bytes, format_count, parse_rate
 
 if TYPE_CHECKING:
     from penstock.checkpoint.inspecting import Listed
 
-_JSON = """
+_OF_SNAPSHOTS = """
 JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("whole", "torn",
 "damaged", "newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
 stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken_tiers (those whose copy is damaged).
@@ -40,19 +40,22 @@ def add_snapshots(commands: Any) -> None:
         command.add(kinds)
 
 
-#: Of each command, what its example adds to the folder; those that list print JSON, too.
-_EXAMPLES = {
-    "list": "",
-    "verify": " --fast /local/run",
-    "delete": " --step 400",
-    "drain": ' --fast /local/run --rate "100 MB/s"',
+#: Of each command, what its example adds to the folder, and what its JSON holds.
+_EPILOGS = {
+    "list": ("", _OF_SNAPSHOTS),
+    "verify": (" --fast /local/run", _OF_SNAPSHOTS),
+    "delete": (" --step 400", "JSON: results[] of one snapshot: step.\n"),
+    "drain": (
+        ' --fast /local/run --rate "100 MB/s"',
+        "JSON: results[], the snapshots as they lie afterwards: step, stored_bytes, tiers.\n",
+    ),
 }
 
 
 def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    has_json = name in ("list", "verify")
-    example = f"Example: penstock snapshots {name} snapshots{_EXAMPLES[name]}\n"
-    parser = add_command(kinds, name, run, text, epilog=example + (_JSON if has_json else ""))
+    example, more = _EPILOGS[name]
+    epilog = f"Example: penstock snapshots {name} snapshots{example}\n{more}"
+    parser = add_command(kinds, name, run, text, epilog=epilog)
     parser.add_argument(
         "folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a"
     )
@@ -60,8 +63,7 @@ def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentPar
     parser.add_argument(
         "--fast", type=Path, metavar="DIR", required=needs_fast, help="its fast tier, if it has one"
     )
-    if has_json:
-        add_output_options(parser, plot=False)
+    add_output_options(parser, plot=False)
     return parser
 
 
@@ -93,7 +95,7 @@ def _verify(options: argparse.Namespace) -> None:
 def _delete(options: argparse.Namespace) -> None:
     with snapshot_files.open_store(options.folder, options.fast) as store:
         store.delete(options.step)
-    print(f"step {options.step} is removed")
+    show(options, {"results": [{"step": options.step}]}, [], [f"step {options.step} is deleted"])
 
 
 def _drain(options: argparse.Namespace) -> None:
@@ -101,10 +103,11 @@ def _drain(options: argparse.Namespace) -> None:
 
     rate = None if options.rate is None else parse_rate(options.rate)
     text: list[str] = []
+    report = report_to(options)
 
     def tell(line: str) -> None:
         text.append(line)
-        print(line)
+        report(line)
 
     _check_fast(options.folder, options.fast)
     with (
@@ -114,8 +117,9 @@ def _drain(options: argparse.Namespace) -> None:
         ) as store,
     ):
         store.drain()
-    if not text:
-        print("nothing to drain")
+        listed = store.list()
+    results = [{"step": one.step, "stored_bytes": one.stored_bytes, "tiers": one.tiers} for one in listed]
+    show(options, {"results": results}, [], [] if text else ["nothing to drain"])
 
 
 def _check_fast(folder: str, fast: Path) -> None:

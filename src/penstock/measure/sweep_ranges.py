@@ -159,5 +159,5 @@ def _part(text: str, value: Callable[[str], int]) -> list[int]:
 
 def _factor(text: str) -> int:
     if not re.fullmatch(r"\d{1,6}", text) or int(text) < 2:
-        raise ConfigError(f"{text!r} is not a whole factor of at least 2")
+        raise ConfigError(f"{text!r} is not an integer factor of at least 2")
     return int(text)

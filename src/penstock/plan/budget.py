@@ -82,7 +82,7 @@ class TokenBudget(OfOrder):
         tokens, rounded to full batches.
 
     Time: 50 ns a sample, when an epoch is first asked for and again as its pools are. Memory: 8 bytes a batch.
-    Raises: ConfigError for a sample that is longer than the budget, naming it; for lengths that are no whole numbers.
+    Raises: ConfigError for a sample that is longer than the budget, naming it; for lengths that are no integers.
 
     >>> from penstock.plan import AccessPlan
     >>> plan = AccessPlan.of_batches(TokenBudget([3, 9, 4, 8, 2], tokens=18, shuffle=False), epochs=1)
@@ -131,7 +131,7 @@ class TokenBudget(OfOrder):
         lengths = self.lengths if isinstance(self.lengths, np.ndarray) else np.asarray(self.lengths)
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not lengths.size:
             raise ConfigError(
-                f"lengths is {lengths.dtype} of shape {lengths.shape}; it holds a whole number for each sample"
+                f"lengths is {lengths.dtype} of shape {lengths.shape}; it holds an integer for each sample"
             )
         object.__setattr__(self, "lengths", lengths)
         order = self.shuffle

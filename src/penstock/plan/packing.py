@@ -47,7 +47,7 @@ class Packing:
     Time: 0.2 us a document. Memory: 5 bytes a document beside its length, as much again while it is planned; 8 more
         where documents are split.
     Source: Ding et al., "Fewer Truncations Improve Language Modeling", ICML 2024, section 3.
-    Raises: ConfigError for lengths that are no whole numbers, and a document that is too long, with its number.
+    Raises: ConfigError for lengths that are no integers, and a document that is too long, with its number.
 
     >>> packing = Packing([5, 3, 8, 2, 2], tokens=8, too_long="error")
     >>> [sorted(packing.row(row).documents.tolist()) for row in range(len(packing))]
@@ -77,7 +77,7 @@ class Packing:
         lengths = self.lengths if isinstance(self.lengths, np.ndarray) else np.asarray(self.lengths)
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not lengths.size:
             raise ConfigError(
-                f"lengths is {lengths.dtype} of shape {lengths.shape}; it holds a whole number for each document"
+                f"lengths is {lengths.dtype} of shape {lengths.shape}; it holds an integer for each document"
             )
         if lengths.dtype.kind == "i" and lengths.min() < 0:
             document = int(np.argmax(lengths < 0))

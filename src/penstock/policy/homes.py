@@ -143,13 +143,13 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> 
     Raises: ConfigError if it is neither, or negative.
     """
     if not is_integer(ranks) or ranks < 1:
-        raise ConfigError(f"ranks is {ranks!r}; samples are kept on a whole number of ranks, at least 1")
+        raise ConfigError(f"ranks is {ranks!r}; it is an integer, at least 1")
     capacities = np.asarray(capacities_bytes)
     if capacities.size == 0:
         return np.zeros((ranks, 0), np.int64)
     if capacities.ndim not in (1, 2) or not _are_whole(capacities):
         raise ConfigError(
-            f"capacities_bytes is {capacities.dtype} of shape {capacities.shape}; it holds whole numbers of bytes, "
+            f"capacities_bytes is {capacities.dtype} of shape {capacities.shape}; it holds integers, in bytes, "
             "one per tier or one per rank and tier"
         )
     if capacities.ndim == 2 and capacities.shape[0] != ranks:
@@ -166,14 +166,14 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> 
 def as_sizes(sizes_bytes: ArrayLike, samples: int | None = None) -> Ids:
     """Return int64[F] after checking. An array broadcast from one size stays that, without F entries.
 
-    Raises: ConfigError if it is no list of whole numbers of bytes, one per sample, or they add up to more than can
+    Raises: ConfigError if it is no list of integers, in bytes, one per sample, or they add up to more than can
         be counted.
     """
     sizes = np.asarray(sizes_bytes)
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or sizes.size != (samples or sizes.size):
         of = "sample" if samples is None else f"of the {samples:,} samples"
         raise ConfigError(
-            f"sizes_bytes is {sizes.dtype} of shape {sizes.shape}; it holds a whole number of bytes for each {of}"
+            f"sizes_bytes is {sizes.dtype} of shape {sizes.shape}; it holds an integer, in bytes, for each {of}"
         )
     if sizes.size == 0 or sizes.min() < 0:
         raise ConfigError(

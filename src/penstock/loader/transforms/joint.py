@@ -78,7 +78,7 @@ class Part(Protocol):
 class Plane:
     """A mask on its way.
 
-    array: [height, width] of whole numbers. fill: what stands where the picture was not.
+    array: [height, width] of integers. fill: what stands where the picture was not.
     """
 
     def __init__(self, array: NDArray[Any], fill: int = 0) -> None:
@@ -304,7 +304,7 @@ class MaskPass:
 
 
 def decode_mask(data: NDArray[np.uint8]) -> NDArray[Any]:
-    """Return the classes of a mask as a file stores them: whole numbers [height, width], of a palette the indices.
+    """Return the classes of a mask as a file stores them: integers [height, width], of a palette the indices.
 
     Raises: DataError if it has colours, is no image or damaged.
     """
@@ -388,7 +388,7 @@ class Joint:
         """Return the parts that were given, transformed, by the same names.
 
         rng: of the sample, as `__getitem__` gets it.
-        image: uint8[height, width, 3], or a PIL image in RGB. mask: whole numbers [height, width], or a PIL image.
+        image: uint8[height, width, 3], or a PIL image in RGB. mask: integers [height, width], or a PIL image.
         boxes: [n, 4] in pixels, left, above, right, below. labels: a row for each box.
         keypoints: [..., 2] in pixels, across and down; or [..., 3], of which the last becomes 0 outside of the image.
         Returns: image as the transforms make it; mask of its type; boxes float32[m, 4] within the image, those that
@@ -422,7 +422,7 @@ class Joint:
     def _moved_mask(self, mask: NDArray[Any], height: int, width: int, draws: Draws) -> NDArray[Any]:
         if mask.shape != (height, width) or mask.dtype.kind not in "biu":
             raise DataError(
-                f"mask is {mask.dtype}{list(mask.shape)}; it has a whole number for each pixel of the image, "
+                f"mask is {mask.dtype}{list(mask.shape)}; it has an integer for each pixel of the image, "
                 f"[{height}, {width}]"
             )
         plane = Plane(mask, self._mask_fill)
