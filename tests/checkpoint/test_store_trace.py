@@ -16,8 +16,8 @@ from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
 from penstock.trace import Kind, read_trace
-from penstock.trace.metrics import limiting
 from penstock.trace.schema import NO_PLACE
+from penstock.trace.verdict import limiting
 
 BEGIN_SECONDS = 0.1
 

@@ -14,7 +14,7 @@ from tests.cli.typed import run_command
 
 from penstock.cli import bundles
 from penstock.errors import ConfigError
-from penstock.simulate.bundles import Setting, recommend
+from penstock.simulate.bundle_choice import Setting, recommend
 
 pytestmark = pytest.mark.usefixtures("fonts")
 

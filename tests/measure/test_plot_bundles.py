@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.measure.plot_bundles import draw_recommendation
-from penstock.simulate.bundles import Setting, recommend
+from penstock.simulate.bundle_choice import Setting, recommend
 
 
 @pytest.mark.usefixtures("fonts")

@@ -7,7 +7,8 @@ from matplotlib.container import BarContainer
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.plot_layout import draw_layout
 from penstock.plan import AccessPlan, FullShuffle
-from penstock.simulate.layout import TITLES, LayoutComparison, compare_layouts
+from penstock.simulate.layout import LayoutComparison, compare_layouts
+from penstock.simulate.layout_verdict import TITLES
 
 MB = 10**6
 

@@ -13,20 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered
-from penstock.simulate.bundles import (
-    Choice,
-    Setting,
-    batch_noise,
-    best_hit_ratio,
-    boundary_misses,
-    even_bundles,
-    expected_hit_ratio,
-    label_variance,
-    ratio_of,
-    recommend,
-    replayed_hit_ratios,
-    scattered_variance,
-)
+from penstock.simulate.batch_noise import batch_noise, label_variance, scattered_variance
+from penstock.simulate.bundle_choice import Choice, Setting, even_bundles, ratio_of, recommend
+from penstock.simulate.bundles import best_hit_ratio, boundary_misses, expected_hit_ratio, replayed_hit_ratios
 
 
 def lru_hits(references: list[int], capacity: int) -> int:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Replicated, Sequential, Strided
+from penstock.policy.merge import cut_windows
 from penstock.simulate.layout import (
     _break_even,
     compare_layouts,
     count_ranges,
-    cut_windows,
 )
+from penstock.simulate.layout_verdict import verdict
 
 MB = 10**6
 
@@ -333,7 +334,7 @@ def test_a_machine_that_does_not_tell_them_apart_is_answered_with_what_is_missin
     comparison = compare_layouts(plan, plain, np.full(100, MB))
 
     assert comparison.best.name == "samples"
-    (said,) = comparison.verdict()
+    (said,) = verdict(comparison)
     assert "give the store's `sequential` rate" in said
 
 
@@ -342,7 +343,7 @@ def test_the_verdict_says_what_pays_and_from_when_on() -> None:
 
     comparison = compare_layouts(plan, machine(ranks=4, window=25 * MB), np.full(2_000, MB), is_packed=False)
 
-    said = "\n".join(comparison.verdict())
+    said = "\n".join(verdict(comparison))
     assert "A request costs 10 ms beside its bytes, which come at 100 MB/s: as much as 1 MB" in said
     assert (
         "Packing the samples once costs 15 s and 2 GB, and pays from 4 epochs on, too many for this run"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.simulate.bundles import Choice, Recommendation, Setting
+    from penstock.simulate.bundle_choice import Choice, Recommendation, Setting
 
 _DESCRIPTION = """\
 Recommends the size of bundles for `BundleShuffle`: how many reads a buffer cache saves, and how much randomness is
@@ -68,7 +68,8 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from penstock.measure.plot_bundles import draw_recommendation
-    from penstock.simulate.bundles import NOISY, recommend
+    from penstock.simulate.batch_noise import NOISY
+    from penstock.simulate.bundle_choice import recommend
 
     setting, labels, sample_bytes = _setting(options)
     found = recommend(
@@ -116,7 +117,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
     """Return the setting, the labels by id where they are known, and the bytes of a sample where they are."""
     import numpy as np
 
-    from penstock.simulate.bundles import HEADROOM, Setting
+    from penstock.simulate.bundle_choice import HEADROOM, Setting
 
     if (options.samples is None) == (options.data is None):
         raise ConfigError("give the data set by --samples or by --data, one of them")
@@ -185,7 +186,7 @@ def _counted(setting: Setting, choices: Sequence[Choice], seed: int) -> dict[int
 
 
 def _growth(chosen: Choice, labels: NDArray[np.int64] | None) -> float | None:
-    from penstock.simulate.bundles import batch_noise, label_variance
+    from penstock.simulate.batch_noise import batch_noise, label_variance
 
     if labels is None:
         return None

@@ -55,6 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.measure.plot_layout import draw_layout
     from penstock.plan.parse_order import OrderName
     from penstock.simulate.layout import compare_layouts, count_epochs
+    from penstock.simulate.layout_verdict import verdict
     from penstock.units import parse_bytes
 
     scenario = scenario_from(options)
@@ -76,7 +77,7 @@ def _run(options: argparse.Namespace) -> None:
         options,
         {"scenario": scenario.name, "order": order, **_as_json(comparison)},
         [_table(f"{scenario.name}: {format_count(plan.ranks, 'rank')}, {order}", comparison)],
-        [*comparison.verdict(), *_caveats(comparison)],
+        [*verdict(comparison), *_caveats(comparison)],
         lambda: draw_layout(comparison),
     )
 
@@ -108,7 +109,7 @@ def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
 
 
 def _table(title: str, comparison: LayoutComparison) -> Table:
-    from penstock.simulate.layout import TITLES
+    from penstock.simulate.layout_verdict import TITLES
     from penstock.units import format_bytes, format_seconds
 
     def row(option: LayoutOption) -> list[str]:
@@ -141,7 +142,9 @@ def _caveats(comparison: LayoutComparison) -> list[str]:
 def _as_json(comparison: LayoutComparison) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from penstock.simulate.layout_verdict import verdict
+
     data = asdict(comparison)
     del data["options"], data["is_packed"]
     results = [asdict(option) | {"run_seconds": option.run_seconds} for option in comparison.options]
-    return data | {"best": comparison.best.name, "verdict": comparison.verdict(), "results": results}
+    return data | {"best": comparison.best.name, "verdict": list(verdict(comparison)), "results": results}

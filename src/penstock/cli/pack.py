@@ -104,6 +104,7 @@ def _pays(options: argparse.Namespace, source: Source) -> str:
     from penstock.loader.setup import read_machine
     from penstock.plan import AccessPlan, FullShuffle
     from penstock.simulate.layout import compare_layouts
+    from penstock.simulate.layout_verdict import verdict_on
     from penstock.store import extents_of
     from penstock.store.calls import Calls
 
@@ -116,4 +117,4 @@ def _pays(options: argparse.Namespace, source: Source) -> str:
     comparison = compare_layouts(
         plan, machine, source.sizes_bytes, is_packed=is_packed, counted_reads=_COUNTED_READS
     )
-    return comparison.verdict_on("rewritten" if is_packed else "packed")
+    return verdict_on(comparison, "rewritten" if is_packed else "packed")

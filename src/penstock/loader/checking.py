@@ -16,7 +16,7 @@ from penstock.loader.loader import Loader
 from penstock.loader.setup import reader_of
 from penstock.loader.skips import BadSample, SkipList
 from penstock.loader.transforms import Resize
-from penstock.simulate.layout import cut_windows
+from penstock.policy.merge import cut_windows
 from penstock.store import Numeric, Source
 
 _BATCH = 64

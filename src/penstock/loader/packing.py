@@ -29,7 +29,7 @@ from penstock.loader.loader import Loader
 from penstock.loader.resume import describe_data
 from penstock.loader.setup import reader_of
 from penstock.plan import FullShuffle
-from penstock.simulate.layout import cut_windows
+from penstock.policy.merge import cut_windows
 from penstock.store import Source
 from penstock.store.group import Ids
 from penstock.store.object_store import is_address, without_secrets

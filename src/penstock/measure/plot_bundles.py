@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.measure.picture import DASHED, Colour, Panel, Series, draw_panels
-from penstock.simulate.bundles import Choice, Recommendation, even_bundles
+from penstock.simulate.bundle_choice import Choice, Recommendation, even_bundles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,8 @@ from penstock.measure.picture import (
     style_axes,
     write,
 )
-from penstock.simulate.layout import TITLES, LayoutComparison, LayoutOption, Name
+from penstock.simulate.layout import LayoutComparison, LayoutOption, Name
+from penstock.simulate.layout_verdict import TITLES
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
-from penstock.trace.metrics import TOO_SHORT_SECONDS, describe_gain, describe_idle, is_without_training
+from penstock.trace.verdict import TOO_SHORT_SECONDS, describe_gain, describe_idle, is_without_training
 from penstock.units import format_ratio, format_seconds
 
 T = TypeVar("T")

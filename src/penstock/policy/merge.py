@@ -207,3 +207,17 @@ def _cut(firsts: Ids, begins: Ids, ends: Ids, most_bytes: int) -> Ids:
             cut = max(cut + 1, fitting)
             cuts.append(cut)
     return np.union1d(firsts, np.array(cuts, np.int64)) if cuts else firsts
+
+
+def cut_windows(sizes_bytes: Ids, window_bytes: int) -> Ids:
+    """Return the window of each sample of an access sequence, greedily: int64, from 0 on.
+
+    A window holds as many samples as fit; one that is larger than the window is a window by itself.
+    """
+    ends = np.cumsum(sizes_bytes)
+    starts = [0]
+    while starts[-1] < ends.size:
+        begin = starts[-1]
+        read = int(ends[begin - 1]) if begin else 0
+        starts.append(max(begin + 1, int(np.searchsorted(ends, read + window_bytes, side="right"))))
+    return np.repeat(np.arange(len(starts) - 1), np.diff(starts))

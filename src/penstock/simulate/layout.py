@@ -20,7 +20,7 @@ carries if every epoch is read from it, by all ranks at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,23 +30,11 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.policy.merge import count_paying_holes
-from penstock.units import format_bytes, format_rate, format_seconds
+from penstock.policy.merge import count_paying_holes, cut_windows
 
 Ids = NDArray[np.int64]
 How = Literal["samples", "ranges", "sieving", "collective"]
 Name = Literal["samples", "ranges", "sieving", "collective", "packed", "rewritten", "copies"]
-
-#: What tables and pictures call the options.
-TITLES: dict[Name, str] = {
-    "samples": "each sample by itself",
-    "ranges": "neighbours together",
-    "sieving": "and over small holes",
-    "collective": "all ranks together",
-    "packed": "packed once",
-    "rewritten": "rewritten in order",
-    "copies": "a copy per epoch",
-}
 
 #: Reads that are counted one by one; beyond them, counts of a part stand for the whole.
 _COUNTED_READS = 20_000_000
@@ -149,15 +137,6 @@ class LayoutComparison:
         known = ", ".join(option.name for option in self.options)
         raise ConfigError(f"{name!r} was not compared; the options are {known}")
 
-    def verdict(self) -> list[str]:
-        """Return in sentences which option pays, and from when on."""
-        return list(_verdict(self))
-
-    def verdict_on(self, name: Name) -> str:
-        """Return in a sentence whether writing the data set anew in one way pays. Raises: as `option`."""
-        found = min(option.run_seconds for option in self.options if not option.rewrite_seconds)
-        return _when(self.option(name), found / self.epochs)
-
 
 def compare_layouts(
     plan: AccessPlan,
@@ -230,20 +209,6 @@ def count_ranges(places: Ids, windows: Ids, begins: Ids) -> Ranges:
         int((begins[places + 1] - begins[places]).sum()),
         np.sort(holes),
     )
-
-
-def cut_windows(sizes_bytes: Ids, window_bytes: int) -> Ids:
-    """Return the window of each sample of a string, greedily: int64, from 0 on.
-
-    A window holds as many samples as fit; one that is larger than the window is a window by itself.
-    """
-    ends = np.cumsum(sizes_bytes)
-    starts = [0]
-    while starts[-1] < ends.size:
-        begin = starts[-1]
-        read = int(ends[begin - 1]) if begin else 0
-        starts.append(max(begin + 1, int(np.searchsorted(ends, read + window_bytes, side="right"))))
-    return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,63 +474,3 @@ def _break_even(once: float, first: float, later: float, found: float) -> int | 
     if later >= found or later > 0.999 * found:
         return None
     return math.floor((once + first - later) / (found - later)) + 1
-
-
-_IN_WORDS: dict[Name, str] = {
-    "samples": "reading each sample by itself",
-    "ranges": "reading neighbours together",
-    "sieving": "reading over small holes",
-    "collective": "reading together and exchanging",
-    "packed": "packing the samples once",
-    "rewritten": "writing the data set anew in the order of the first epoch",
-    "copies": "writing a copy for every epoch in its order",
-}
-
-
-def _verdict(comparison: LayoutComparison) -> Iterator[str]:
-    samples, best = comparison.option("samples"), comparison.best
-    if comparison.request_seconds <= 0 and best.run_seconds > 0.98 * samples.run_seconds:
-        yield (
-            "This machine does not tell scattered from consecutive reads, so nothing is gained: give the store's "
-            "`sequential` rate, or what a `request` costs."
-        )
-        return
-    yield (
-        f"A request costs {format_seconds(comparison.request_seconds)} beside its bytes, which come at "
-        f"{format_rate(comparison.sequential_bytes_per_second)}: as much as {format_bytes(comparison.hole_bytes)}; "
-        f"a sample has {format_bytes(comparison.sample_bytes)}."
-    )
-    packed = "" if comparison.is_packed else ", once they are packed"
-    yield (
-        f"A window is {comparison.window_samples:,.0f} samples, of which {100 * comparison.neighbour_share:.2g} % "
-        f"follow another one of it side by side{packed}."
-    )
-    if best.name == "samples":
-        yield "Nothing beats reading each sample by itself."
-    else:
-        times = samples.run_seconds / best.run_seconds
-        then = f" ({best.first_epoch.how})" if best.rewrite_seconds else ""
-        yield (
-            f"Best is {_IN_WORDS[best.name]}{then}: {format_seconds(best.run_seconds)} for {comparison.epochs} "
-            f"epochs, {times:.2f} times as fast as each sample by itself."
-        )
-    found = min(option.run_seconds for option in comparison.options if not option.rewrite_seconds)
-    for option in comparison.options:
-        if option.rewrite_seconds:
-            yield _when(option, found / comparison.epochs)
-
-
-def _when(option: LayoutOption, found_seconds: float) -> str:
-    """found_seconds: of an epoch of the data set as found."""
-    what = _IN_WORDS[option.name].capitalize()
-    cost = f"costs {format_seconds(option.rewrite_seconds)} and {format_bytes(option.stored_bytes)}"
-    if option.name == "copies":
-        cost += f" in all, for {option.epochs} epochs"
-    if option.break_even_epochs is None:
-        return f"{what} {cost}, and never pays."
-    if option.break_even_epochs == 1:
-        # A later epoch as slow as before: what is gained is gained in the first one.
-        once = option.later_epoch is not None and option.later_epoch.seconds > 0.999 * found_seconds
-        return f"{what} {cost}, and pays {'in the first epoch alone' if once else 'from the first epoch on'}."
-    here = "too many for this run" if option.break_even_epochs > option.epochs else "which this run has"
-    return f"{what} {cost}, and pays from {option.break_even_epochs:,} epochs on, {here}."

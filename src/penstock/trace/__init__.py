@@ -1,16 +1,8 @@
 """What happened in a run, or would happen: spans, the sums over them, and the file that keeps them."""
 
+from penstock.trace.causes import Cause, stall_causes
 from penstock.trace.file import TraceWriter, read_trace
-from penstock.trace.metrics import (
-    NOTHING_TO_GAIN,
-    Cause,
-    EpochMetrics,
-    Meanwhile,
-    epoch_metrics,
-    limiting,
-    stall_causes,
-    stall_share,
-)
+from penstock.trace.metrics import EpochMetrics, Meanwhile, epoch_metrics, stall_share
 from penstock.trace.schema import (
     NO_EPOCH,
     NO_FLOW,
@@ -27,6 +19,7 @@ from penstock.trace.schema import (
 from penstock.trace.stages import Durations, Stage
 from penstock.trace.summary import Summary
 from penstock.trace.trace import JSON, Trace
+from penstock.trace.verdict import NOTHING_TO_GAIN, limiting
 
 __all__ = [
     "JSON",

@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trace.metrics import Cause, EpochMetrics, Meanwhile, epoch_metrics, is_of_snapshots
+from penstock.trace.causes import Cause
+from penstock.trace.metrics import EpochMetrics, Meanwhile, epoch_metrics, is_of_snapshots
 from penstock.trace.schema import SPAN, Kind, Spans, choose_spans, join_spans
 from penstock.trace.stages import EDGES, Durations, Stage
 

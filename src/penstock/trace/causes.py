@@ -1,0 +1,147 @@
+"""What a consumer waited for: the one judgement of a trace, by the critical item's life.
+
+    batch wants     slot        the sample's       timed hit    decode       consumer
+    a slot          granted     read ends          ends         ends         has the batch
+      |--no free slot--|--source or tier read--|--tier read--|--decode--|--hand-over--|
+                 |<------------------- the consumer's wait, anywhere on it ---------->|
+
+The critical item of a batch is the group whose decoding ended last; a group is one sample or many, which one call
+moved or loaded. What brought its bytes is the read or hit of its flow. Where there is none, it is that of its sample;
+for a group, whose bytes then came by several, the last one for its batch that ended before it was decoded.
+Each phase counts as far as it overlaps the wait. Waiting for a read to begin counts as the read; waiting for a thread
+that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
+item and is a cause of its own.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.trace.schema import NO_FLOW, NO_STEP, SOURCE, Kind, Spans, choose_spans
+
+_BATCH = ("rank", "epoch", "step")
+_FLOW = ("rank", "flow")
+_SAMPLE = ("rank", "sample")
+# As plain numbers, see `penstock.trace.metrics`.
+_READ, _HIT, _DECODE, _SLOT = Kind.READ.value, Kind.HIT.value, Kind.DECODE.value, Kind.SLOT.value
+
+
+class Cause(StrEnum):
+    """What a consumer waited for."""
+
+    SOURCE_READ = "source read"
+    TIER_READ = "tier read"
+    DECODE = "decode"
+    NO_FREE_SLOT = "no free slot"
+    HAND_OVER = "hand-over"
+    #: No batch came: an error or an interrupt ended the wait, or the epoch was over.
+    NO_BATCH = "no batch"
+    #: The trace holds no `DECODE` span of the batch: a foreign loader, or spans that were dropped.
+    UNSEEN = "unseen"
+
+
+def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]:
+    """Split waits into their causes.
+
+    spans: SPAN[n], the trace, in any order.
+    waits: SPAN[m], of kind `WAIT`.
+    Returns: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
+    """
+    kind = spans["kind"]
+    decodes, slots = choose_spans(spans, kind == _DECODE), choose_spans(spans, kind == _SLOT)
+    begin, end = waits["start"], waits["end"]
+    has_batch = waits["step"] != NO_STEP
+    seen, critical = _latest(decodes, _BATCH, waits, end)
+    seen &= has_batch
+    decoded = np.where(seen, critical["end"], -np.inf)
+    has_slot, slot = _latest(slots, _BATCH, waits, decoded)
+
+    moving = (kind == _READ) | (kind == _HIT)
+    if not (critical["samples"] > 1).any():
+        moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
+            spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
+        )
+    of_critical, moving_kind = choose_spans(spans, moving), kind[moving]
+    was_read, read = _latest_move(choose_spans(of_critical, moving_kind == _READ), critical, decoded)
+    # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
+    timed_hits = (moving_kind == _HIT) & (of_critical["end"] > of_critical["start"])
+    was_hit, hit = _latest_move(choose_spans(of_critical, timed_hits), critical, decoded)
+
+    wanted = np.where(has_slot, slot["start"], -np.inf)
+    granted = np.where(has_slot, slot["end"], -np.inf)
+    read_end = np.maximum(granted, np.where(was_read, read["end"], -np.inf))
+    hit_end = np.maximum(read_end, np.where(was_hit, hit["end"], -np.inf))
+
+    def overlap(phase_begin: NDArray[np.float64], phase_end: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(
+            seen, np.maximum(np.minimum(phase_end, end) - np.maximum(phase_begin, begin), 0.0), 0.0
+        )
+
+    # A thread that reads what it decodes was not waited for by a read, but by its decoding.
+    own_read = was_read & (read["worker"] == critical["worker"])
+    read_begin = np.where(own_read, np.clip(read["start"], granted, read_end), granted)
+    own_hit = was_hit & (hit["worker"] == critical["worker"])
+    hit_begin = np.where(own_hit, np.clip(hit["start"], read_end, hit_end), read_end)
+
+    reading = overlap(read_begin, read_end)
+    from_source = was_read & (read["place"] == SOURCE)
+    parts = {
+        Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
+        Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(hit_begin, hit_end),
+        Cause.DECODE: overlap(granted, read_begin) + overlap(read_end, hit_begin) + overlap(hit_end, decoded),
+        Cause.NO_FREE_SLOT: overlap(wanted, granted),
+    }
+    explained = np.sum(list(parts.values()), axis=0)
+    parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
+    parts[Cause.NO_BATCH] = np.where(has_batch, 0.0, end - begin)
+    parts[Cause.UNSEEN] = np.where(seen | ~has_batch, 0.0, end - begin)
+    return parts
+
+
+def _latest(
+    spans: Spans, fields: tuple[str, ...], askers: Spans, deadlines: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], Spans]:
+    """Find for each asker the span that equals it in `fields` and ends last at or before its deadline.
+
+    Of spans that end together, the last in `spans` is taken.
+    Returns: found bool[askers]; SPAN[askers], zero where not found.
+    """
+    answers: Spans = np.zeros(askers.size, askers.dtype)
+    if not spans.size:
+        return np.zeros(askers.size, np.bool_), answers
+    keys = [np.concatenate([spans[field], askers[field]]) for field in fields]
+    asks = np.arange(spans.size + askers.size) >= spans.size
+    order = np.lexsort((asks, np.concatenate([spans["end"], deadlines]), *keys))
+    places = np.arange(order.size)
+    latest_place = np.maximum.accumulate(np.where(asks[order], -1, places))
+    latest = order[np.maximum(latest_place, 0)]
+    matches = latest_place >= 0
+    for key in keys:
+        matches &= key[latest] == key[order]
+    is_asker = asks[order]
+    asker = order[is_asker] - spans.size
+    found = np.zeros(askers.size, np.bool_)
+    found[asker] = matches[is_asker]
+    answers[asker[matches[is_asker]]] = spans[latest[is_asker & matches]]
+    return found, answers
+
+
+def _latest_move(
+    moves: Spans, critical: Spans, deadlines: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], Spans]:
+    """Find what brought the bytes of each critical item, as the module's first lines have it."""
+    found, answers = _latest(moves, _SAMPLE, critical, deadlines)
+    is_group = critical["samples"] > 1
+    if is_group.any():
+        by_batch, moved = _latest(moves, _BATCH, critical, critical["start"])
+        answers[is_group], found[is_group] = moved[is_group], by_batch[is_group]
+    has_flow = critical["flow"] != NO_FLOW
+    if has_flow.any():
+        by_flow, moved = _latest(moves, _FLOW, critical, deadlines)
+        by_flow &= has_flow
+        answers[by_flow] = moved[by_flow]
+        found |= by_flow
+    return found, answers
