@@ -30,7 +30,7 @@ def job(tmp_path: Path, status: int = 0) -> list[str]:
 
 
 def data_phase(answer: dict[str, Any]) -> dict[str, Any]:
-    (phase,) = [each for each in answer["phases"] if each["phase"] == "data"]
+    (phase,) = [each for each in answer["results"] if each["phase"] == "data"]
     return dict(phase)
 
 
@@ -85,7 +85,7 @@ def test_the_string_of_chosen_phases_is_written_for_a_cache(
 ) -> None:
     log = ["--import", str(LOGS / "random.fio"), "--format", "fio", "--data", "/tmp/example/data"]
 
-    main_blocks([*log, "--string", str(tmp_path / "requests.txt"), "--phases", "data,checkpoint"])
+    main_blocks([*log, "--sequence", str(tmp_path / "requests.txt"), "--phases", "data,checkpoint"])
 
     assert (tmp_path / "requests.txt").read_text().split() == ["1", "2", "3", "4", "5"]
     capsys.readouterr()
@@ -98,7 +98,7 @@ def test_the_string_of_chosen_phases_is_written_for_a_cache(
         (["--block-bytes", "0", "--", "true"], "--block-bytes is 0"),
         (["--phases", "data,warm-up", "--", "true"], "'warm-up'; known are library, data"),
         (["--plot", "references.txt", "--", "true"], "which is no picture"),
-        (["--string", "nowhere/requests.txt", "--", "true"], "there is no folder nowhere"),
+        (["--sequence", "nowhere/requests.txt", "--", "true"], "there is no folder nowhere"),
         (["--format", "fio", "--", "true"], "says what --import reads"),
         (["--import", str(LOGS / "random.fio")], "say with --format what it is"),
         (["--import", str(LOGS / "random.fio"), "--format", "fio", "--", "true"], "leave out the command"),
@@ -152,5 +152,5 @@ def test_an_empty_string_of_a_recording_is_refused(tmp_path: Path) -> None:
     main_blocks(["--by", "opens", "--data", str(tmp_path / "data"), "--out", str(out), *job(tmp_path)])
 
     with pytest.raises(ConfigError, match="would be empty: nothing of checkpoint was referenced"):
-        main_blocks(["--import", str(out), "--phases", "checkpoint", "--string", str(string)])
+        main_blocks(["--import", str(out), "--phases", "checkpoint", "--sequence", str(string)])
     assert not string.exists()

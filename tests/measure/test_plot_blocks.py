@@ -1,4 +1,4 @@
-"""The picture of a reference string shows each reference where it is, in the colour of its phase."""
+"""The picture of an access sequence shows each reference where it is, in the colour of its phase."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_without_deviation_all_samples_are_as_large(name: str) -> None:
         (("kstest", 5, {}), "distribution 'kstest' is not known"),
         ((3, 5, {}), "distribution 3 is not known"),
         (("constant", 5, {"loc": 1}, -1), "min_bytes is -1"),
-        (("constant", 5, {"loc": 1}, 1.5), "min_bytes is 1.5; it must be a whole number"),
+        (("constant", 5, {"loc": 1}, 1.5), "min_bytes is 1.5; it must be an integer"),
         (("constant", 5, {"loc": 1}, 10, 9), "max_bytes is 9, below min_bytes, which is 10"),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_sizes_of_a_folder_are_kept_as_they_were() -> None:
     [
         (np.array([], np.int64), "at least one"),
         (np.array([[1]]), "one per sample"),
-        (np.array([1.5]), "whole numbers of bytes"),
+        (np.array([1.5]), "integers, in bytes"),
         (np.array([1, -2]), r"sizes\[1\] is -2; a size is not negative"),
     ],
 )

@@ -303,7 +303,7 @@ def test_what_the_drive_cannot_do_is_named_with_its_line(lines: list[str], messa
 
 @pytest.mark.parametrize("size", [-50_000, float("nan"), 1.5])
 def test_a_file_has_a_whole_number_of_bytes(size: int) -> None:
-    with pytest.raises(ConfigError, match=r"'a' is to be of .* bytes; a file has a whole number"):
+    with pytest.raises(ConfigError, match=r"'a' is to be of .* bytes; its size is an integer"):
         WriteFile("a", size)
 
 

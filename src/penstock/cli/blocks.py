@@ -30,19 +30,26 @@ examples:
   penstock trace blocks --data photos --checkpoints saves -- python train.py
   penstock trace blocks --by opens --data photos --plot references.png -- python train.py
   penstock trace blocks --import run.strace --format strace --data /data/photos --out run.blocks
-  penstock trace blocks --import run.blocks --plot references.png --string requests.txt
+  penstock trace blocks --import run.blocks --plot references.png --sequence requests.txt
 
 The command's exit status is passed on. With --json its standard output goes to standard error.
 
 JSON: out, by, command[], exit_status, interrupted_by (a signal's number), seconds; is_complete, block_bytes,
-references and blocks (different ones), unresolved_calls, ring_processes (of io_uring, not seen); phases[] of phase
+references and blocks (different ones), unresolved_calls, ring_processes (of io_uring, not seen); results[] of phase
 (library, data, checkpoint, other), files, reads, writes and blocks (in blocks), read_bytes, written_bytes,
 mapped_bytes. What does not apply is null.
 """
 
 
-def add_blocks(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of the command; what is recorded stands behind `--` and is not parsed."""
+def blocks_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's own options; the command to record follows `--` and is not parsed."""
+    parser = argparse.ArgumentParser(
+        prog="penstock trace blocks",
+        usage="%(prog)s [options] -- command ...\n       %(prog)s --import LOG [--format FORMAT] [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"the recording ({_OUT}; none with --import)"
     )
@@ -67,19 +74,20 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
         help="read logs, or a recording, instead of running",
     )
     parser.add_argument(
-        "--string",
+        "--sequence",
         type=Path,
         metavar="FILE",
-        help="write the reference string, for penstock simulate caches --trace",
+        help="write the access sequence, for penstock simulate caches --recording",
     )
     parser.add_argument(
         "--phases",
         default="data",
         metavar="NAMES",
-        help="of the string: library,data,checkpoint,other (%(default)s)",
+        help="of the sequence: library,data,checkpoint,other (%(default)s)",
     )
     parser.add_argument("--format", choices=_FORMATS, help="of the logs; a recording needs none")
     add_output_options(parser)
+    return parser
 
 
 def main_blocks(arguments: Sequence[str]) -> None:
@@ -87,17 +95,9 @@ def main_blocks(arguments: Sequence[str]) -> None:
 
     Raises: SystemExit with the command's status where that is not 0; ConfigError, FormatError, OSError.
     """
-    parser = argparse.ArgumentParser(
-        prog="penstock trace blocks",
-        usage="%(prog)s [options] -- command ...\n       %(prog)s --import LOG [--format FORMAT] [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_blocks(parser)
     words = list(arguments)
     place = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:place])
+    options = blocks_parser().parse_args(words[:place])
     command = words[place + 1 :]
     status = _import(options, command) if options.logs else _record(options, command)
     if status:
@@ -154,7 +154,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.block_bytes < 1:
         raise ConfigError(f"--block-bytes is {options.block_bytes}; a block has at least one: 4096 is a page")
     # Now, rather than when a training of days is over.
-    for name in ("out", "string"):
+    for name in ("out", "sequence"):
         if (path := getattr(options, name)) is not None:
             check_folder(f"--{name}", path)
     check_plot(options)
@@ -179,7 +179,7 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
         "blocks": sum(part.blocks for part in parts),
         "unresolved_calls": recording.unresolved,
         "ring_processes": recorded and recorded.rings,
-        "phases": [{**asdict(part), "phase": part.phase.name.lower()} for part in parts],
+        "results": [{**asdict(part), "phase": part.phase.name.lower()} for part in parts],
     }
     table = Table(
         "",
@@ -197,17 +197,17 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
         ],
     )
     show(options, data, [table], _notes(recording, recorded, out))
-    if options.string is not None:
+    if options.sequence is not None:
         from penstock.recordings.references import References, write_references
 
         string = recording.string(block_bytes=options.block_bytes, phases=_phases(options))
         # After a command of hours its recording and its exit status are worth more than this error.
         if recorded is None and not string.numbers.size:
             raise ConfigError(
-                f"--string {options.string} would be empty: nothing of {options.phases} was referenced; see --phases "
-                "and --data"
+                f"--sequence {options.sequence} would be empty: nothing of {options.phases} was referenced; see "
+                "--phases and --data"
             )
-        write_references(options.string, References.of(string.numbers))
+        write_references(options.sequence, References.of(string.numbers))
     if options.plot is not None:
         from penstock.measure.plot_blocks import plot_blocks
 

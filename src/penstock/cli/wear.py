@@ -42,6 +42,8 @@ summary_pages, programmed_pages, trimmed_pages, read_pages, write_amplification,
 busy_seconds, bytes_per_day, lifetime{}.
 """
 
+#: The encodings of `penstock.simulate.snapshots`, for the help text.
+_ENCODINGS = "complete, gzip, gzip-delta, rle4, rle4-gzip, dynrle-progressive, dynrle-chain, penstock"
 #: Weights of CaffeNet: what the default drive was made for.
 _PARAMETERS = 57_286_118
 _WORK = ("written_pages", "moved_pages", "summary_pages", "trimmed_pages", "read_pages", "programmed_pages")
@@ -69,7 +71,7 @@ def add(commands: Any) -> None:
         "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
     snapshots.add_argument(
-        "--encodings", metavar="NAMES", help="of a snapshot, with commas: complete, dynrle-chain, ... (all)"
+        "--encodings", metavar="NAMES", help=f"of a snapshot, with commas: {_ENCODINGS} (all of the paper's)"
     )
     snapshots.add_argument("--snap-dis", metavar="D,...", help="snapshots between baselines (3,5,10)")
     life = parser.add_argument_group("its life")

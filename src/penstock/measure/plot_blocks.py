@@ -1,4 +1,4 @@
-"""Pictures of reference strings: the number of the block over logical time, coloured by phase.
+"""Pictures of access sequences: the number of the block over logical time, coloured by phase.
 
 As Figures 2 to 4 of Lee & Bahn, "Analyzing data reference characteristics of deep learning workloads for
 improving buffer cache performance", Applied Sciences 2023. Needs matplotlib (`pip install penstock[plot]`), which is

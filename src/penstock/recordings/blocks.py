@@ -150,7 +150,7 @@ def _is_library(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockString:
-    """A reference string: which block is asked for at which logical time, and what for."""
+    """An access sequence: which block is asked for at which logical time, and what for."""
 
     #: int64[n], number of the block at each logical time: 1 for the one referenced first, then 1 more for each
     #: that appears for the first time, as the source's Figure 2 has it.
@@ -252,7 +252,7 @@ class Recording:
         accesses: Collection[Access] = (Access.READ, Access.WRITE),
         join: bool = True,
     ) -> BlockString:
-        """Return the reference string: each block that each call touches, in turn, numbered by first reference.
+        """Return the access sequence: each block that each call touches, in turn, numbered by first reference.
 
         block_bytes: size of a block.
         phases, accesses: which references count; the others are left out before blocks are numbered. With

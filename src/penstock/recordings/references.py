@@ -1,4 +1,4 @@
-"""Reference strings: which object was asked for, one request after the other, and the files that keep them.
+"""Access sequences: which object was asked for, one request after the other, and the files that keep them.
 
 The files are those of libCacheSim (Yang et al., https://libcachesim.com), so that its traces can be replayed here and
 ours there:
@@ -149,7 +149,7 @@ def next_uses(references: ArrayLike, *, never: int) -> Ids:
 def read_references(
     path: str | os.PathLike[str], kind: str | None = None, *, columns: Sequence[str] | None = None
 ) -> References:
-    """Read a reference string.
+    """Read an access sequence.
 
     kind: of `FORMATS`; None guesses by the file's name: .txt, .csv, .vscsi, or "oracleGeneral" or .bin in it.
     columns: of a csv file, what each holds: "id", "time", "size", or "-" for none of these. None takes the names in
@@ -182,7 +182,7 @@ def read_references(
 
 
 def write_references(path: str | os.PathLike[str], references: References, kind: str | None = None) -> None:
-    """Write a reference string, whole or not at all.
+    """Write an access sequence, complete or not at all.
 
     kind: "txt" (objects alone), "csv" (time, id, size under a header) or "oracleGeneral"; None guesses by the name.
     Raises: ConfigError for another format, and times or sizes beyond the 32 bits that oracleGeneral has for them.

@@ -129,9 +129,9 @@ def check_setting(samples: int, cache: int, epochs: int) -> None:
     """Raise ConfigError unless a cache of so many samples can be read through for so many epochs."""
     check_samples(samples)
     if not is_integer(cache) or cache < 0:
-        raise ConfigError(f"cache is {cache!r}; it is a whole number of samples, 0 or more")
+        raise ConfigError(f"cache is {cache!r}; it is an integer, in samples, 0 or more")
     if not is_integer(epochs) or epochs < 1:
-        raise ConfigError(f"epochs is {epochs!r}; a run has a whole number of epochs, at least 1")
+        raise ConfigError(f"epochs is {epochs!r}; it is an integer, at least 1")
 
 
 def check_bundle(bundle: int, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Reference strings through caches of every size.
+"""Access sequences through caches of every size.
 
 The replay is compiled: a study of a hundred sizes over millions of requests takes seconds. Tests hold it equal, request
 by request, to each rule said plainly. The loader places samples and evicts none, so nothing that runs a training asks

@@ -115,7 +115,7 @@ class SizeDistribution:
             if value is None and bound == "max_bytes":
                 continue
             if not is_integer(value):
-                raise ConfigError(f"{bound} is {value!r}; it must be a whole number of bytes")
+                raise ConfigError(f"{bound} is {value!r}; it must be an integer, in bytes")
             if not 0 <= value <= _LARGEST_BYTES:
                 raise ConfigError(f"{bound} is {value}; it must be from 0 to 2**53 bytes")
         if self.max_bytes is not None and self.max_bytes < self.min_bytes:
@@ -191,7 +191,7 @@ class SizesOfFolder:
         found = np.array(self.sizes)
         if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
             raise ConfigError(
-                f"sizes are {found.dtype} of shape {found.shape}; they are whole numbers of bytes, one per sample, "
+                f"sizes are {found.dtype} of shape {found.shape}; they are integers, in bytes, one per sample, "
                 "at least one"
             )
         if found.min() < 0:

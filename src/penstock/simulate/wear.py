@@ -54,7 +54,7 @@ class WriteFile:
     def __post_init__(self) -> None:
         if not is_integer(self.size_bytes) or self.size_bytes < 0:
             raise ConfigError(
-                f"{self.name!r} is to be of {self.size_bytes!r} bytes; a file has a whole number of them, zero or more"
+                f"{self.name!r} is to be of {self.size_bytes!r} bytes; its size is an integer, zero or more"
             )
 
 
@@ -378,7 +378,7 @@ def run_stream(
     Raises: ConfigError naming the operation's line.
     """
     if not is_integer(repeat) or repeat < 1:
-        raise ConfigError(f"repeat is {repeat!r}; a stream runs a whole number of times, at least once")
+        raise ConfigError(f"repeat is {repeat!r}; it is an integer, at least 1")
     before = drive.erases()
     start = drive.copy() if phases_from_start else None
     run = _Run(drive, stream.name)
