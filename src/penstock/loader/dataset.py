@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -58,6 +59,8 @@ class DatasetFetcher:
         self._dataset, self._seed = dataset, seed
         self._optional = optional or None
         self._get = SampleCode(dataset.__getitem__, seed, DRAWS)
+        #: Makes a sample of a number alone; None where there is more to do.
+        self._plain = None if self._get.asks or self._optional else dataset.__getitem__
         #: Libraries from whose global generators the first samples drew.
         self.global_draws: set[str] = set()
         #: Calls of which it is looked at if samples change after they were returned.
@@ -129,14 +132,17 @@ class DatasetFetcher:
         values: list[Any] = []
         content: list[bytes] = []
         has_failed = False
+        get, add = self._plain or partial(self._one, epoch=epoch), values.append
+        is_watched = self._watched > 0 and len(samples) > 1
         for sample in samples:
             at(sample)
             try:
-                values.append(self._one(sample, epoch))
+                add(get(sample))
             except Exception as error:
-                values.append(Failed(_noted(error, self.describe(sample))))
+                add(Failed(_noted(error, self.describe(sample))))
                 has_failed = True
-            if self._watched and len(values) == 1 < len(samples):
+            if is_watched:
+                is_watched = False
                 self._watched -= 1
                 content = _content_of(values[0])
         if content and content != _content_of(values[0]):

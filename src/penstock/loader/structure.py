@@ -71,20 +71,26 @@ class Branch:
 
     def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
         """See `Leaf.columns`. No object is made for each value: the collector of garbage would go through them all."""
-        if self.keys is None or self.kind is not None:
-            if any(map(self._is_unlike, set(map(type, values)))):
-                return None
-            if self.keys is None and set(map(len, values)) != {len(self.parts)}:
-                return None
-        elif set(map(type, values)) != {dict} or not all(value.keys() == set(self.keys) for value in values):
+        kinds = set(map(type, values))
+        if any(map(self._is_unlike, kinds)):
+            return None
+        has_attributes = self.keys is not None and self.kind is not None
+        if not has_attributes and set(map(len, values)) != {len(self.parts)}:
+            return None
+        try:
+            members = [*zip(*values, strict=True)] if self.keys is None else self._members_of(values)
+        except KeyError:
             return None
         found: list[Sequence[Any]] = []
-        for part, get in zip(self.parts, self._getters(), strict=True):
-            columns = part.columns(list(map(get, values)))
+        for part, column in zip(self.parts, members, strict=True):
+            columns = part.columns(column)
             if columns is None:
                 return None
             found += columns
         return found
+
+    def _members_of(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        return [list(map(get, values)) for get in self._getters()]
 
     def places(self, where: str = "") -> Iterator[str]:
         """See `Leaf.places`."""
@@ -106,7 +112,9 @@ class Branch:
         return members if self.kind is None else _made(self.kind, members)
 
     def _is_unlike(self, kind: type) -> bool:
-        return kind is not self.kind if self.keys is not None else not issubclass(kind, (tuple, list))
+        if self.keys is None:
+            return not issubclass(kind, (tuple, list))
+        return kind is not (dict if self.kind is None else self.kind)
 
     def _difference(self, value: Any) -> str:
         """Return what a value of this nesting is, if this one is none; empty if it is."""

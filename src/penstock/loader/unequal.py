@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,8 @@ class Padding:
 
 
 _NDIM, _DTYPE = attrgetter("ndim"), attrgetter("dtype")
+#: Rows that are padded to at most so many numbers are written all at once, by a mask; longer ones one by one.
+_FEW = 64
 
 #: By the name of a field: how it is padded, None where its arrays follow each other.
 Unequal = Mapping[str, Padding | None]
@@ -178,7 +181,11 @@ class Joined:
         return None if any(each is None for each in found) else found  # type: ignore[return-value]
 
     def _are_alike(self, arrays: Sequence[NDArray[Any]]) -> bool:
-        if set(map(_NDIM, arrays)) != {self._ndim} or set(map(_DTYPE, arrays)) != {self._dtype}:
+        if set(map(_NDIM, arrays)) != {self._ndim}:
+            return False
+        # Most have the very object that NumPy has of a type: to compare others takes ten times as long.
+        has_dtype = all(map(is_, map(_DTYPE, arrays), repeat(self._dtype)))
+        if not has_dtype and any(array.dtype != self._dtype for array in arrays):
             return False
         return bool(self._how) or self._ndim == 1 or all(array.shape[1:] == self._rest for array in arrays)
 
@@ -204,18 +211,19 @@ class Joined:
         return values if mask is None else Padded(values, mask)
 
     def _padded_rows(self, pieces: Sequence[NDArray[Any]]) -> Any:
-        """The same for arrays of one dimension: one copy, of samples and padding in turn."""
+        """The same for arrays of one dimension."""
         assert self._how is not None, "those that are padded"
-        lengths = np.array([len(piece) for piece in pieces], np.int64)
-        (longest,) = self._largest(lengths[:, None])
-        values = np.empty((len(pieces), longest), self._dtype)
-        padding = np.full(longest, self._value, self._dtype)
-        parts: list[NDArray[Any]] = []
-        for piece, length in zip(pieces, lengths.tolist(), strict=True):
-            parts += piece, padding[length:]
-        if parts:
-            np.concatenate(parts, out=values.reshape(-1))
-        return Padded(values, np.arange(longest) < lengths[:, None]) if self._how.mask else values
+        counts = list(map(len, pieces))
+        (longest,) = self._largest(np.array(counts, np.int64)[:, None])
+        values = np.full((len(pieces), longest), self._value, self._dtype)
+        if not self._how.mask and longest > _FEW:
+            for row, piece, count in zip(values, pieces, counts, strict=True):
+                row[:count] = piece
+            return values
+        mask = np.arange(longest) < np.array(counts, np.int64)[:, None]
+        if pieces:
+            values[mask] = np.concatenate(pieces)
+        return Padded(values, mask) if self._how.mask else values
 
     def _largest(self, shapes: NDArray[np.int64]) -> tuple[int, ...]:
         """Return the dimensions that samples are padded to. shapes: int64[samples, dimensions]."""
