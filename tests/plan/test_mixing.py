@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, Mixture, _mixing_kernels
+from penstock.plan import AccessPlan, LinearWeights, Mixture, _mixing_kernels
 from penstock.plan.access import epochs_of_steps
 from penstock.plan.mixing import LONGEST_PERIOD, take_turns
+from penstock.plan.serialise import read_plan, write_plan
+from penstock.trace.schema import SPAN
 
 
 def sources_of(order: Mixture, epoch: int) -> list[int]:
@@ -127,6 +130,55 @@ def test_weights_change_at_their_steps_over_the_ends_of_epochs() -> None:
     assert [dropped.given(epoch)[0] for epoch in range(5)] == [9, 9, 9, 4, 0]
 
 
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 40),
+            st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(lambda row: sum(row) > 0),
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    st.integers(1, 50),
+)
+def test_shares_change_linearly_and_after_any_step_no_source_is_further_than_one_from_its_sum(
+    rows: list[tuple[int, list[int]]], batch_size: int
+) -> None:
+    steps = [0, *np.cumsum([length for length, _ in rows[1:]]).tolist()]
+    weights = LinearWeights([(step, row) for step, (_, row) in zip(steps, rows, strict=True)])
+    order = Mixture((10**6,) * 3, weights, at_end="repeat", batch_size=batch_size)
+
+    turns = order.source_at(0, np.arange(steps[-1] * batch_size)).reshape(steps[-1], batch_size)
+    given = np.zeros(3)
+    due = [Fraction(0)] * 3
+    for step, of_step in enumerate(turns):
+        which = int(np.searchsorted(steps, step, side="right")) - 1
+        along = Fraction(step - steps[which], steps[which + 1] - steps[which])
+        (_, low), (_, high) = rows[which : which + 2]
+        given += np.bincount(of_step, minlength=3)
+        for source in range(3):
+            first, last = Fraction(low[source], sum(low)), Fraction(high[source], sum(high))
+            due[source] += batch_size * (first + (last - first) * along)
+        assert max(abs(a - b) for a, b in zip(given, map(float, due), strict=True)) <= 1 + 1e-9
+
+
+def test_a_linear_change_over_very_many_steps_stays_near_and_is_found_again() -> None:
+    steps, batch_size = 3_000, 100
+    weights = LinearWeights([(0, [1, 0]), (steps, [1, 3])])
+    order = Mixture((10**9, 10**9), weights, at_end="stop", seed=3, batch_size=batch_size)
+
+    for step in (100, 1_000, 2_999):
+        given = order.source_at(0, np.arange(step * batch_size)).sum()
+        due = batch_size * 0.75 * step * (step - 1) / 2 / steps
+        # Within a stair of 2 or 3 steps, shares are their mean.
+        assert abs(given - due) <= 2 + batch_size * 0.75 / steps * 3**2 / 8
+    positions = np.arange(10**5, 10**5 + 500)
+    assert order.position_of(0, order.at(0, positions)).tolist() == positions.tolist()
+    written = json.loads(json.dumps(write_plan(AccessPlan(order, batch_size, epochs=2))))
+    assert read_plan(written, 0, np.empty(0, SPAN))[0].order == order
+
+
 def test_a_schedule_over_very_many_epochs_is_planned_at_once() -> None:
     order = Mixture((5, 7), [(0, [1, 1]), (10**9 + 3, [1, 2])], at_end="stop", batch_size=4)
     lengths = [order.length(epoch) for epoch in (0, 7, order.even_from - 2, order.even_from)]
@@ -192,6 +244,8 @@ def test_the_mixture_of_a_seed_stays_the_one_that_it_was() -> None:
         ([(5, [1, 1])], r"weights\[0\] begins at step 5; the first begins at step 0"),
         ([(0, [1, 1]), (0, [1, 2])], r"weights\[1\] begins at step 0"),
         ([(0, [1, 1]), (9, [1])], r"weights\[1\] has 1 number for 2 sources"),
+        (LinearWeights([(0, [1, 1])]), "rows of LinearWeights are .*two at least"),
+        (LinearWeights([1, 2]), "rows of LinearWeights are .*weights by the step"),  # type: ignore[list-item]
     ],
 )
 def test_weights_that_cannot_work_are_refused_by_name(weights: Any, message: str) -> None:

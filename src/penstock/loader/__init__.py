@@ -9,11 +9,13 @@ from penstock.loader.loader import Loader
 from penstock.loader.mixture import MixedDataset, mix
 from penstock.loader.prediction import predict
 from penstock.loader.unequal import Padded, Padding, Ragged
+from penstock.plan import LinearWeights
 from penstock.report import print_report
 
 __all__ = [
     "NUMPY",
     "FrontEnd",
+    "LinearWeights",
     "Loader",
     "LoaderArguments",
     "LoaderConfig",

@@ -106,7 +106,8 @@ def mix(
 
     sources: paths (see `penstock.open_source`) and `Source`s; or map-style data sets.
     weights: a number for each, whose proportions count: [3, 1] takes three samples of the first source for one of the
-        second. Or a schedule over the steps of the run: [(0, [3, 1]), (10_000, [1, 1])].
+        second. Or a schedule over the steps of the run: [(0, [3, 1]), (10_000, [1, 1])]; `LinearWeights` of such rows
+        changes shares linearly from one to the next.
     at_end: what happens when a source has given all of its samples: "stop" ends the epoch before any of them would
         repeat ("first_exhausted" of datasets' `interleave_datasets`); "repeat" continues until all were read, and
         begins shorter ones anew ("all_exhausted"); "drop" leaves out those that were read

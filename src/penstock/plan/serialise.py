@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
 from penstock.plan.batches import Batches, Flat
 from penstock.plan.explicit import Explicit
-from penstock.plan.mixing import Mixture
+from penstock.plan.mixing import LinearWeights, Mixture
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
 from penstock.plan.splits import Balanced, Replicated, Shares, Split, Strided, Uniform
@@ -95,8 +95,11 @@ def write_order(order: Order) -> JSON:
         }
     if type(order) is Mixture:
         written = {name: getattr(order, name) for name in _arguments(Mixture)}
-        schedule: Any = order.weights
+        is_linear = isinstance(order.weights, LinearWeights)
+        schedule: Any = order.weights.rows if isinstance(order.weights, LinearWeights) else order.weights
         listed = {"sizes": list(order.sizes), "weights": [[step, list(row)] for step, row in schedule]}
+        if is_linear:
+            listed["is_linear"] = True
         numbers = {name: int(written[name]) for name in ("seed", "batch_size")}
         return {"kind": "Mixture", **written, **listed, **numbers}
     if type(order) is Scattered:
@@ -115,7 +118,9 @@ def _read_order(written: Mapping[str, Any]) -> Order:
         words = np.frombuffer(base64.b64decode(arguments.pop("words")), "<u4").astype(np.uint32)
         return TorchShuffle(state=TwisterState(words, arguments.pop("used")), **arguments)
     if kind == "Mixture":
-        return Mixture(**arguments)
+        weights = arguments.pop("weights")
+        is_linear = arguments.pop("is_linear", False)
+        return Mixture(weights=LinearWeights(weights) if is_linear else weights, **arguments)
     if kind == "Scattered":
         return Scattered(_read_order(arguments.pop("order")), **arguments)
     order: Order = _ORDERS[kind](**arguments)
