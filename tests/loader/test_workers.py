@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.loader.worker_data import (
     COUNT,
     Drawn,
@@ -24,6 +25,7 @@ from tests.loader.worker_data import (
     Mixed,
     Odd,
     Raising,
+    marked,
     note_begin,
     padded,
 )
@@ -33,6 +35,9 @@ import penstock.torch
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.lock_use import LockUse
 from penstock.loader import Loader, LoaderConfig, switching
+from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
+from penstock.trace import read_trace
+from penstock.trace.schema import SOURCE
 
 
 def load(dataset: Any, kind: Any = Loader, **arguments: Any) -> Any:
@@ -287,6 +292,60 @@ class Busy:
 
     def close_processes(self) -> None:
         self.is_closed = True
+
+
+def test_transforms_of_a_folder_that_are_python_run_in_processes_and_tiers_keep_what_is_read(
+    tmp_path: Path,
+) -> None:
+    pixels = np.random.default_rng(0)
+    for number in range(20):
+        (tmp_path / f"c{number % 2}").mkdir(exist_ok=True)
+        picture = Image.fromarray(pixels.integers(0, 256, (40, 50, 3), np.uint8))
+        picture.save(tmp_path / f"c{number % 2}" / f"{number:02}.png")
+    (tmp_path / "c1" / "03.png").write_bytes(b"no picture")
+
+    def run(workers: int) -> Any:
+        steps = [RandomResizedCrop(24), marked]
+        with load(
+            str(tmp_path),
+            epochs=2,
+            transforms=steps,
+            dtype="uint8",
+            layout="NHWC",
+            workers=workers,
+            on_error="skip",
+            memory="64 MiB",
+            trace=trace,
+        ) as loader:
+            batches = [(images.copy(), labels.copy()) for _ in range(2) for images, labels in loader]
+            return *map(np.concatenate, zip(*batches, strict=True)), loader.skipped
+
+    trace = tmp_path.with_suffix(".trace")
+    images, labels, skipped = run(2)
+    assert [set(epoch.reads_by_place) for epoch in read_trace(trace).epochs()] == [{SOURCE}, set()]
+    others, same, _ = run(1)
+
+    pids = {tuple(pixel) for pixel in images[:, 0, 0].tolist()}
+    assert len(pids) == 2
+    own = os.getpid()
+    assert (own >> 16 & 255, own >> 8 & 255, own & 255) not in pids
+    images[:, 0, 0] = others[:, 0, 0] = 0
+    np.testing.assert_array_equal(images, others)
+    np.testing.assert_array_equal(labels, same)
+    assert len(np.unique(images.reshape(len(images), -1), axis=0)) == 38
+    assert {(skip.name, skip.error.startswith(skip.name)) for skip in skipped} == {
+        (str(tmp_path / "c1" / "03.png"), True)
+    }
+
+
+def test_processes_for_transforms_that_run_without_python_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+
+    with pytest.raises(ConfigError, match="no step of transforms is Python code"):
+        load(str(tmp_path), transforms=[Resize(8), ToTensor()], workers=2, batch_size=1)
+    with pytest.raises(ConfigError, match="define it at the top of a module"):
+        load(str(tmp_path), transforms=[Resize(8), lambda picture: picture], workers=2, batch_size=1)
 
 
 SCRIPT = """

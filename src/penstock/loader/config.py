@@ -133,8 +133,9 @@ class LoaderConfig:
         core to begin with, then as many as raise the rate. Under torchrun, the ranks of a host share its cores.
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
-    workers: how many worker processes call a data set, for Python code that holds the interpreter's lock. "threads":
-        the threads of decoders= call it. "auto": threads, and processes where these prove faster in a run that lasts.
+    workers: how many worker processes call a data set, or decode for a source whose transforms have Python code, for
+        code that holds the interpreter's lock. "threads": the threads of decoders= do. "auto": threads, and processes
+        where these prove faster in a run of a data set that lasts.
     worker_init_fn: called in each worker process with its number, before its first sample.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     skip: a list of bad samples, as `penstock check` writes it; what is left is numbered anew, so that batches are
@@ -231,7 +232,7 @@ class LoaderConfig:
         steps = ()
         if self.transforms or not (self.is_of_data_set or self._may_do_without):
             steps = check_transforms(self.transforms, self.dtype or DTYPE, self.layout)
-            if self.decoders != 0:
+            if self.decoders != 0 and not self.is_in_processes:
                 check_draws(steps)
         object.__setattr__(self, "transforms", steps)
         if self.mix_images is not None:
@@ -360,9 +361,9 @@ class LoaderConfig:
                 f"decoders is {self.decoders} beside workers={workers}: decoders counts threads and workers counts "
                 "processes, so leave one of them out"
             )
-        if not self.is_of_data_set:
+        if not self.is_of_data_set and self.mix_images is not None:
             raise ConfigError(
-                f"workers is {workers}, for a data set's code, and the source is none: leave workers out"
+                f"workers is {workers} beside mix_images, which threads mix: leave one of them out"
             )
 
     @property

@@ -44,17 +44,22 @@ class ImageDecoder:
     """A `Decoder` of encoded pictures, through a fused pipeline. Each thread has its own scratch buffers.
 
     labels: as `labels_of` returns them; where they have names, batches are dicts, and arrays where there are none.
-    describe: names a sample, in errors. memory: bounds what all threads take. masks: None where there are none.
+    describe: names a sample, in errors; None for a copy in a worker process, whose parent does. memory: bounds what all
+        threads take. masks: None where there are none.
+    processes: that have a copy, and share the memory.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         labels: NDArray[Any] | dict[str, NDArray[Any]],
-        describe: Callable[[int], str],
+        describe: Callable[[int], str] | None,
         memory: DecodeMemory,
         masks: Masks | None = None,
+        processes: int = 1,
     ) -> None:
+        self._processes = processes
+        self._given_labels = labels
         self.fields = image_fields(pipeline, labels, masks)
         self._masks = masks
         self._pipeline = pipeline
@@ -67,6 +72,11 @@ class ImageDecoder:
         self._threads = threading.local()
         #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
         self._draws: dict[int, Draws] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of: a worker process has a copy, and its part of the memory."""
+        memory = self._memory.part(self._processes)
+        return ImageDecoder, (self._pipeline, self._given_labels, None, memory, self._masks)
 
     @property
     def decoded_alone(self) -> int:
@@ -113,7 +123,7 @@ class ImageDecoder:
                 try:
                     self._pipeline.run(data[index].data, images[row], draws, row, scratch, front)
                 except Exception as error:
-                    failed.append((index, located(error, samples[index], self._describe)))
+                    failed.append((index, self._located(error, samples[index])))
         where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         for array, known in zip(labels, self._labels, strict=True):
             array[where] = known[samples]
@@ -135,9 +145,7 @@ class ImageDecoder:
             try:
                 masks.write.run(mask, out[row], draws, row, size_of(picture))
             except Exception as error:
-                failed.append(
-                    (index, located(located(error, sample, masks.describe), sample, self._describe))
-                )
+                failed.append((index, self._located(located(error, sample, masks.describe), sample)))
         return failed
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
@@ -147,6 +155,15 @@ class ImageDecoder:
         if not self._is_named:
             return arrays
         return {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
+
+    def take(self, slot: int, rows: Sequence[int]) -> None:
+        """See `MovableDecoder`: all that it writes is in the slot."""
+
+    def put(self, slot: int, rows: Sequence[int], what: None) -> None:
+        """See `MovableDecoder`."""
+
+    def _located(self, error: Exception, sample: int) -> Exception:
+        return error if self._describe is None else located(error, sample, self._describe)
 
     def _scratch(self) -> Scratch:
         scratch: Scratch | None = getattr(self._threads, "scratch", None)

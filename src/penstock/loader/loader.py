@@ -891,7 +891,7 @@ def _make_processes(
 ) -> Processes:
     """Make worker processes for a data set that threads have called. Raises: ConfigError where it cannot be copied."""
     most_bytes = memory_limit_bytes() / _COPY_SHARE
-    plan = process_plan(cast(MapDataset, setup.source), config, front_end, count, most_bytes)
+    plan = process_plan(cast(MapDataset, setup.source), config, front_end.reducers, count, most_bytes)
     processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
     if processes.needs_main:
         raise ConfigError(

@@ -30,11 +30,13 @@ from penstock.errors import ClosedError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.engine import Fetcher
 from penstock.flow.staging import Field, StagingBuffer
+from penstock.loader.fetching import SourceFetcher, located
 from penstock.loader.global_draws import ONE_THREAD
 from penstock.loader.pickling import Pickled, pickled
 from penstock.loader.worker import (
     Answer,
     Begin,
+    Brought,
     Copy,
     MovableDecoder,
     PackedError,
@@ -84,6 +86,8 @@ class Processes:
         self, plan: ProcessPlan, fetcher: Fetcher, decoder: MovableDecoder, staging: StagingBuffer
     ) -> None:
         self._plan, self._fetcher, self._decoder, self._staging = plan, fetcher, decoder, staging
+        #: Whether bytes are read in this process, from a source or a tier, and decoded in the others.
+        self._reads_here = isinstance(fetcher, SourceFetcher)
         self._parts = self._pickled_parts()
         #: Counts what `renew` did.
         self._version = 0
@@ -105,6 +109,8 @@ class Processes:
                 self._all.append(_Process(self._plan, self._parts, number, self._staging))
                 self._all[number].start()
             self._threads.process = self._all[number]
+        if isinstance(self._fetcher, SourceFetcher):
+            self._fetcher.prepare()
 
     def start(self) -> None:
         """Start all processes and wait until they are ready.
@@ -121,8 +127,8 @@ class Processes:
     def _pickled_parts(self) -> Pickled:
         plan = self._plan
         return pickled(
-            (self._fetcher, self._decoder, dict(plan.reducers), plan.init),
-            "collate_fn, worker_init_fn and the data set",
+            (None if self._reads_here else self._fetcher, self._decoder, dict(plan.reducers), plan.init),
+            "what it decodes by" if self._reads_here else "collate_fn, worker_init_fn and the data set",
             plan.reducers,
             known=plan.source,
             found_by=the_dataset,
@@ -172,7 +178,9 @@ class Processes:
         into: NDArray[np.uint8] | None = None,
         epoch: int = 0,
     ) -> list[Any]:
-        """Return nothing of each sample: `decode` has the process make it."""
+        """Return bytes; or nothing of each sample of a data set, where `decode` has the process make it."""
+        if self._reads_here:
+            return self._fetcher.fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)
         return [None] * len(samples)
 
     def take_lost(self) -> Sequence[tuple[float, float]]:
@@ -218,11 +226,15 @@ class Processes:
         """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
         self.begin()
         process, newest = self._threads.process, (self._version, self._plan, self._parts)
-        answer = process.do(load, newest, at, self._describe, self._is_given_up)
-        self._decoder.put(
-            load.slot, _without(load.rows, [index for index, _ in answer.failed]), answer.others
+        task = Task(
+            load._replace(origins=[], entries=[]), Brought(rows, samples, data) if self._reads_here else None
         )
-        return [(index, unpack(error)) for index, error in answer.failed]
+        answer = process.do(task, newest, at, self._describe, self._is_given_up)
+        self._decoder.put(load.slot, _without(rows, [index for index, _ in answer.failed]), answer.others)
+        failed = [(index, unpack(error)) for index, error in answer.failed]
+        if not self._reads_here:
+            return failed
+        return [(index, located(error, samples[index], self._fetcher.describe)) for index, error in failed]
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self._decoder.finish(slot, arrays, rows)
@@ -302,13 +314,13 @@ class _Process:
 
     def do(
         self,
-        load: Load,
+        task: Task,
         newest: tuple[int, ProcessPlan, Pickled],
         at: Callable[[int], None],
         describe: Callable[[int], str],
         is_given_up: Callable[[], bool],
     ) -> Answer:
-        """Have it do a Load. newest: what it is to have begun with, and the version of that.
+        """Have it do a task. newest: what it is to have begun with, and the version of that.
 
         Raises: DataError if it died; what has kept it from beginning.
         """
@@ -317,7 +329,7 @@ class _Process:
             if newest[0] != self._version:
                 self._version, self._plan, self._parts = newest
                 self._begin()
-            self._send(load, describe)
+            self._send(task, describe)
 
         with self._asked(send, at, describe, is_given_up):
             answer = self._receive(at, describe, is_given_up)
@@ -352,10 +364,10 @@ class _Process:
                 self._await_ready(at, describe, is_given_up)
             yield
 
-    def _send(self, load: Load, describe: Callable[[int], str]) -> None:
+    def _send(self, task: Task, describe: Callable[[int], str]) -> None:
         assert self._channel is not None, "it was started"
         try:
-            self._channel.send(Task(load._replace(origins=[], entries=[])))
+            self._channel.send(task)
         except OSError:
             if self.is_ready:  # else it has said why it has ended
                 raise self._death(describe) from None

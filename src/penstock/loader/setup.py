@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.flow.channel import Reducers
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
@@ -459,6 +460,7 @@ def _of_source(
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
     masks = _masks(source, pipeline)
+    processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
 
     def parts(
@@ -470,7 +472,8 @@ def _of_source(
         if budget.tier_bytes and runs:
             tiers[1] = MemoryTier(budget.tier_bytes)
         memory = DecodeMemory(budget.decoding_bytes)
-        decoder: Decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks)
+        count = 1 if processes is None else processes.count
+        decoder: Decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks, count)
         if mixing is not None:
             decoder = MixingDecoder(cast(ImageDecoder, decoder), mixing)
         return SourceFetcher(source, tiers, near, disks.copied), decoder, extents
@@ -481,7 +484,9 @@ def _of_source(
     if mixing is not None:
         fields = mixed_fields(fields[0], mixing)
     seed = pipeline.seed if is_random else None
-    return _Samples(sizes_bytes, fields, parts, whole, picture, large_picture, seed, byte_values=byte_values)
+    return _Samples(
+        sizes_bytes, fields, parts, whole, picture, large_picture, seed, processes, byte_values=byte_values
+    )
 
 
 def _split(
@@ -503,6 +508,20 @@ def _split(
             "transforms with a float dtype, without callables, masks or mix_images; leave it out"
         )
     return pipeline, None
+
+
+def _decoding_processes(config: LoaderConfig, pipeline: Pipeline) -> ProcessPlan:
+    """Return what worker processes are started with that decode what this process reads.
+
+    Raises: ConfigError where no step is Python code, or one cannot be pickled.
+    """
+    if not pipeline.calls_python:
+        raise ConfigError(
+            f"workers is {config.workers}, and no step of transforms is Python code, which processes are for: leave "
+            "workers out, as Penstock's own steps run in threads without the interpreter's lock"
+        )
+    pickled(config.transforms, "transforms", {})
+    return process_plan(None, config, {}, int(config.workers))
 
 
 def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
@@ -550,7 +569,7 @@ def _of_data_set(
     # Before the data set is asked for a sample: many open what cannot be pickled then.
     processes = None
     if config.is_in_processes:
-        processes = process_plan(dataset, config, front_end, int(config.workers))
+        processes = process_plan(dataset, config, front_end.reducers, int(config.workers))
     fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
     beside_bytes = 0
@@ -600,18 +619,18 @@ def _warn_of_global_draws(fetcher: DatasetFetcher) -> None:
 
 
 def process_plan(
-    dataset: MapDataset,
+    dataset: MapDataset | None,
     config: LoaderConfig,
-    front_end: FrontEnd,
+    reducers: Reducers,
     count: int,
     most_bytes: float = math.inf,
 ) -> ProcessPlan:
-    """Return what worker processes are started with.
+    """Return what worker processes are started with. dataset: None where they decode what this process reads.
 
     Raises: ConfigError where the data set cannot be pickled, or not into so many bytes.
     """
-    copy = pickled(dataset, "dataset", front_end.reducers, most_bytes=most_bytes)
-    return ProcessPlan(count, seed_of(config), copy, dataset, config.worker_init_fn, front_end.reducers)
+    copy = pickled(dataset, "dataset", reducers, most_bytes=most_bytes)
+    return ProcessPlan(count, seed_of(config), copy, dataset, config.worker_init_fn, reducers)
 
 
 def _row_bytes(fetcher: DatasetFetcher, probes: Sequence[int], calls: Calls, pickler: RowPickler) -> int:
@@ -783,9 +802,9 @@ def _threads(
     decoders, readers = config.decoders, config.readers
     if decoders == 0:
         return _Threads(0, 1, 0, "as decoders= says", "")
-    if config.is_in_processes:
-        return _Threads(0, THREADS_A_PROCESS * int(config.workers), 0, "as workers= says", "")
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
+    if config.is_in_processes:
+        decoders, because = THREADS_A_PROCESS * int(config.workers), "as workers= says"
     if config.is_of_data_set:
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"

@@ -167,13 +167,15 @@ def _threads(setup: Setup) -> str:
     limits, because = setup.limits, setup.decoders_because
     if setup.works_in_own_thread:
         return f"loads in the training's own thread, {because}"
-    if setup.processes is not None:
+    if setup.processes is not None and setup.pipeline is None:
         return f"starts {format_count(setup.processes.count, 'worker process')} that call {setup.data.place}, {because}"
     if setup.pipeline is None:
         return (
             f"starts with {format_count(limits.decoders, 'thread')} that call {setup.data.place}, {because}"
         )
     decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
+    if setup.processes is not None:
+        decoding = f"{format_count(setup.processes.count, 'worker process')} that decode, {because}"
     readers_because = f", {setup.readers_because}" if setup.readers_because else ""
     machine = f"; machine {setup.machine_file!r}" if setup.machine_file else ""
     return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}{readers_because}{machine}"

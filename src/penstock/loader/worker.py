@@ -47,7 +47,8 @@ class Begin(NamedTuple):
     the sample that it is at, of the batch slots, and of the arenas of the two copies where they have one.
 
     number: of the process among `processes`. prepare: see `multiprocessing.spawn.prepare`.
-    parts: of (fetcher, decoder, init), the last what is called with the process's number.
+    parts: of (fetcher, decoder, reducers, init), the last what is called with the process's number. The fetcher is None
+        where the parent reads.
     """
 
     number: int
@@ -60,10 +61,19 @@ class Begin(NamedTuple):
     has_arenas: tuple[bool, bool]
 
 
+class Brought(NamedTuple):
+    """What the parent has read for some rows of a batch; see `Decoder.decode`."""
+
+    rows: Sequence[int]
+    samples: list[int]
+    data: list[Any]
+
+
 class Task(NamedTuple):
-    """A Load to do."""
+    """A Load to do. brought: what is to be decoded, where the parent reads; None where the process's fetcher does."""
 
     load: Load
+    brought: Brought | None
 
 
 class PackedError(NamedTuple):
@@ -193,7 +203,7 @@ class Worker:
             self._memory = arena.mapping
         opened = [descriptors.pop(0) if has_arena else None for has_arena in begin.has_arenas]
         _dataset = _restored(begin.dataset, opened[0])
-        self._fetcher: Fetcher
+        self._fetcher: Fetcher | None
         self._decoder: MovableDecoder
         self.reducers: Reducers
         init: Callable[[int], object] | None
@@ -214,10 +224,7 @@ class Worker:
         load = task.load
         arrays = self._arrays_of(load.slot)
         self._epoch = load.epoch
-        samples, rows, origins = load.ids, load.rows, load.rests
-        data = self._fetcher.fetch(
-            samples, SOURCE, origins, self._begin_sample, lasting=False, epoch=load.epoch
-        )
+        rows, samples, data = task.brought or self._fetched(load)
         had: Sequence[int] = range(len(samples))
         failed: list[tuple[int, PackedError]] = []
         if Failed in set(map(type, data)):
@@ -230,6 +237,12 @@ class Worker:
             wrong = self._decoder.decode(load, rows, samples, data, arrays, self._begin_sample)
             failed += [(had[index], pack(error)) for index, error in wrong]
         return Answer(failed, self._decoder.take(load.slot, rows))
+
+    def _fetched(self, load: Load) -> Brought:
+        assert self._fetcher is not None, "either process reads"
+        at = self._begin_sample
+        data = self._fetcher.fetch(load.ids, SOURCE, load.rests, at, lasting=False, epoch=load.epoch)
+        return Brought(load.rows, load.ids, data)
 
     def _arrays_of(self, slot: int) -> tuple[NDArray[Any], ...]:
         if slot not in self._slots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import DataError
 from penstock.units import format_bytes
@@ -85,6 +85,13 @@ class DecodeMemory:
         self._busy: set[Buffers] = set()
         self._alone = 0
         self._waiting: deque[object] = deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodeMemory, (self._limit_bytes,)
+
+    def part(self, count: int) -> DecodeMemory:
+        """Return one of `count` equal parts of it, for another process."""
+        return DecodeMemory(self._limit_bytes // count)
 
     @property
     def alone(self) -> int:

@@ -94,9 +94,8 @@ def check_draws(transforms: Sequence[Transform]) -> None:
             )
             raise ConfigError(
                 f"{step} among the transforms draws from global random generators, which threads share, so that no "
-                f"seed would fix its draws: {ours}give decoders=0, where they are seeded for each sample; or write a "
-                "function of a picture and rng; or call it in a data set of your own, with workers=, where they are "
-                "seeded too"
+                f"seed would fix its draws: {ours}give workers=n, processes where they are seeded for each sample, or "
+                "decoders=0, where they are, too; or write a function of a picture and rng"
             )
 
 
