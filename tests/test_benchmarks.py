@@ -58,6 +58,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 20, r": 256 samples": 4}),
         ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
         ("loader/workers --data dicts", {r"^(DataLoader|Penstock).* [0-9,]+$": 7, r" x \(.* to ": 4}),
+        (
+            "loader/device",
+            {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
+        ),
         ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
         ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
