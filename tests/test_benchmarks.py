@@ -61,6 +61,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         (
             "loader/device",
             {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
+            "loader/tiers",
+            {
+                r" reads of the store, bound .* of the run beside all in memory$": 5,
+                r"^cold reads": 2,
+                r"\(wanted 1\.2\)$": 1,
+            },
         ),
         ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
         ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),

@@ -1,0 +1,260 @@
+"""Data three times the memory, the rest on a local disk: reads of the store and stall beside LRU; the disk beside fio.
+
+    make bench NAME=loader/tiers                 # about two minutes; ARGS="--rounds 5" for more
+
+The store (`SlowSource`): 10 ms a read, which overlap, and one wire of 50 MB/s. Samples of 100 KB that nothing
+is computed of, batches of 32, 3 epochs; a step is a sleep. Runs take turns:
+
+    all in memory         what the others are compared with
+    a third, disk         memory for a third, a disk for the rest
+    started again         the same once more: the disk has it all
+    a third, small disk   memory for a third, a disk for a third: the last third is read in every epoch
+    a third, LRU          memory for a third as the page cache would have it: whatever was read last
+
+The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
+epoch. A tier's reads, 100 KB each, cold, stand beside those of fio (the Debian package) at the same depth and size, in
+turns; warm, the processor time of each beside a bare preadv of the same bytes.
+
+--quick: a tenth of the samples, one round; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from penstock.loader import Loader
+from penstock.loader.transforms import DecodeRaw
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.pagecache import drop_cached
+from penstock.measure.slow_source import SlowSource
+from penstock.store import FlatFolder
+from penstock.store.disk import DiskTier
+from penstock.store.group import Bytes, Ids
+from penstock.store.packed import READ_PIECES
+
+NBYTES, BATCH, EPOCHS = 98_304, 32, 3
+LATENCY_SECONDS, WIRE_BYTES_PER_SECOND, STEP_SECONDS = 10e-3, 50e6, 0.05
+DEPTHS = (1, 4)
+
+
+class CountedStore(SlowSource):
+    """A slow store that counts its reads, behind an LRU cache of so many bytes."""
+
+    fingerprint = "benchmarks/loader/tiers"
+
+    def __init__(self, folder: Path, lru_bytes: int = 0) -> None:
+        source = FlatFolder(folder, extensions=None)
+        super().__init__(source, 0.0, LATENCY_SECONDS, WIRE_BYTES_PER_SECOND)
+        self.reads = 0
+        self._lru_bytes, self._cached = lru_bytes, OrderedDict[int, bytes]()
+        self._lock = threading.Lock()
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        with self._lock:
+            found = self._cached.pop(sample, None)
+            if found is not None:
+                self._cached[sample] = found
+        if found is not None:
+            buffer[: len(found)] = found
+            return len(found)
+        size = super().read_into(sample, buffer)
+        with self._lock:
+            self.reads += 1
+            if self._lru_bytes:
+                self._cached[sample] = bytes(buffer[:size])
+                if len(self._cached) * NBYTES > self._lru_bytes:
+                    self._cached.popitem(last=False)
+        return size
+
+
+def run(
+    folder: Path, kept_bytes: int, disk: dict[str, int] | None, lru_bytes: int, step_seconds: float
+) -> tuple[int, float, float]:
+    """Return the reads of the store, the stall and the run, seconds. kept_bytes: that the memory tier may hold."""
+    store = CountedStore(folder, lru_bytes)
+    fast, slow = Curve.flat(5e9), Curve.flat(WIRE_BYTES_PER_SECOND)
+    tiers = [StorageClass("memory", kept_bytes, 2, fast)] if kept_bytes else []
+    machine = Machine(
+        SharedStore(None, slow, LATENCY_SECONDS, threads=32),
+        (StorageClass("staging", 1 << 30, 2, fast), *tiers),
+    )
+    with Loader(
+        store,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        seed=3,
+        machine=machine,
+        memory=kept_bytes + (256 << 20),
+        local_disk=disk,
+        transforms=[DecodeRaw("uint8", (NBYTES,))],
+        dtype="uint8",
+        report=None,
+    ) as loader:
+        begin = time.perf_counter()
+        for _ in range(EPOCHS):
+            for _batch in loader:
+                time.sleep(step_seconds)
+        seconds = time.perf_counter() - begin
+        stall = sum(epoch.stall_seconds for epoch in loader.metrics)
+    store.close()
+    return store.reads, stall, seconds
+
+
+def trainings(folder: Path, samples: int, rounds: int, step_seconds: float) -> None:
+    total, third = samples * NBYTES, samples // 3 * NBYTES
+    results: dict[str, list[tuple[int, float, float]]] = {}
+    bounds: dict[str, int] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+            whole, small = {f"{place}/whole": total}, {f"{place}/small": third}
+            left = samples - samples // 3
+            for name, kept, disk, lru, bound in (
+                ("all in memory", total, None, 0, samples),
+                ("a third, disk", third, whole, 0, samples),
+                ("started again", third, whole, 0, 0),
+                ("a third, small disk", third, small, 0, samples + (EPOCHS - 1) * (left - samples // 3)),
+                ("a third, LRU", 0, None, third, samples + (EPOCHS - 1) * left),
+            ):
+                bounds[name] = bound
+                results.setdefault(name, []).append(run(folder, kept, disk, lru, step_seconds))
+    reference = statistics.median(stall for _, stall, _ in results["all in memory"])
+    for name, found in results.items():
+        reads = statistics.median(reads for reads, _, _ in found)
+        stalls = [stall for _, stall, _ in found]
+        seconds = statistics.median(seconds for _, _, seconds in found)
+        beyond = (statistics.median(stalls) - reference) / seconds
+        over = (reads - bounds[name]) / samples
+        print(
+            f"{name:20}{reads:6.0f} reads of the store, bound {bounds[name]:5} ({over:+7.2%} of the samples); "
+            f"stall {statistics.median(stalls):6.2f} s ({min(stalls):.2f} to {max(stalls):.2f}), {beyond:+6.1%} of the "
+            "run beside all in memory"
+        )
+
+
+def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
+    tier = DiskTier(place / "tier", samples * NBYTES, bytes(16), np.full(samples, NBYTES, np.int64))
+    READ_PIECES.wait()
+    draw = np.random.default_rng(0)
+    for sample in range(samples):
+        tier.put(sample, draw.bytes(NBYTES))
+    has_fio = shutil.which("fio") is not None
+    if not has_fio:
+        print("fio is not installed: apt-get install fio")
+    for depth in DEPTHS:
+        ours, theirs = [], []
+        for _ in range(rounds):
+            ours.append(tier_rate(tier, samples, depth, seconds))
+            if has_fio:
+                theirs.append(fio_rate(place, samples, depth, seconds))
+        mine, beside = statistics.median(ours), ""
+        if theirs:
+            fio = statistics.median(theirs)
+            beside = f", fio {fio / 1e6:6.0f} MB/s: {mine / fio:.2f} (wanted 0.9)"
+        print(f"cold reads of a disk tier, {depth} at once: {mine / 1e6:6.0f} MB/s{beside}")
+    groups, singles = [], []
+    for _ in range(5 * rounds):
+        groups.append(cpu_of(partial(tier_read, tier), samples))
+        with open(tier.samples_path, "rb") as file:
+            singles.append(cpu_of(partial(bare_read, file.fileno()), samples))
+    mine, bare = statistics.median(groups), statistics.median(singles)
+    print(
+        f"processor time of a warm read: tier {mine * 1e6:.1f} us, bare preadv {bare * 1e6:.1f} us: {mine / bare:.2f} "
+        "(wanted 1.2)"
+    )
+    tier.close()
+
+
+def tier_read(tier: DiskTier, ids: Ids, into: Bytes) -> None:
+    assert not tier.read_group(ids, into, NBYTES * np.arange(ids.size + 1))
+
+
+def bare_read(file: int, ids: Ids, into: Bytes) -> None:
+    for number, sample in enumerate(ids.tolist()):
+        assert (
+            os.preadv(file, [into[number * NBYTES : (number + 1) * NBYTES].data], sample * NBYTES) == NBYTES
+        )
+
+
+def cpu_of(read: Callable[[Ids, Bytes], None], samples: int) -> float:
+    """Return seconds of processor time of one sample, read by groups of 8 in an order of their own."""
+    ids, into = (
+        np.random.default_rng(1).permutation(samples // 8 * 8).reshape(-1, 8),
+        np.empty(8 * NBYTES, np.uint8),
+    )
+    read(ids[0], into)
+    begin = time.process_time()
+    for group in ids:
+        read(group, into)
+    return (time.process_time() - begin) / ids.size
+
+
+def tier_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> float:
+    file = os.open(tier.samples_path, os.O_RDONLY)
+    try:
+        drop_cached(file)
+    finally:
+        os.close(file)
+    order = iter(np.random.default_rng().permutation(samples).tolist())
+    begin = time.perf_counter()
+
+    def work() -> int:
+        into, done = np.empty(NBYTES, np.uint8), 0
+        for sample in order:  # next() of a list's iterator is atomic
+            tier_read(tier, np.array([sample]), into)
+            done += NBYTES
+            if time.perf_counter() > begin + seconds:
+                break
+        return done
+
+    with ThreadPoolExecutor(depth) as pool:
+        total = sum(each.result() for each in [pool.submit(work) for _ in range(depth)])
+    return total / (time.perf_counter() - begin)
+
+
+def fio_rate(place: Path, samples: int, depth: int, seconds: float) -> float:
+    options = f"--name=x --filename={place}/fio --size={samples * NBYTES} --rw=randread --bs={NBYTES} --invalidate=1"
+    options += (
+        f" --ioengine=psync --numjobs={depth} --thread --group_reporting --runtime={max(1, round(seconds))}"
+    )
+    options += " --output-format=json"
+    done = subprocess.run(["fio", *options.split()], capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=1200)
+    parser.add_argument(
+        "--disk", type=Path, help="a folder on the disk to measure (default: the temporary folder)"
+    )
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(words)
+    samples, rounds = (96, 1) if options.quick else (options.samples, options.rounds)
+    with tempfile.TemporaryDirectory(dir=options.disk) as place:
+        folder, draw = Path(place, "data"), np.random.default_rng(0)
+        folder.mkdir()
+        for sample in range(samples):
+            (folder / f"{sample:05}.bin").write_bytes(draw.bytes(NBYTES))
+        trainings(folder, samples, rounds, 0.005 if options.quick else STEP_SECONDS)
+        shutil.rmtree(folder)
+        disk_reads(Path(place), 8 * samples, rounds, 0.2 if options.quick else 3.0)
+
+
+if __name__ == "__main__":
+    main()
