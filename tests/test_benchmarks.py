@@ -61,6 +61,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         (
             "loader/device",
             {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
+        ),
+        (
             "loader/tiers",
             {
                 r" reads of the store, bound .* of the run beside all in memory$": 5,
