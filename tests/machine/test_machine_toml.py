@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.machine.places import Backend
 from penstock.machine.ssd import Ssd
 
 LISTING_4_7 = """
@@ -210,7 +209,7 @@ def test_storage_that_is_no_list_is_answered_with_how_to_write_it() -> None:
         Machine.from_toml('[source]\nread = "1 MB/s"\n[storage]\nname = "s"')
 
 
-STAGING_PLACE: tuple[Backend, str | None] = ("memory", None)
+STAGING_PLACE: tuple[str, str | None] = ("memory", None)
 
 rates = st.floats(min_value=1e-3, max_value=1e15)
 latencies = st.floats(min_value=0, max_value=1e4)
@@ -218,7 +217,7 @@ counts = st.integers(1, 10_000)
 curves = st.dictionaries(st.floats(min_value=0.5, max_value=1e4), rates, min_size=1, max_size=4).map(
     lambda found: Curve(tuple(sorted(found.items())))
 )
-places: st.SearchStrategy[tuple[Backend, str | None]] = st.one_of(
+places: st.SearchStrategy[tuple[str, str | None]] = st.one_of(
     st.just(("memory", None)),
     st.tuples(st.just("filesystem"), st.text(st.characters(codec="utf-8"), min_size=1)),
 )
