@@ -205,6 +205,8 @@ def test_what_is_given_up_is_not_copied() -> None:
 def test_a_device_without_memory_for_more_has_fewer_and_that_is_reported_once() -> None:
     device = StandIn(capacity_bytes=int(2.5 * NBYTES))
     with training(device, batches=3) as made:
+        device.wait_until_copied(2)
+        settle(made)
         for step in range(10):
             made.step(step)
 

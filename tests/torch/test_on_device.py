@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from tests.interrupting import every_place
 from tests.stand_in import FakePinning, StandIn
 
 from penstock.errors import ConfigError
@@ -223,6 +226,23 @@ def test_a_loader_that_is_closed_while_copies_are_under_way_waits_for_them(folde
     closing.join()
 
     assert pinning.closed
+
+
+def is_of_penstock(code: CodeType) -> bool:
+    return "/penstock/" in code.co_filename
+
+
+@pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_after_ctrl_c_anywhere_the_next_loop_has_all_batches(stride: int) -> None:
+    with make(Rows(), StandIn(), ragged=["words"], epochs=None) as loader:
+        for interrupter in every_place(is_of_penstock, stride):
+            with interrupter, contextlib.suppress(KeyboardInterrupt):
+                for _ in loader:
+                    pass
+
+            seen = [number for batch in loader for number in batch["row"][:, 7].tolist()]
+
+            assert sorted(seen) == list(range(COUNT)), interrupter.where
 
 
 def test_a_wait_for_a_copy_is_reported_as_one(folder: Path) -> None:
