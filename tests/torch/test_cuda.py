@@ -35,6 +35,14 @@ DELAY = 50_000_000
 cuda: Any = torch.cuda
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _cuda_is_in_use() -> None:
+    """Have the driver open its files before a test is held to leaving none."""
+    with cuda.stream(cuda.Stream()):
+        torch.zeros(1000).pin_memory().to("cuda", non_blocking=True).add_(1)
+    cuda.synchronize()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """96 PNG pictures of 100 x 120 random pixels; label k % 2."""
