@@ -139,9 +139,9 @@ def test_ctrl_c_leaves_what_was_found(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [
         "checked 128 of 300 samples, 2 bad",
-        "written to bad.jsonl: the same command goes on",
+        "written to bad.jsonl: the same command continues",
     ]
-    with pytest.raises(ConfigError, match="128 of 300 samples were checked: let penstock check go on"):
+    with pytest.raises(ConfigError, match="128 of 300 samples were checked: let penstock check finish"):
         Loader("photos", batch_size=9, epochs=1, transforms=[Resize((4, 4)), ToTensor()], skip="bad.jsonl")
 
 

@@ -412,7 +412,7 @@ class TestWhatMayHappen:
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(
-            DataError, match="No space left on device; mend that, and the same command goes on"
+            DataError, match="No space left on device; correct that, and the same command continues"
         ):
             pack(source, "out", shard_bytes=9000)
         pack(source, "out", shard_bytes=9000)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from penstock.store import Source
 
 _DESCRIPTION = """\
-Reads and decodes every sample once, as a training would, and lists those that cannot be had. With --write-skips they
-are written to a file, whose samples Loader(..., skip=FILE) leaves out; after Ctrl-C or a kill the same command goes on.
+Reads and decodes every sample once, as a training would, and lists those that cannot be read. --write-skips
+writes them to a file, whose samples Loader(..., skip=FILE) leaves out; after Ctrl-C or a kill the same command
+continues.
 See docs/howto/check-and-pack.md.
 """
 _EPILOG = """\
@@ -38,7 +39,10 @@ def add_check(commands: Any) -> None:
         "source", metavar="SOURCE", help="what a loader takes: a folder, list, table, or shards"
     )
     parser.add_argument(
-        "--write-skips", type=Path, metavar="FILE", help="write the bad ones there; go on where it was left"
+        "--write-skips",
+        type=Path,
+        metavar="FILE",
+        help="write the bad ones there; continue where it was left",
     )
     parser.add_argument(
         "--no-decode", action="store_true", help="read alone: for samples that are no pictures"
@@ -101,7 +105,7 @@ def _show(options: argparse.Namespace, found: SkipList) -> None:
         use = (
             f"Loader({options.source!r}, ..., skip={str(options.write_skips)!r}) leaves them out"
             if found.is_complete
-            else "the same command goes on"
+            else "the same command continues"
         )
         notes.append(f"written to {options.write_skips}: {use}")
     data = {

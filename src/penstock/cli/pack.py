@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Writes a data set anew as shards, in the order of its samples: tar as WebDataset reads it, or records (MDS, as
 MosaicML's Streaming reads it; .npy for rows of numbers). Shards are read back and compared; OUT appears when all of it
-is there. After Ctrl-C or a kill the same command goes on. Says in a line whether it pays: docs/howto/check-and-pack.md.
+is there. After Ctrl-C or a kill the same command continues. A line reports whether it pays:
+docs/howto/check-and-pack.md.
 """
 _EPILOG = """\
 examples:

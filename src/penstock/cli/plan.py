@@ -338,7 +338,7 @@ def _slower(answer: Answer, chosen: Row) -> list[str]:
 
 def _of_loader(answer: Answer, decimals: int) -> list[str]:
     """Say what of a sweep the loader of this version runs, and the best of that."""
-    if answer.fastest is None:  # none of these could run at all, which is said already
+    if answer.fastest is None:  # none of these could run at all, which is reported already
         return []
     if answer.of_loader is None:
         return ["The loader of this version runs all of these."]

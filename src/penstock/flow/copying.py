@@ -126,7 +126,7 @@ class CopyAhead:
         self._make, self._following, self._clock, self._report = make, following, clock, report
         #: Told by other threads, done by the copier; None ends it.
         self._messages: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        #: Where the copier is; None before it is told.
+        #: Where the copier is; None before it is known.
         self._next: Place | None = None
         #: Batches on the device that the consumer's work may still need: place and bytes, oldest first.
         self._live: deque[tuple[Place, int]] = deque()
@@ -250,7 +250,7 @@ class CopyAhead:
         return device_depth.may_copy(live_bytes, self._largest_bytes, self.limit_bytes, most)
 
     def _finish_oldest(self) -> None:
-        """Wait for a copy, and let go of what it was made from: its slot is free."""
+        """Wait for a copy, and release what it was made from: its slot is free."""
         batch, _, done, begun = self._under_way[0]
         done.synchronize()
         batch.arrays = ()

@@ -335,7 +335,7 @@ class Engine:
         self._inbox: deque[Event] = deque()
         self._moves: SimpleQueue[Move | None] = SimpleQueue()
         self._loads: SimpleQueue[_Message] = SimpleQueue()
-        #: What parked decode workers wait for: to go on, or None to end.
+        #: What parked decode workers wait for: a batch to continue with, or None to end.
         self._parked: SimpleQueue[_Park | None] = SimpleQueue()
         #: Batches that are complete and not handed out yet, by (epoch, step): workers add, the consumer removes.
         self._arrived: dict[tuple[int, int], StagedBatch] = {}
@@ -664,7 +664,7 @@ class Engine:
             else:
                 self._fault = ClosedError(
                     f"{type(error).__name__} came while this loader worked in the training's own thread (decoders=0), "
-                    "and it cannot go on: make a new one with state=loader.state_dict() of this one, or call its "
+                    "and it cannot continue: make a new one with state=loader.state_dict() of this one, or call its "
                     f"start({key[0]}, {key[1]})"
                 )
             raise

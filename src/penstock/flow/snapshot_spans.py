@@ -9,7 +9,7 @@ from typing import Self
 from penstock.flow.recorder import Recorder
 from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
 
-#: What goes on beside the training comes in pieces, see `penstock.trace.Kind`.
+#: What runs next to the training comes in pieces, see `penstock.trace.Kind`.
 _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
 #: A ring of its own for each kind, for a thread of its own does it: counted from the last number down, since the
 #: workers of a loader that the recorder may belong to are counted from the first up.

@@ -268,7 +268,7 @@ class StagingBuffer:
                 f"all {len(self)} batch slots ({format_bytes(self.slot_bytes)} each{self._beside_them()}) are still "
                 f"referred to and the "
                 f"staging buffer may take {format_bytes(self._limit_bytes)}: batches alias the buffer, so copy what "
-                f"you keep (tensor.clone(), array.copy()) and let go of the rest, or give more memory="
+                f"you keep (tensor.clone(), array.copy()) and drop the rest, or give more memory="
             )
         arena, begin = self.arena, slot_begin(self._fields, self._batch_size, len(self))
         if arena is None:

@@ -124,7 +124,7 @@ def _present(sharding: jax.sharding.Sharding | None, batch: Any, dtype: str | No
     if dtype == "bfloat16":
         batch = with_images(batch, lambda images: images.view(jax.numpy.bfloat16))
     leaves, structure = jax.tree.flatten(batch)
-    if any(map(is_dataclass_value, leaves)):  # which JAX has not been told of
+    if any(map(is_dataclass_value, leaves)):  # which JAX does not know
         each = partial(_present, sharding, dtype=None)
         leaves = [with_fields(leaf, each) if is_dataclass_value(leaf) else leaf for leaf in leaves]
     which = [index for index, leaf in enumerate(leaves) if _is_for_devices(leaf)]

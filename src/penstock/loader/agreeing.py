@@ -112,7 +112,7 @@ def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
     """Return a configuration that says which rank this process is.
 
     mesh: see `place_in_mesh`; None where the configuration says it.
-    Raises: ConfigError if both say it, if it is said in part, or if nobody says it and the process is one of several.
+    Raises: ConfigError if both are given, if only a part is, or if none is and the process is one of several.
     """
     if mesh is not None:
         if config.rank is not None or config.world_size is not None:

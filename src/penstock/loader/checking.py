@@ -40,8 +40,8 @@ def check_source(
     """Return which samples cannot be read or decoded, by the threads and the decoder of a loader.
 
     decodes: False for samples that are no pictures, which are read alone.
-    found: from where it goes on: of the same source, checked in part. It is brought up to date batch by batch, so that
-        it is right when this is interrupted.
+    found: what an earlier check of the same source found, to continue from. It is updated batch by batch, so that it is
+        right when this is interrupted.
     keep: a file to write it to, now and then and at the end. done: called with how many samples are checked.
     Raises: ConfigError if `found` is of another source; DataError if the file cannot be written.
     """

@@ -82,7 +82,7 @@ class Feed:
     def take(self, place: Place) -> tuple[Any, Exception | None]:
         """Return the next batch that was asked for, or why it cannot be had; the one after it comes next.
 
-        Raises: WaitTimeout, after which the same is waited for again; ClosedError after `close`; what no sample is to
+        Raises: WaitTimeout, after which it can be called again; ClosedError after `close`; what no sample is to
             blame for.
         """
         self.start()

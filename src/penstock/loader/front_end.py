@@ -1,4 +1,4 @@
-"""What a framework has its own way of, as a value: how samples come in, how batches go out, what threads need."""
+"""What differs between frameworks, as a value: how samples come in, how batches go out, what threads need."""
 
 from __future__ import annotations
 

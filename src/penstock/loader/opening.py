@@ -34,12 +34,12 @@ class Opening:
         self._is_registered = False
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Opening has ended."""
         if self._is_registered:
             waits.unregister(self)
 
     def waits(self) -> list[str]:
-        """Return a line where something is waited for (see `flow.waits`)."""
+        """Return a line while opening waits (see `flow.waits`)."""
         return [self._line()] if self.calls.line() else []
 
     def _line(self) -> str:

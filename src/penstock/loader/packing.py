@@ -109,7 +109,7 @@ def pack(
     shard_bytes: of a shard, unless one sample is larger.
     shuffle_seed: writes the samples in a random order, of a full shuffle; the source's order unless given.
     done: called with how many samples are written.
-    The same source and arguments give the same bytes. After an error, Ctrl-C or a kill, the same call goes on.
+    The same source and arguments give the same bytes. After an error, Ctrl-C or a kill, the same call continues.
     Raises: ConfigError if the folder exists, another process writes it, or an unfinished one is of other arguments;
         DataError naming a sample that cannot be read, or a disk that is full or does not keep what is written.
     """
@@ -136,7 +136,7 @@ def pack(
         raise
     except OSError as error:
         raise DataError(
-            f"{error.filename or work}: {error.strerror or error}; mend that, and the same command goes on"
+            f"{error.filename or work}: {error.strerror or error}; correct that, and the same command continues"
         ) from error
 
 

@@ -90,7 +90,7 @@ class Collector:
                     self._writer, failed = None, error
             self._is_closed = ends
         if failed is not None:
-            self._report(f"the trace breaks off here{'' if ends else ', the training goes on'}: {failed}")
+            self._report(f"the trace breaks off here{'' if ends else '; the training continues'}: {failed}")
 
     def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
         writer.append(spans, self._recorder.dropped, ids)

@@ -1,4 +1,4 @@
-"""Where a run is, as a few readable numbers: what a loader saves, and what it goes on from.
+"""Where a run is, as a few readable numbers: what a loader saves, and what it resumes from.
 
 A state is the next global step to consume, and what fixes the samples of every step and their bits: order, batch size,
 data, transforms, decoder. It says nothing of ranks, threads, memory or policy, which change neither. JSON of less than
@@ -105,7 +105,7 @@ def read_state(
     rank: int,
     allow: Collection[str] = (),
 ) -> tuple[int, int]:
-    """Return the (epoch, step) at which a rank goes on from a state; (epochs, 0) is the end of the run.
+    """Return the (epoch, step) at which a rank resumes from a state; (epochs, 0) is the end of the run.
 
     described: this run, by `describe_run`. allow: names of values that may differ, such as "pixels" or "plan.order".
         With another batch size the step is the one at which as many samples of the epoch were consumed.
@@ -188,7 +188,7 @@ def _checked(state: object) -> dict[str, Any]:
     if found["format"] != FORMAT:
         raise ConfigError(
             f"state has the format {found['format']}, of Penstock {found.get('penstock')!r:.20}, and this one reads "
-            f"{FORMAT}: go on with the Penstock that wrote it"
+            f"{FORMAT}: resume with the Penstock that wrote it"
         )
     for name, place in (("epoch", found), ("step", found), ("batch_size", found.get("plan"))):
         number = place.get(name) if isinstance(place, dict) else None

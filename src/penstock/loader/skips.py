@@ -128,7 +128,7 @@ def without_bad(
     found: SkipList = one(os.fspath(path), lambda: SkipList.read(path))
     if not found.is_complete:
         raise ConfigError(
-            f"skip: of {path} {found.checked:,} of {found.samples:,} samples were checked: let penstock check go on"
+            f"skip: of {path} {found.checked:,} of {found.samples:,} samples were checked: let penstock check finish"
         )
     whole = source if found.is_of(source) else unselected(source)
     if not found.is_of(whole):

@@ -56,7 +56,7 @@ def _decoding(setup: Setup) -> str:
     if times < _LEAST_TIMES:
         return ""
     decoded_bytes = int(units.sizes_bytes.sum())
-    # Half of them: reading goes on to the next bundle before all of this one is used.
+    # Half of them: reading continues with the next bundle before all of this one is used.
     ratio = units.capacity_bytes / 2 / decoded_bytes
     capacity = format_bytes(units.capacity_bytes)
     return (

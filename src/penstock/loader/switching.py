@@ -1,6 +1,6 @@
 """Threads call a data set, until it shows that worker processes are faster: workers="auto".
 
-    threads ── they leave processors idle, and the training waits ──> processes start, threads go on
+    threads ── they leave processors idle, and the training waits ──> processes start, threads continue
             ── all of them are ready ──> processes and threads take turns ──> the faster ones, for good
             ── the data set cannot be copied ──> threads, for good
 
@@ -225,7 +225,7 @@ class Switching:
         except Exception as error:
             self._is_settled = True
             if not self._is_closed:
-                self._report(f"threads {self._used}, and go on: {error}")
+                self._report(f"threads {self._used}, and stay: {error}")
 
     @property
     def _used(self) -> str:

@@ -6,7 +6,7 @@
 | `opens`  | each open of Python's, as its whole file    | offsets; what C and C++ open: torch.save, OpenCV |
 
 strace's log goes through a pipe and becomes rows as it is written: no log grows on the disk, and a recorder
-that is killed leaves all but the last moments. strace then goes on without it until the command has ended, and
+that is killed leaves all but the last moments. strace then continues without it until the command has ended, and
 complains: it must not be killed, since the kernel answers ENOSYS to a call that is filtered for a tracer which is
 gone. docs/howto/record-references.md has what each means costs.
 """
@@ -82,7 +82,7 @@ def record(
     stdout: a descriptor for the command's output instead of this process's own.
 
     Called from the main thread. A Ctrl-C or SIGTERM is passed on to the command unless the terminal did so, the
-    recording goes on until it has ended, and is marked as not complete; a second one kills the command.
+    recording continues until it has ended, and is marked as not complete; a second one kills the command.
     Raises: ConfigError when the command is not found, `by` is unknown, strace is missing or may not trace;
     OSError when the recording cannot be written, after which the command is ended.
     """

@@ -67,7 +67,7 @@ _NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see t
 
 
 def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
-    """Return how policies on one number of ranks go on, how they wait, and what their run times are made of.
+    """Return the progress of policies on one number of ranks, their waits, and what their run times are made of.
 
     Raises: ConfigError where no policy could run.
     """

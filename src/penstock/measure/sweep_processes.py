@@ -94,7 +94,7 @@ class _Worker:
     def take(self) -> tuple[Task, Outcome | None]:
         """Return the task and its outcome, None where the process died at it."""
         task = self.task
-        assert task is not None, "only a worker that is at a task is waited for"
+        assert task is not None, "only workers that are at a task are asked"
         self.task = None
         try:
             outcome: Outcome = self.connection.recv()

@@ -1,4 +1,4 @@
-"""Finished points on disk: a line of JSON each, there for good when the next one is begun.
+"""Finished points on disk: a line of JSON each, durable before the next one is begun.
 
 A line that was cut off by a crash is recognised by its missing end and thrown away; anything else that is no such line
 is damage, and said to be.

@@ -142,7 +142,7 @@ class Watch(Generic[T]):
     The last step of an iteration left early ends when the loop drops its iterator, as `for` does at once.
 
     It never holds on to a batch that it hands out: what it keeps for `replay` are copies, since a loader may
-    reuse its buffers or count on them being let go. Copying is nobody's waiting and nobody's step: it is left
+    reuse its buffers or count on them being freed. Copying is nobody's waiting and nobody's step: it is left
     out of both. A batch that holds something else than arrays, tensors, numbers, text and containers of
     these is not copied, and ends the keeping.
     """
@@ -168,7 +168,7 @@ class Watch(Generic[T]):
         self._kept: list[T] = []
         self._batches_to_keep = keep_batches
         self._bytes_to_keep = keep_bytes
-        #: The newest `trace_spans` spans of those drained so far, and whether any were let go.
+        #: The newest `trace_spans` spans of those drained so far, and whether any were dropped.
         self._drained: Spans = np.empty(0, SPAN)
         self._is_trace_complete = True
 

@@ -28,7 +28,7 @@ _EVERY_TENTH = slice(10, None, 10)
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """By how much bundles improve a hit ratio, over the sizes of the cache; most is None where that is not said."""
+    """By how much bundles improve a hit ratio, over the sizes of the cache; most is None where it is not published."""
 
     mean: float
     most: float | None

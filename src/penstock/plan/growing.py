@@ -68,7 +68,7 @@ class Growing:
 
 
 class _Following(Iterator[tuple[int, int, Ids]]):
-    """Goes through batches as they are asked for. No generator: those are over for good once nothing is left."""
+    """Goes through batches as they are asked for. No generator: those are exhausted once nothing is left."""
 
     def __init__(self, asked: dict[Place, Ids], place: Place) -> None:
         self._asked, self._place = asked, place

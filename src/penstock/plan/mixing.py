@@ -138,7 +138,7 @@ class Mixture:
         those from so many steps of the run on; `LinearWeights` of the same change from each to the next.
     at_end: "stop": an epoch ends before a source is asked for more than it has. "repeat": it ends when every source was
         read to its end, shorter ones begin anew. "drop": sources that were read to their end are left out, so that an
-        epoch reads each sample once. A source whose weight has become 0 for good is not waited for.
+        epoch reads each sample once. A source whose weight stays 0 from some step on does not count.
     shuffle: each source by itself; False keeps its own order. seed: of that.
     batch_size, drop_last: of the run, for a schedule, which counts in its steps.
 

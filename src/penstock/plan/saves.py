@@ -36,9 +36,9 @@ class SaveCost:
 
     @property
     def after_seconds(self) -> float:
-        """Return how long a save goes on once the training does.
+        """Return how long a save continues after the training does.
 
-        Two threads measure the times: a small snapshot may seem durable before its save let go.
+        Two threads measure the times: a small snapshot may seem durable before its save returned.
         """
         return max(0.0, (self.durable_seconds or 0.0) - self.blocked_seconds)
 
@@ -53,7 +53,7 @@ class SaveSchedule(Protocol):
 
     @property
     def least_seconds(self) -> float:
-        """How long a training goes on at least from one save to the next; 0 where the steps alone decide."""
+        """How long a training runs at least from one save to the next; 0 where the steps alone decide."""
         ...
 
     def is_due(self, step: int, seconds_since_last_save: float, cost: SaveCost | None) -> bool:
@@ -76,7 +76,7 @@ class SaveSchedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """Save every `unit` steps: after steps unit, 2 unit, 3 unit, also in a run that goes on from a snapshot.
+    """Save every `unit` steps: after steps unit, 2 unit, 3 unit, also in a run that resumes from a snapshot.
 
     unit: the paper's name for it (delta-snapshot paper, Table 3: "the number of iterations between two continuous
         snapshot savings").
@@ -175,7 +175,7 @@ class Auto:
         return False
 
     def interval_seconds(self, cost: SaveCost) -> float:
-        """Return how long the training goes on between saves that cost that."""
+        """Return how long the training runs between saves that cost that."""
         best = daly_seconds(cost.blocked_seconds, self.mean_seconds_between_failures)
         return max(best, cost.after_seconds, self.least_seconds)
 

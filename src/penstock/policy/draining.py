@@ -7,7 +7,7 @@ fast one, from where a restore is quicker, until its place is needed:
       └── does not: falls through ──────────────^            slow: retention over what is there
 
 Nothing is remembered between the questions: after a crash, what lies on the two tiers says all there is to know, and
-draining goes on. Source: Chien et al., "Characterizing deep-learning I/O workloads in TensorFlow", PDSW-DISCS 2018,
+draining continues. Source: Chien et al., "Characterizing deep-learning I/O workloads in TensorFlow", PDSW-DISCS 2018,
 sections III.C and V.C, whose burst buffer copies each checkpoint in the order it was written.
 """
 

@@ -41,7 +41,7 @@ from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
 
-#: The hash of a sample's id is keyed for good: independent of every order, the same in every run.
+#: The hash of a sample's id has a fixed key: independent of every order, the same in every run.
 _HASH_KEY = derive_key(0, "home of a sample by its id")
 
 #: Sizes that add up to more are refused: beside them 64 bits would leave little space to count in.

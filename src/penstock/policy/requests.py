@@ -8,7 +8,7 @@ more from time to time. Answers that ask for less ("slow down", a time-out) halv
     rate     r    2r    4r    4.4r     same: back       many 503       as long as it helps
 
 What fails for a while is made again after a random pause, at most twice as long each time, until that has lasted for as
-long as the user gave. Pure: told of events, with the time of each.
+long as the user gave. Pure: it receives events with their times.
 
 Source: Brooker, "Exponential backoff and jitter", AWS Architecture Blog 2015 ("full jitter").
 """

@@ -221,7 +221,7 @@ class _Kept:
             place = self._parents[place]
 
     def release(self, place: int | None) -> None:
-        """Take one reason back, and let go of what none is left for."""
+        """Take one reason back, and unpin what no reason is left for."""
         while place is not None:
             self.reasons[place] -= 1
             if self.reasons[place]:

@@ -260,7 +260,7 @@ class Save:
         return self._finish()
 
     def staged(self) -> Instructions:
-        """The whole state is copied, and training goes on; a small one may be durable before that."""
+        """The state is copied completely, and training continues; a small one may be durable before that."""
         self._is_staged = True
         return self._finish() if self.stage is Stage.COPYING else ()
 

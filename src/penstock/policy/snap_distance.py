@@ -105,7 +105,7 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
 def _expected(scheme: Scheme, since_bytes: Sequence[int]) -> int:
     """Return the expected size of the next difference.
 
-    A chain's goes on growing as it last did. Of the first nothing is known: it is tried, as one byte less than a
+    A chain's delta keeps growing as it last did. Of the first nothing is known: it is tried, as one byte less than a
     baseline.
     """
     deltas = since_bytes[1:]

@@ -17,7 +17,7 @@ from penstock.units import format_bytes
 
 #: What the blocks of a snapshot take at most, of its state: a promise of the codecs.
 MOST_SHARE = 1.001
-#: Snapshots looked at in all before the rest of a run is taken to go on as it went: about a second of work.
+#: Snapshots looked at in all before the rest of a run is taken to continue as before: about a second of work.
 _MOST_LOOKS = 300_000
 _AGE_NOT_COUNTED = (
     ". It may be less: that snapshots grow older than max_age_seconds is not counted, for how long saves are apart is "
@@ -67,7 +67,7 @@ def space_needed(
     baseline_share, delta_share: what is stored of a state; without a measurement the most that can be.
     seconds_between_saves: at least, for `max_age_seconds`. Where it is not given nothing grows old, and what that says
         is a bound: more than the run needs if it takes longer than that age.
-    stored: what lies in the store already, oldest first; the run goes on from there at `now_seconds`.
+    stored: what lies in the store already, oldest first; the run continues from there at `now_seconds`.
     Returns: exact for these sizes where it takes less than a second to find out; beyond, extrapolated from the growth
         so far. An automatic distance is taken as it is with these sizes, and at its longest, whichever needs more;
         under `max_bytes` the space is taken to be used.

@@ -1,6 +1,6 @@
-"""After which step all ranks stop, when some of them are told to: the decision alone, told of events.
+"""After which step all ranks stop, when some of them get a signal to: the decision alone, which receives events.
 
-Costs nothing while nobody is told: no message per step. When a signal comes, training is held for one exchange.
+Costs nothing before a signal: no message per step. When a signal comes, training is held for one exchange.
 
     a rank is told          told ──▶ rank 0
     rank 0 holds all        hold ──▶ every rank: from here on `may_pass` says wait
@@ -61,7 +61,7 @@ class StopAgreement:
         return self.stop_call is not None and self.calls >= self.stop_call
 
     def tell(self, signal: int) -> Messages:
-        """This rank was told to stop."""
+        """This rank got a signal to stop."""
         if self._told or self.signal is not None or self.over:
             return []
         self._told = True

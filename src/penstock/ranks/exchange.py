@@ -7,7 +7,7 @@ One exchange serves every need: each rank contributes a value, rank 0 decides, a
 
 What fails anywhere, in `function` or in `decide`, is raised everywhere and names the rank. A rank that does not come
 is named by rank 0, and that too is raised everywhere. Not the collectives of a training framework, because those
-tell nobody who was missing, and leave the group unusable: here the ranks can go on afterwards.
+do not say who was missing, and leave the group unusable: here the ranks can continue afterwards.
 
 Messages are JSON, and bytes where a value is, never pickle.
 """
@@ -125,7 +125,7 @@ class Ranks:
     def leave(self, error: BaseException, what: str = "") -> None:
         """Take part in the next exchange with a failure, and wait for nobody: the others hear of it when they come.
 
-        error: with which this rank leaves what all do together. Nothing is done while an exchange goes on.
+        error: with which this rank leaves what all do together. Nothing is done while an exchange is under way.
         what: that exchange, where it is known; the others raise an error of the same kind then.
         """
         if self.size == 1 or not self._in_use.acquire(blocking=False):
@@ -237,7 +237,7 @@ class Ranks:
     ) -> tuple[dict[str, Any], Exception | None]:
         """Return what a function returned or raised, as a message, and what it raised.
 
-        waiting: the ranks that are told meanwhile that this one is alive.
+        waiting: the ranks that this one meanwhile tells that it is alive.
         """
         try:
             with contextlib.nullcontext() if isinstance(function, _Given) else self._heard_of(waiting):

@@ -1,4 +1,4 @@
-"""The references of a recorded process to the blocks of its files, and the string that a cache is asked for.
+"""The references of a recorded process to the blocks of its files, and the access sequence that a cache is asked for.
 
 A row is one call: so many bytes of a file from an offset on, read or written. Blocks are computed from the
 rows when they are wanted, of any size. So are phases: which file is the data set, which a checkpoint, which a
@@ -168,7 +168,7 @@ class BlockString:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSummary:
-    """What a recording holds of one phase; blocks of `block_bytes` each, as the string counts them."""
+    """What a recording holds of one phase; blocks of `block_bytes` each, as the access sequence counts them."""
 
     phase: Phase
     #: Files with a row of this phase, mapped ones included.
@@ -257,7 +257,7 @@ class Recording:
         block_bytes: size of a block.
         phases, accesses: which references count; the others are left out before blocks are numbered. With
             `Access.MAP`, a mapping counts as one reading of its whole range.
-        join: a block that a process goes on reading (or writing) in the middle of, where its last call on this
+        join: a block that a process continues to read (or write) in the middle of, where its last call on this
             file ended, is not referenced again: reading 4,096 bytes in 4 calls is one reference.
         Raises: ConfigError for a block size below one, or more than `MOST_REFERENCES`.
         """
@@ -313,7 +313,7 @@ def block_runs(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which blocks of its file each row touches: the first, and how many, int64[rows] both.
 
-    join: as in `Recording.string`; a row that only goes on within a block then touches 0.
+    join: as in `Recording.string`; a row that only continues within a block then touches 0.
     Raises: ConfigError for a block size below one.
     """
     if block_bytes < 1:

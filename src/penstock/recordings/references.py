@@ -124,7 +124,7 @@ def as_string(references: ArrayLike) -> Ids:
 
 
 def number_objects(references: ArrayLike) -> tuple[Ids, int]:
-    """Return the string over small ids, and a bound on them: int64[n], each in [0, bound).
+    """Return the access sequence over small ids, and a bound on them: int64[n], each in [0, bound).
 
     Ids that are small already stay as they are; others are numbered by first appearance.
     """

@@ -240,7 +240,7 @@ def run_in_virtual_time(
 def _load_before(
     state: State, clock: Clock, machine: Machine, before: NDArray[np.int64], go_on: Callable[[], None]
 ) -> None:
-    """Let time go on until all tiers have what they are to have before the training, on all readers, round by round."""
+    """Let time run until all tiers have what they are to have before the training, on all readers, round by round."""
     numbers, rows = parts_of(state, machine)
     ends = rows[:, :, decisions.FILL_END].copy()
     limit = numbers[:, decisions.FILL_LIMIT].copy()
@@ -256,7 +256,7 @@ def _load_before(
 
 
 def _let_consumers(clock: Clock, phase: int) -> None:
-    """Let the consumers of all ranks go on now, with a phase."""
+    """Let the consumers of all ranks continue now, with a phase."""
     c, w = _clock, clock.ints
     for row in range(clock.bounds.shape[0]):
         consumer = w[c.CLOCK_NUMBERS + row * c.RANK_COLUMNS + c.CONSUMER]

@@ -45,7 +45,7 @@ class RecordedWrites:
 def recorded_writes(recording: Recording, ssd: Ssd, name: str) -> RecordedWrites:
     """Return the page writes of a recording on a drive.
 
-    A page that a process goes on filling, call after call, is written once, as the page cache would write it; requests
+    A page that a process keeps filling, call after call, is written once, as the page cache would write it; requests
     to a device (blkparse, fio) are all carried out. A page that is written in part is written.
 
     name: of the recording, for messages.
@@ -145,7 +145,7 @@ def _notes(
     ]
     if not by_requests:
         notes.append(
-            "Its writes are the processes' calls, not the disk's: a page that a process goes on filling counts once, "
+            "Its writes are the processes' calls, not the disk's: a page that a process keeps filling counts once, "
             "and what else the page cache merges, or never writes out, is not known."
         )
     if beyond:

@@ -53,7 +53,7 @@ class SavePlan:
     step_seconds: of a step that waits for nothing. state_bytes: on all ranks together.
     scheme, snap_dis, keep: as of `SnapshotStore`. baseline_share, delta_share: what is stored of a state's bytes.
     encode_bytes_per_second: of the state, all threads of a rank together. read_bytes_per_second: that a rank's training
-        reads from the store while it goes on.
+        reads from the store while it runs.
     commit_seconds: that a snapshot takes on the shared store beyond its bytes: for its files, their syncs, its commit.
     Raises: ConfigError naming the field.
     """
@@ -278,7 +278,7 @@ class _Clock:
         )
 
     def _rate(self, action: _Action) -> float:
-        """Return how fast an action goes on next to the others, at most 1."""
+        """Return how fast an action runs next to the others, at most 1."""
         rate = 1.0
         for tier, share in action.shares.items():
             if share:
@@ -430,7 +430,7 @@ class _Clock:
         return (new,) if place is None else (*since, new)
 
     def _commit(self, actor: str) -> None:
-        """Make a snapshot visible, and go on with what comes next."""
+        """Make a snapshot visible, and begin what comes next."""
         save, first = self._writing[actor], self._saves[self._writing[actor].step]
         seconds = self._now - save.begin_seconds
         if actor == "save":

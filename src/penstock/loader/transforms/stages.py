@@ -55,7 +55,7 @@ from penstock.plan.random import generator_for
 Value = Any  # bytes, Image or an array
 PictureStep = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip
 
-#: What an array between two steps is counted for: itself, what a step makes of it, and a copy to go on with.
+#: What an array between two steps is counted for: itself, what a step makes of it, and a copy for the next step.
 _COPIES = 3
 
 #: How long the axis of channels of a picture may be: grey, red-green-blue, and with opacity.

@@ -88,7 +88,7 @@ class Lifetime:
 def lifetime(
     wear: Wear, written_bytes: int, rated_cycles: int, bytes_per_day: float | None = None
 ) -> Lifetime:
-    """Return how much can be written if it goes on as it went.
+    """Return how much can be written if writing continues as before.
 
     wear: of `written_bytes` that the host wrote.
     rated_cycles: erases that a block is good for, at least 1.
