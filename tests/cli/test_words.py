@@ -98,3 +98,11 @@ def test_help_lists_every_name_that_an_option_takes(name: str, option: str) -> N
     (action,) = [each for each in COMMANDS[name]._actions if option in each.option_strings]
 
     assert set(NAMES[name, option]) <= set(re.split(r"[^\w+-]+", action.help or ""))
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, BLOCKS])
+def test_the_help_of_an_option_begins_with_what_it_is(name: str) -> None:
+    """A noun or a verb, as "rate of the store"; never "of the store", where nobody knows of what."""
+    for action in (blocks_parser() if name == BLOCKS else COMMANDS[name])._actions:
+        begins = re.match(r"(of|that|at|as|or|what|which|its|with)\b|\(", action.help or "")
+        assert not begins, f"{name} {action.dest}: {action.help}"

@@ -83,9 +83,9 @@ def blocks_parser() -> argparse.ArgumentParser:
         "--phases",
         default="data",
         metavar="NAMES",
-        help="of the sequence: library,data,checkpoint,other (%(default)s)",
+        help="phases in the sequence, with commas: library,data,checkpoint,other (%(default)s)",
     )
-    parser.add_argument("--format", choices=_FORMATS, help="of the logs; a recording needs none")
+    parser.add_argument("--format", choices=_FORMATS, help="format of the logs; a recording needs none")
     add_output_options(parser)
     return parser
 

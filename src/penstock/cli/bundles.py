@@ -48,20 +48,20 @@ def add(commands: Any) -> None:
     data.add_argument(
         "--classes", type=int, metavar="K", help="ids are sorted by so many classes of one size"
     )
-    data.add_argument("--sample-size", metavar="BYTES", help='of one sample on average, such as "110 kB"')
+    data.add_argument("--sample-size", metavar="BYTES", help='mean size of a sample, such as "110 kB"')
     run = parser.add_argument_group("the training")
     run.add_argument("--memory", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
     run.add_argument("--epochs", type=int, metavar="E", default=20, help="epochs to read (%(default)s)")
     run.add_argument("--batch-size", type=int, metavar="B", help="samples the rank reads per step (64)")
-    run.add_argument("--headroom", metavar="SHARE", help="of the cache that other data takes (2%%)")
+    run.add_argument("--headroom", metavar="SHARE", help="share of the cache that other data takes (2%%)")
     run.add_argument(
-        "--store-rate", metavar="RATE", help='of the store, such as "200 MB/s": hits become seconds'
+        "--store-rate", metavar="RATE", help='rate of the store, such as "200 MB/s": hits become seconds'
     )
     wish = parser.add_argument_group("the wish, one of them")
-    wish.add_argument("--tolerate", metavar="SHARE", help="of the randomness, at most lost (10%%)")
-    wish.add_argument("--reach", metavar="SHARE", help="of all reads that are to hit")
+    wish.add_argument("--tolerate", metavar="SHARE", help="share of the randomness that may be lost (10%%)")
+    wish.add_argument("--reach", metavar="SHARE", help="share of all reads that should hit")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="SEED", help="of what is counted (%(default)s)"
+        "--seed", type=int, default=0, metavar="SEED", help="seed of the counted replay (%(default)s)"
     )
     add_output_options(parser)
 

@@ -56,19 +56,25 @@ def add(commands: Any) -> None:
         help="each rank shuffles a subset of its own, not its part of one order",
     )
     job.add_argument("--batch-size", type=int, metavar="B", help="samples of a global batch (64 a rank)")
-    job.add_argument("--seed", type=int, metavar="SEED", help="of the shuffles (0)")
+    job.add_argument("--seed", type=int, metavar="SEED", help="seed of the shuffles (0)")
     trace = parser.add_argument_group("or a recorded trace")
-    trace.add_argument("--recording", type=Path, metavar="FILE", help="in a format of libCacheSim")
+    trace.add_argument(
+        "--recording", type=Path, metavar="FILE", help="file of requests in a format of libCacheSim"
+    )
     trace.add_argument(
         "--format", metavar="NAME", help="txt, csv, oracleGeneral or vscsi (by the file's name)"
     )
-    trace.add_argument("--columns", metavar="NAMES", help="of a csv file, for example time,-,id,size")
+    trace.add_argument("--columns", metavar="NAMES", help="columns of a csv file, for example time,-,id,size")
     trace.add_argument(
         "--bytes", action="store_true", help="sizes are bytes, of unequal objects (lru and fifo)"
     )
-    parser.add_argument("--policies", metavar="NAMES", help=f"({_POLICIES}); also perfect-lfu")
     parser.add_argument(
-        "--sizes", metavar="SIZES", help="1..100%%, or objects (with --bytes: 10 GB), by commas"
+        "--policies", metavar="NAMES", help=f"eviction policies, with commas ({_POLICIES}); also perfect-lfu"
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="SIZES",
+        help="cache sizes, with commas: 1..100%%, or objects (with --bytes: 10 GB)",
     )
     add_output_options(parser)
 

@@ -51,13 +51,17 @@ def add_calibrate(commands: Any) -> None:
         "--local-disk",
         metavar="FOLDERS",
         default="",
-        help="that a loader may keep samples in, comma-separated",
+        help="folders on local disks for a loader's samples, with commas",
     )
     parser.add_argument(
         "--shared", metavar="FOLDER", help="on the source's file system, to write to and for several ranks"
     )
     parser.add_argument(
-        "--repeats", type=int, metavar="N", default=_REPEATS, help="of --thorough (%(default)s)"
+        "--repeats",
+        type=int,
+        metavar="N",
+        default=_REPEATS,
+        help="repetitions of each measurement with --thorough (%(default)s)",
     )
     parser.add_argument("--from", dest="trace", type=Path, metavar="RUN", help="learn from a recorded run")
     add_output_options(parser)

@@ -36,7 +36,7 @@ def add_check(commands: Any) -> None:
     summary = "read and decode every sample once, list the bad ones"
     parser = add_command(commands, "check", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument(
-        "source", metavar="SOURCE", help="what a loader takes: a folder, list, table, or shards"
+        "source", metavar="SOURCE", help="data set as a loader takes it: a folder, list, table, or shards"
     )
     parser.add_argument(
         "--write-skips",

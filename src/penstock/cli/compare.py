@@ -28,7 +28,7 @@ def add_compare(commands: Any) -> None:
         "Example: penstock compare run.trace --plot compare.png\n"
         "JSON: results[], one for each epoch; run, stall, stall_by_cause{} of all; see docs/reference/plan-command.md.",
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="what a loader recorded")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="trace that a loader recorded")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="predict it on this machine")
     parser.add_argument(
         "--step-seconds", metavar="TIME", help="predict it with steps of this time, as in 100ms"

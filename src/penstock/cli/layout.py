@@ -39,13 +39,19 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--files", action="store_true", help="each sample is a file, beside which nothing lies"
     )
-    parser.add_argument("--window", metavar="SIZE", help="what a rank reads ahead (its staging buffer)")
+    parser.add_argument("--window", metavar="SIZE", help="bytes that a rank reads ahead (its staging buffer)")
     store = parser.add_argument_group("the store, in place of the machine's [source]")
-    store.add_argument("--sequential", metavar="RATE", help="all clients together, consecutive reads")
-    store.add_argument("--random-read", metavar="SIZE", help="of the reads that `clients` was measured with")
-    store.add_argument("--request", metavar="TIME", help="what one read costs the store beside its bytes")
-    store.add_argument("--latency", metavar="TIME", help="of each read; reads overlap theirs")
-    store.add_argument("--write", metavar="RATE", help="all clients together, consecutive writes")
+    store.add_argument("--sequential", metavar="RATE", help="rate of consecutive reads, all clients together")
+    store.add_argument(
+        "--random-read", metavar="SIZE", help="size of the reads that `clients` was measured with"
+    )
+    store.add_argument(
+        "--request", metavar="TIME", help="time that one read costs the store in addition to its bytes"
+    )
+    store.add_argument(
+        "--latency", metavar="TIME", help="latency of each read; those of several reads overlap"
+    )
+    store.add_argument("--write", metavar="RATE", help="rate of consecutive writes, all clients together")
     add_output_options(parser)
 
 

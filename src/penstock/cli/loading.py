@@ -41,7 +41,9 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "loading", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument(
-        "--policies", metavar="NAMES", help=f"with commas: {POLICIES}; your own as module:Class (all)"
+        "--policies",
+        metavar="NAMES",
+        help=f"loading policies, with commas: {POLICIES}; your own as module:Class (all)",
     )
     parser.add_argument(
         "--repeats",

@@ -40,17 +40,21 @@ def add_pack(commands: Any) -> None:
     summary = "write a data set anew as tar shards or records"
     parser = add_command(commands, "pack", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument(
-        "source", metavar="SOURCE", help="what a loader takes: a folder, list, table, or shards"
+        "source", metavar="SOURCE", help="data set as a loader takes it: a folder, list, table, or shards"
     )
     parser.add_argument("out", metavar="OUT", help="the new folder")
-    parser.add_argument("--to", choices=("tar", "records"), required=True, help="what to write")
-    parser.add_argument("--shard-size", metavar="SIZE", help="of a shard, at most (500 MB)")
+    parser.add_argument("--to", choices=("tar", "records"), required=True, help="format of the shards")
+    parser.add_argument("--shard-size", metavar="SIZE", help="largest size of a shard (500 MB)")
     parser.add_argument("--shuffle-seed", type=int, metavar="N", help="write the samples in a random order")
     parser.add_argument(
         "--skip", type=Path, metavar="FILE", help="leave out what `penstock check` listed there"
     )
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="of the store, to say whether it pays")
-    parser.add_argument("--epochs", metavar="E", help=f"of the training, to say whether it pays ({_EPOCHS})")
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE", help="machine with the store, to report whether packing pays"
+    )
+    parser.add_argument(
+        "--epochs", metavar="E", help=f"epochs of the training, to report whether packing pays ({_EPOCHS})"
+    )
     add_output_options(parser, plot=False)
 
 

@@ -49,14 +49,18 @@ def add_plan(commands: Any) -> None:
     sweep.add_argument("--staging", metavar="SIZES", help="staging buffer per rank")
     sweep.add_argument("--ranks", metavar="NUMBERS", help="numbers of ranks")
     sweep.add_argument(
-        "--policies", metavar="NAMES", help=f"with commas: {POLICIES}; your own as module:Class (frequency)"
+        "--policies",
+        metavar="NAMES",
+        help=f"loading policies, with commas: {POLICIES}; your own as module:Class (frequency)",
     )
     sweep.add_argument(
         "--samples", type=int, metavar="F", help="samples that are drawn, instead of the scenario's"
     )
     sweep.add_argument("--batch-size", type=int, metavar="B", help="samples of a global batch, likewise")
     sweep.add_argument("--epochs", type=int, metavar="E", help="epochs, likewise")
-    sweep.add_argument("--seed", type=int, metavar="SEED", help="of the order and of drawn sizes, likewise")
+    sweep.add_argument(
+        "--seed", type=int, metavar="SEED", help="seed of the order and of drawn sizes, likewise"
+    )
     choice = parser.add_argument_group("what to choose by")
     choice.add_argument(
         "--price",
@@ -65,9 +69,9 @@ def add_plan(commands: Any) -> None:
         help="memory=3/GB, local-disk=0.1/GB, staging=3/GB or rank=5000 (of its host), in any currency; once for each",
     )
     choice.add_argument(
-        "--within", default="5%", metavar="SHARE", help="of the lower bound, at most (%(default)s)"
+        "--within", default="5%", metavar="SHARE", help="slowdown over the lower bound, at most (%(default)s)"
     )
-    choice.add_argument("--deadline", metavar="TIME", help="that the run may take at most, as in 2h")
+    choice.add_argument("--deadline", metavar="TIME", help="longest run time, as in 2h")
     parser.add_argument(
         "--all",
         action="store_true",
@@ -84,7 +88,7 @@ def add_plan(commands: Any) -> None:
         type=Path,
         metavar="DIR",
         default=Path("plan-out"),
-        help="what was computed is kept there (%(default)s)",
+        help="folder that keeps finished predictions (%(default)s)",
     )
     add_output_options(parser)
 

@@ -20,7 +20,9 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=_at_least(1), metavar="F", help="samples that are drawn")
     parser.add_argument("--batch-size", type=_at_least(1), metavar="B", help="samples of a global batch")
     parser.add_argument("--epochs", type=_at_least(1), metavar="E", help="epochs of the training")
-    parser.add_argument("--seed", type=_at_least(0), metavar="SEED", help="of the order and of drawn sizes")
+    parser.add_argument(
+        "--seed", type=_at_least(0), metavar="SEED", help="seed of the order and of drawn sizes"
+    )
 
 
 def scenario_from(options: argparse.Namespace) -> Scenario:

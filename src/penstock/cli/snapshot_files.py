@@ -43,21 +43,26 @@ _STEPS = tuple(
 def add(commands: Any) -> None:
     text, example = "save other people's checkpoint as a snapshot", "model.safetensors snapshots --step 400"
     load = _command(commands, "import", text, _import, example, _KINDS + _OF_IMPORT)
-    load.add_argument("file", type=Path, metavar="FILE", help="or folder, to read")
-    load.add_argument("folder", metavar="DIR", help="of the store; made if it is missing")
+    load.add_argument("file", type=Path, metavar="FILE", help="file or folder to read")
+    load.add_argument("folder", metavar="DIR", help="folder of the store; created if it is missing")
     load.add_argument(
-        "--step", type=int, metavar="N", help="of the snapshot (the step in the file's name, or else 0)"
+        "--step",
+        type=int,
+        metavar="N",
+        help="training step of the snapshot (the step in the file's name, or else 0)",
     )
-    load.add_argument("--part", metavar="NAME", help="where in the state it goes, such as model")
+    load.add_argument("--part", metavar="NAME", help="name of its part in the state, such as model")
 
     text, example = "write a snapshot as other people read it", "snapshots model.safetensors --part model"
     save = _command(commands, "export", text, _export, example, _KINDS + _OF_EXPORT)
-    save.add_argument("folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a")
-    save.add_argument("file", type=Path, metavar="FILE", help="or folder, to write")
-    save.add_argument("--step", type=int, metavar="N", help="of the snapshot (the one saved last)")
+    save.add_argument(
+        "folder", metavar="DIR", help="folder of the store, or an address such as s3://bucket/runs/a"
+    )
+    save.add_argument("file", type=Path, metavar="FILE", help="file or folder to write")
+    save.add_argument("--step", type=int, metavar="N", help="training step of the snapshot (the latest)")
     save.add_argument("--fast", type=Path, metavar="DIR", help="the store's fast tier, if it has one")
-    save.add_argument("--part", metavar="NAME", help="of the state, such as model (all of it)")
-    save.add_argument("--shard", metavar="SIZE", help="of the tensors in each file of a folder (5 GB)")
+    save.add_argument("--part", metavar="NAME", help="part of the state, such as model (all of it)")
+    save.add_argument("--shard", metavar="SIZE", help="bytes of tensors in each file of a folder (5 GB)")
     save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
     text = "write checksums beside a checkpoint that is known to be good"
@@ -67,7 +72,7 @@ def add(commands: Any) -> None:
 
     text = "compare a sealed checkpoint with its checksums; exit status 1 if anything differs"
     check = _command(commands, "check", text, _check, "model.safetensors", _OF_CHECK)
-    check.add_argument("path", type=Path, metavar="PATH", help="what was sealed")
+    check.add_argument("path", type=Path, metavar="PATH", help="checkpoint that was sealed")
 
 
 def _command(

@@ -62,11 +62,13 @@ def add(commands: Any) -> None:
     parser.add_argument("machine", metavar="MACHINE", help="a .toml file, or scenario1 to scenario4")
     parser.add_argument("--ranks", metavar="N", help="processes of the job, instead of the machine's")
     run = parser.add_argument_group("the training")
-    run.add_argument("--state", metavar="SIZE", help="of all ranks together, that each save copies")
-    run.add_argument("--every", metavar="STEPS", help="from one save to the next")
-    run.add_argument("--steps", metavar="N", help="of the run (ten saves)")
-    run.add_argument("--step-seconds", metavar="TIME", required=True, help="of a step without saves")
-    run.add_argument("--read", metavar="RATE", help="that each rank reads from the store meanwhile (nothing)")
+    run.add_argument("--state", metavar="SIZE", help="bytes that each save copies, all ranks together")
+    run.add_argument("--every", metavar="STEPS", help="steps from one save to the next")
+    run.add_argument("--steps", metavar="N", help="steps of the run (ten saves)")
+    run.add_argument("--step-seconds", metavar="TIME", required=True, help="time of a step without saves")
+    run.add_argument(
+        "--read", metavar="RATE", help="rate at which each rank reads from the store meanwhile (nothing)"
+    )
     stored = parser.add_argument_group("how snapshots are stored")
     stored.add_argument(
         "--from",
@@ -74,15 +76,26 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="a snapshot store from which the state's size, the steps between saves and the shares are taken",
     )
-    stored.add_argument("--baseline-share", metavar="SHARE", help="of a state that a baseline takes (1)")
-    stored.add_argument("--delta-share", metavar="SHARE", help="that a delta takes (as a baseline)")
-    stored.add_argument("--encode", metavar="RATE", help="at which a rank encodes (the tiers are slower)")
+    stored.add_argument(
+        "--baseline-share", metavar="SHARE", help="size of a baseline, relative to the state (1)"
+    )
+    stored.add_argument(
+        "--delta-share", metavar="SHARE", help="size of a delta, relative to the state (as a baseline)"
+    )
+    stored.add_argument(
+        "--encode", metavar="RATE", help="rate at which a rank encodes (the tiers are slower)"
+    )
     stored.add_argument("--snap-dis", metavar="D", default="10", help="saves to a baseline (%(default)s)")
     stored.add_argument("--keep", metavar="N", default="5", help="latest snapshots that stay (%(default)s)")
     tier = parser.add_argument_group("the fast tier")
     tier.add_argument("--fast", metavar="NAMES", help="storage classes of the machine (each local disk)")
-    tier.add_argument("--fast-space", metavar="SIZE", help="for snapshots on it (all of it)")
-    tier.add_argument("--drain-cap", metavar="RATES", default="none", help="of drains (%(default)s)")
+    tier.add_argument("--fast-space", metavar="SIZE", help="space for snapshots on it (all of it)")
+    tier.add_argument(
+        "--drain-cap",
+        metavar="RATES",
+        default="none",
+        help="caps on the rate of drains, with commas (%(default)s)",
+    )
     add_output_options(parser, plot=False)
 
 

@@ -31,9 +31,9 @@ def add_snapshots(commands: Any) -> None:
     listed = _command(kinds, "list", "what is there, and whether its files are complete", _list)
     listed.description = "Opens each snapshot, without reading it to its end."
     verify = _command(kinds, "verify", "read and decode every copy; exit status 1 if any is damaged", _verify)
-    verify.add_argument("--step", type=int, metavar="N", help="only this one")
+    verify.add_argument("--step", type=int, metavar="N", help="training step of the only snapshot to verify")
     delete = _command(kinds, "delete", "delete a snapshot that no delta depends on", _delete)
-    delete.add_argument("--step", type=int, metavar="N", required=True, help="of the snapshot")
+    delete.add_argument("--step", type=int, metavar="N", required=True, help="training step of the snapshot")
     drain = _command(kinds, "drain", "copy what a training left on a fast tier to its folder", _drain)
     drain.add_argument("--rate", metavar="RATE", help='write at most so much, such as "100 MB/s"')
     for command in (snapshot_files, snapshot_study, snapshot_predict):
@@ -57,11 +57,11 @@ def _command(kinds: Any, name: str, text: str, run: Any) -> argparse.ArgumentPar
     epilog = f"Example: penstock snapshots {name} snapshots{example}\n{more}"
     parser = add_command(kinds, name, run, text, epilog=epilog)
     parser.add_argument(
-        "folder", metavar="DIR", help="of the store; or an address such as s3://bucket/runs/a"
+        "folder", metavar="DIR", help="folder of the store, or an address such as s3://bucket/runs/a"
     )
     needs_fast = name == "drain"
     parser.add_argument(
-        "--fast", type=Path, metavar="DIR", required=needs_fast, help="its fast tier, if it has one"
+        "--fast", type=Path, metavar="DIR", required=needs_fast, help="fast tier of the store, if it has one"
     )
     add_output_options(parser, plot=False)
     return parser

@@ -63,15 +63,17 @@ def add(commands: Any) -> None:
         "--warm-up", default="sequential", metavar="HOW", help="sequential, random or none (%(default)s)"
     )
     drive.add_argument(
-        "--seed", type=int, default=0, metavar="SEED", help="of a random warm-up (%(default)s)"
+        "--seed", type=int, default=0, metavar="SEED", help="seed of a random warm-up (%(default)s)"
     )
     snapshots = parser.add_argument_group("snapshots")
-    snapshots.add_argument("--models", metavar="NAMES", help="of the recorded ones (all)")
+    snapshots.add_argument("--models", metavar="NAMES", help="recorded models, with commas (all)")
     snapshots.add_argument(
         "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
     snapshots.add_argument(
-        "--encodings", metavar="NAMES", help=f"of a snapshot, with commas: {_ENCODINGS} (all of the paper's)"
+        "--encodings",
+        metavar="NAMES",
+        help=f"encodings of a snapshot, with commas: {_ENCODINGS} (all of the paper's)",
     )
     snapshots.add_argument("--snap-dis", metavar="D,...", help="snapshots between baselines (3,5,10)")
     life = parser.add_argument_group("its life")
@@ -82,7 +84,7 @@ def add(commands: Any) -> None:
         "--endurance", type=int, metavar="CYCLES", help="erases a block is good for (the drive's)"
     )
     rate = life.add_mutually_exclusive_group()
-    rate.add_argument("--per-day", metavar="SIZE", help='what is written a day, as "500 GB"')
+    rate.add_argument("--per-day", metavar="SIZE", help='bytes written a day, as "500 GB"')
     rate.add_argument("--every", metavar="TIME", help='time from file to file, as "25 min"')
     add_output_options(parser)
 
