@@ -1,4 +1,4 @@
-"""A file that is replaced whole, and a folder that outlives a loss of power."""
+"""Files that are replaced atomically, and folders that outlive a loss of power."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or the one that was there before, unless power is lost."""
+    """Write a file atomically: a reader finds all of it, or what was there before. A loss of power may undo it."""
     # Hosts that share the folder may have processes of the same number.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
     try:

@@ -51,7 +51,7 @@ def file_of(folder: Path, part: str, signature: Signature) -> Path:
 
 
 def read_code(file: Path) -> MachineCode | None:
-    """Return the machine code in a file; None where there is none, or the file is not whole: it is removed."""
+    """Return the machine code in a file; None where there is none, or the file is damaged: it is removed."""
     code = None
     with contextlib.suppress(OSError):
         code = MachineCode.from_bytes(file.read_bytes())

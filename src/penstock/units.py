@@ -72,7 +72,7 @@ def parse_bytes(value: str | int | float) -> int:
 
 
 def parse_mean_bytes(value: str | int | float) -> float:
-    """Return bytes that need not be whole, as a mean or a deviation of sizes is not.
+    """Return bytes that need not be an integer, as a mean or a deviation of sizes is not.
 
     value: bytes, or text such as ``"27.5 kB"``.
     Raises: as `parse_bytes`.

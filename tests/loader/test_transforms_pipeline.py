@@ -495,7 +495,11 @@ def test_stored_numbers_are_taken_as_they_are(steps: list[Any], dtype: str, expe
 @pytest.mark.parametrize(
     ("step", "data", "text"),
     [
-        (DecodeRaw("int16"), b"12345", r"5 bytes are not whole numbers of int16: check dtype in DecodeRaw"),
+        (
+            DecodeRaw("int16"),
+            b"12345",
+            r"5 bytes are no multiple of the size of int16: check dtype in DecodeRaw",
+        ),
         (DecodeRaw("int16", (3,)), b"1234", r"4 bytes, and DecodeRaw.* takes 6"),
     ],
 )

@@ -59,7 +59,7 @@ def scenario_from(options: argparse.Namespace) -> Scenario:
 
 
 def _at_least(least: int) -> Callable[[str], int]:
-    def whole(written: str) -> int:
+    def integer(written: str) -> int:
         try:
             value = int(written)
         except ValueError:
@@ -69,4 +69,4 @@ def _at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
         return value
 
-    return whole
+    return integer

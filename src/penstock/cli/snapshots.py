@@ -1,4 +1,4 @@
-"""`penstock snapshots`: what is in a store, whether it is whole, and what to do about it."""
+"""`penstock snapshots`: what is in a store, whether it is intact, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OF_SNAPSHOTS = """
 JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("whole", "torn",
-"damaged", "newer"), why, created_seconds (since 1970), reference_step (null for one that is stored whole), raw_bytes,
+"damaged", "newer"), why, created_seconds (since 1970), reference_step (null for a baseline), raw_bytes,
 stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken_tiers (those whose copy is damaged).
 """
 

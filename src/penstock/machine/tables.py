@@ -188,7 +188,7 @@ def flag(value: object) -> bool:
     return value
 
 
-def whole(value: object) -> int:
+def integer(value: object) -> int:
     """Return an integer of any sign, of 64 bits; above 2**63 for seeds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{value!r} is not an integer")
@@ -199,9 +199,9 @@ def whole(value: object) -> int:
 
 def count(value: object) -> int:
     """Return an integer of at least 1."""
-    if whole(value) < 1:
+    if integer(value) < 1:
         raise ConfigError(f"{value} is below 1")
-    return whole(value)
+    return integer(value)
 
 
 def number(value: object) -> float:

@@ -123,11 +123,11 @@ def _record_strace(
     with RecordingWriter(out, meta) as writer, _open_pipe(pipe) as log, _Interrupts() as interrupts:
         begun = time.perf_counter()
         with _running(options, None, stdout, interrupts, is_traced=True) as process:
-            is_whole = _drain(log, process, reader, writer)
+            is_complete = _drain(log, process, reader, writer)
             process.wait()
         seconds = time.perf_counter() - begun
         writer.append(*reader.take())
-        writer.close(is_complete=is_whole and interrupts.first is None, unresolved=reader.unresolved)
+        writer.close(is_complete=is_complete and interrupts.first is None, unresolved=reader.unresolved)
     return Recorded(
         read_recording(out), _status(process.returncode), interrupts.first, seconds, len(reader.rings)
     )
@@ -211,7 +211,7 @@ def _open_pipe(pipe: Path) -> Iterator[int]:
 
 
 def _drain(log: int, process: subprocess.Popen[bytes], reader: StraceReader, writer: RecordingWriter) -> bool:
-    """Take strace's lines until it closes its log; return whether the last one was whole."""
+    """Take strace's lines until it closes its log; return whether the last one was complete."""
     poller = select.poll()
     poller.register(log, select.POLLIN)
     rest = b""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Greys for what is stored whole, colours for the deltas.
+#: Greys for complete snapshots, colours for the deltas.
 _COLOURS = (
     Colour.DARK,
     "#9AA0A6",

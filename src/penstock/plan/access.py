@@ -445,7 +445,7 @@ class AccessPlan:
                 at_once = min(2 * at_once, max(1, _AHEAD // max(1, ids.size // at_once)))
 
     def string(self, rank: int) -> Ids:
-        """Return the rank's whole access string, every sample it reads in the run: int64[reads].
+        """Return the rank's access sequence, every sample it reads in the run: int64[reads].
 
         Takes 8 bytes per read: for plans that fit. R of the thesis, section 3.1.
         """

@@ -1,7 +1,7 @@
 """Which files of a series of snapshots make one, and so must be kept.
 
-Every so many snapshots (snap_dis) one is stored whole, the baseline (B); those that follow may be stored as differences
-(d), each to an earlier one. Snapshots are counted from 0:
+Every so many snapshots (snap_dis) one is stored completely, the baseline (B); those that follow may be stored as
+differences (d), each to an earlier one. Snapshots are counted from 0:
 
     snap_dis 3         0   1   2   3   4     differences are to
     complete           B   B   B   B   B
@@ -35,7 +35,7 @@ def baseline_of(snapshot: int, snap_dis: int) -> int:
 
 
 def reference_of(scheme: Scheme, snapshot: int, snap_dis: int) -> int | None:
-    """Return the snapshot to which this one is stored as a difference; None for one that is stored whole."""
+    """Return the snapshot to which this one is stored as a difference; None for a baseline."""
     _check_scheme(scheme)
     first = baseline_of(snapshot, snap_dis)
     if scheme == "complete" or snapshot == first:
@@ -64,7 +64,7 @@ def needed_to_restore(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]
 
 
 def needed_to_save(scheme: Scheme, snapshot: int, snap_dis: int) -> list[int]:
-    """Return the snapshots whose files are read to make this one's difference; none where it is stored whole.
+    """Return the snapshots whose files are read to make this one's difference; none for a baseline.
 
     Source: Algorithm 2, lines 13 to 18, but for the chain's previous delta, which line 18 loads and the times of the
     paper's Table 9 leave out.

@@ -32,7 +32,7 @@ class Keep:
     A snapshot is wanted that `last` or `every_steps` wants. Of these, the limits `max_age_seconds` and `max_bytes`
     give up the oldest, whichever rule wanted them. Nothing ever gives up the newest snapshot that can be restored.
 
-    last: so many of the newest; None wants all. A damaged one does not count, and stays while a whole one in its
+    last: so many of the newest; None wants all. A damaged one does not count, and stays while an intact one in its
         place would: what could not be read may have been a fault of the network.
     every_steps: the first at or after each multiple of so many steps, for good: 1,000, 2,000, 3,000 where there are
         such; and the one of step 0.
@@ -98,7 +98,7 @@ class StoredSnapshot:
     step: of the training; names the snapshot.
     created_seconds: when it was committed, on the clock that `now_seconds` is read from; after all before it.
     stored_bytes: of its own files, those it refers to not included.
-    reference_step: of the snapshot that it is stored as a difference to; None for one that is stored whole.
+    reference_step: of the snapshot that it is stored as a difference to; None for a baseline.
     is_intact: False where its own files are known to be damaged.
     clock_seconds: what the clock said then, where it said less because it had been set back; None: as created.
     """
@@ -147,7 +147,7 @@ def to_forget(
     used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
     kept = _Kept(snapshots, parents, {*wanted, newest, *used})
     if keep.limit_bytes is not None:
-        # What is damaged goes before what is whole. Whole ones never refer to damaged ones.
+        # Damaged ones are deleted before intact ones, which never refer to damaged ones.
         given_up = (place for fine in (False, True) for place in wanted if can_restore[place] is fine)
         for place in given_up:
             if kept.nbytes <= keep.limit_bytes:
@@ -195,7 +195,7 @@ def dependents(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
 
 
 def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
-    """Return the steps of those that are whole, as is all that they need, in the order of `snapshots`."""
+    """Return the steps of those that are intact, as is all that they need, in the order of `snapshots`."""
     fine = _restorable(snapshots, _parents(snapshots))
     return list(compress(map(attrgetter("step"), snapshots), fine))
 

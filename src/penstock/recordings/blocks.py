@@ -6,10 +6,10 @@ library is a rule over paths, and may be given anew when a recording is read.
 
     file  = header (meta: how it was recorded) · chunk* · end?     as penstock.trace.chunks lays them out
     chunk = "FILE", JSON: [[number, path], ...], new files and new names of those renamed
-          | "REFS", zlib: whole rows as `REFERENCE` lays them out
+          | "REFS", zlib: complete rows as `REFERENCE` lays them out
     end   = "DONE", rows u64 · calls whose file is unknown u64
 
-A file without its end was cut off, or its recording interrupted: what stands before is whole.
+A file without its end was cut off, or its recording interrupted: what comes before is complete.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """Read a recording, one that breaks off included: its rows up to the last whole chunk.
+    """Read a recording, one that breaks off included: its rows up to the last complete chunk.
 
     Raises: FormatError, naming file and offset, when it is no recording, is of another version or damaged;
     OSError when it cannot be read.

@@ -67,7 +67,7 @@ class _Log:
         self.path = os.fspath(path)
         self.number = 0
         #: False once the last line turned out to break off.
-        self.is_whole = True
+        self.is_complete = True
 
     def __iter__(self) -> Iterator[str]:
         with open(self.path, "rb") as raw:
@@ -84,9 +84,9 @@ class _Log:
                         yield line[:-1].removesuffix("\r")
                     else:
                         # It was still being written when the log was cut or copied.
-                        self.is_whole = False
+                        self.is_complete = False
             except EOFError:
-                self.is_whole = False
+                self.is_complete = False
             except (gzip.BadGzipFile, zlib.error) as reason:
                 raise FormatError(
                     f"{self.path}, line {self.number + 1}: not readable as gzip ({reason})"
@@ -136,7 +136,7 @@ def _read_strace(logs: Sequence[_Log], meta: dict[str, JSON], folder: str | None
         reader.feed(line)
     rows, names = reader.take()
     return Recording(
-        rows, [names[number] for number in range(len(names))], meta, log.is_whole, reader.unresolved
+        rows, [names[number] for number in range(len(names))], meta, log.is_complete, reader.unresolved
     )
 
 
@@ -208,7 +208,7 @@ def _read_dftracer(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | N
             raise FormatError(
                 f"{log.path}, line {number}: a {name} that cannot be read ({reason})"
             ) from reason
-    return table.references(meta, all(log.is_whole for log in logs))
+    return table.references(meta, all(log.is_complete for log in logs))
 
 
 _DARSHAN_FILE = re.compile(r"# DXT, file_id: \d+, file_name: (.+)")
@@ -237,7 +237,7 @@ def _read_darshan(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | No
                 )
             access = Access.READ if row[2] == "read" else Access.WRITE
             table.add(float(row[5]), access, path, int(row[3]), int(row[4]), max(int(row[1]), 0))
-    return table.references(meta, log.is_whole)
+    return table.references(meta, log.is_complete)
 
 
 _BLKPARSE_EVENT = re.compile(
@@ -267,7 +267,7 @@ def _read_blkparse(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | N
             table.add(
                 float(time), access, f"device {device}", int(sector) * _SECTOR_BYTES, size, int(process)
             )
-    return table.references(meta, log.is_whole)
+    return table.references(meta, log.is_complete)
 
 
 _FIO_HEAD = re.compile(r"fio version ([23]) iolog")
@@ -298,7 +298,7 @@ def _read_fio(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | None) 
         if moves:
             access = Access.READ if found[3] == "read" else Access.WRITE
             table.add(float(found[1] or 0) * 1e-6, access, found[2], int(found[4]), int(found[5]), 0)
-    return table.references(meta, log.is_whole)
+    return table.references(meta, log.is_complete)
 
 
 def _read_opens(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | None) -> Recording:
@@ -325,7 +325,7 @@ def _read_opens(logs: Sequence[_Log], meta: dict[str, JSON], _folder: str | None
             raise log.malformed(
                 line, f"an open is time, process, R or W, size and path ({reason!r})"
             ) from reason
-    return table.references(meta, log.is_whole)
+    return table.references(meta, log.is_complete)
 
 
 _Reader = Callable[[Sequence[_Log], dict[str, JSON], str | None], Recording]

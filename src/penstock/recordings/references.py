@@ -155,7 +155,7 @@ def read_references(
     columns: of a csv file, what each holds: "id", "time", "size", or "-" for none of these. None takes the names in
         the file's first line; without such a line, one column is the id, and three or more begin with time, id, size.
     Objects need not be numbers in text files; if one is not, all are numbered by first appearance.
-    Times are cut to whole seconds. Requests of size 0 are kept (libCacheSim skips them by default).
+    Times are cut to seconds. Requests of size 0 are kept (libCacheSim skips them by default).
     Raises: DataError if the file cannot be read; FormatError naming the line or record that is malformed; ConfigError
         for an unknown format, or a file compressed by zstd.
     """
@@ -396,7 +396,7 @@ def _columns(file: Path, count: int, given: Sequence[str] | None) -> list[str]:
 
 
 def _whole(file: Path, line: int, what: str, text: str) -> int:
-    """Return a number cut to a whole one."""
+    """Return a number cut to an integer."""
     try:
         value = int(text) if text.strip().lstrip("-").isdigit() else int(float(text))
     except (ValueError, OverflowError):
@@ -409,7 +409,7 @@ def _whole(file: Path, line: int, what: str, text: str) -> int:
 
 
 def _numbered(objects: list[str], lines: list[int]) -> tuple[Ids, tuple[int, str] | None]:
-    """Return the objects' own numbers if all are whole ones of 64 bits, else numbers by first appearance.
+    """Return the objects' own numbers if all are integers of 64 bits, else numbers by first appearance.
 
     lines: of each object. Returns beside the numbers the line and text of the first that has no such number.
     """

@@ -56,7 +56,7 @@ class Job:
         return own_subset(self.samples, self.seed, rank, self.ranks)
 
     def cache_samples(self, rank: int, cache_share: float) -> int:
-        """Return the samples that fit into a cache of so large a share of the rank's: whole ones."""
+        """Return the samples that fit into a cache of so large a share of the rank's, an integer."""
         return share_of(self.own_samples(rank), cache_share)
 
     def string(self, order: OrderName, rank: int) -> Ids:

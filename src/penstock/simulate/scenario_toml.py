@@ -33,11 +33,11 @@ from penstock.machine.tables import (
     at,
     count,
     flag,
+    integer,
     number,
     size,
     text,
     to_toml,
-    whole,
     with_unit,
     write_fields,
 )
@@ -150,7 +150,7 @@ def _write_data(data: SizeDistribution | SizesOfFolder) -> dict[str, Any]:
 
 
 def _split(value: object) -> str | tuple[int, ...]:
-    return tuple(whole(share) for share in value) if isinstance(value, list) else text(value)
+    return tuple(integer(share) for share in value) if isinstance(value, list) else text(value)
 
 
 def _write_split(split: str | Sequence[int]) -> str | list[int]:
@@ -160,7 +160,7 @@ def _write_split(split: str | Sequence[int]) -> str | list[int]:
 _TRAINING = (
     Field("batch_size", "batch_size", count),
     Field("epochs", "epochs", count),
-    Field("seed", "seed", whole, default=0),
+    Field("seed", "seed", integer, default=0),
     Field("split", "split", _split, _write_split, "balanced"),
     Field("drop_last", "drop_last", flag, default=False),
 )

@@ -23,7 +23,7 @@ def raw_stage(step: DecodeRaw) -> Stage:
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if wanted is None and len(value) % dtype.itemsize:
             raise DataError(
-                f"{len(value):,} bytes are not whole numbers of {step.dtype}: check dtype in {step}"
+                f"{len(value):,} bytes are no multiple of the size of {step.dtype}: check dtype in {step}"
             )
         if wanted is not None and len(value) != wanted:
             raise DataError(

@@ -114,15 +114,15 @@ def _ops(ops: ArrayLike) -> NDArray[np.uint8]:
 
 
 def _whole(name: str, numbers: ArrayLike) -> NDArray[np.int64]:
-    """Return int64[n] of numbers that are whole, whatever their kind. Raises: ConfigError naming the first other."""
+    """Return int64[n] of numbers that are integers, whatever their type. Raises: ConfigError naming the first other."""
     given = np.atleast_1d(np.asarray(numbers))
     if given.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
-            is_whole = (given == np.trunc(given)) & (np.abs(given) < 2.0**63)
+            is_integral = (given == np.trunc(given)) & (np.abs(given) < 2.0**63)
     else:
-        is_whole = np.full(given.shape, given.dtype.kind in "iu")
-    if not is_whole.all():
-        index = int(is_whole.argmin())
+        is_integral = np.full(given.shape, given.dtype.kind in "iu")
+    if not is_integral.all():
+        index = int(is_integral.argmin())
         raise ConfigError(
             f"run {index}: {name} holds {given.ravel().tolist()[index]!r}; pages and operations are integers of "
             "at most 63 bits"
