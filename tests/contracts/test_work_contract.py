@@ -53,12 +53,11 @@ class Made:
         rests: list[int] | None = None,
         into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
-        return self.fetcher.fetch(
-            samples, origin, rests or [STAGING] * len(samples), lambda sample: None, lasting=True, into=into
-        )
+        kept = rests or [STAGING] * len(samples)
+        return list(self.fetcher.fetch(samples, origin, kept, lambda sample: None, lasting=True, into=into))
 
     def decode(
-        self, rows: Sequence[int], samples: list[int], data: list[Any], arrays: tuple[NDArray[Any], ...]
+        self, rows: Sequence[int], samples: list[int], data: Sequence[Any], arrays: tuple[NDArray[Any], ...]
     ) -> list[int]:
         """Return the indices of those that failed."""
         load = Load(

@@ -63,7 +63,7 @@ class NumberWork:
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[np.ndarray, ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:

@@ -114,7 +114,7 @@ class Units:
         near = Near(where[0], lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
         near.observe(1, request_seconds)
         rests = [STAGING] * len(samples)
-        return SourceFetcher(self, {}, near).fetch(samples, SOURCE, rests, self._note, lasting=True)
+        return list(SourceFetcher(self, {}, near).fetch(samples, SOURCE, rests, self._note, lasting=True))
 
     def _note(self, sample: int) -> None:
         self.at = sample

@@ -47,6 +47,7 @@ from penstock.flow import waits
 from penstock.flow.copying import Copied, CopyAhead
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
+from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Field, Reference, StagingBuffer
 from penstock.machine_code import Loop
@@ -203,8 +204,8 @@ class Fetcher(Protocol):
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
         epoch: int = 0,
-    ) -> list[Any]:
-        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`.
+    ) -> list[Any] | Pieces:
+        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`; `Pieces` where none is.
 
         origin: SOURCE, or the number of the tier to take them from.
         rests: of each, the tier that is to keep what comes from the source, or STAGING.
@@ -251,7 +252,7 @@ class Decoder(Protocol):
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
@@ -788,7 +789,9 @@ class Engine:
             self._wake_consumer()
         return []
 
-    def _moved(self, move: Move, data: list[Any], flow: int, seconds: float, now: float) -> list[Instruction]:
+    def _moved(
+        self, move: Move, data: list[Any] | Pieces, flow: int, seconds: float, now: float
+    ) -> list[Instruction]:
         failed = []
         for index, each in enumerate(data):
             if isinstance(each, Failed):
@@ -970,13 +973,14 @@ class Engine:
         rows, samples, origins = load.rows, load.ids, load.origins
         own_reads: list[OwnRead] = []
         arrays = self._staging.arrays(load.slot)
+        data: list[Any] | Pieces
         if origins.count(origins[0]) == len(origins):
             into = self._decoder.place_of(rows, arrays) if isinstance(rows, range) else None
             data, flow = self._brought(
                 load, origins[0], samples, load.rests, load.entries, at, ring, delay, own_reads, into
             )
         else:
-            data, flow = [None] * len(rows), NO_FLOW
+            parts, flow = [None] * len(rows), NO_FLOW
             for origin in set(origins):
                 which = [index for index, each in enumerate(origins) if each == origin]
                 wanted, rests, entries = (
@@ -984,18 +988,19 @@ class Engine:
                 )
                 found, _ = self._brought(load, origin, wanted, rests, entries, at, ring, delay, own_reads)
                 for index, each in zip(which, found, strict=True):
-                    data[index] = each
+                    parts[index] = each
                 found.clear()  # as in `_loaded`
+            data = parts
         failed: dict[int, tuple[int, Exception]] = {}
         had: Sequence[int] = range(len(rows))
         # A read is noted where nothing of its group failed: looking through all of them is then spared.
-        if sum(read.reads for read in own_reads) < len(rows) and Failed in set(map(type, data)):
+        if sum(read.reads for read in own_reads) < len(rows) and _has_failed(data):
             failed = {
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
             }
             had = [index for index in had if index not in failed]
-            brought = data
-            rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
+            rows, samples = [rows[index] for index in had], [samples[index] for index in had]
+            brought, data = data, [data[index] for index in had]
             brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
@@ -1030,7 +1035,7 @@ class Engine:
         delay: RunDelay,
         own_reads: list[OwnRead],
         into: NDArray[np.uint8] | None = None,
-    ) -> tuple[list[Any], int]:
+    ) -> tuple[list[Any] | Pieces, int]:
         """Return what there is of some samples of a Load, all from one origin, and the flow that they came by.
 
         into: where their bytes may be put, as for `Fetcher.fetch`.
@@ -1062,7 +1067,7 @@ class Engine:
         ring: Ring,
         seconds: tuple[float, float],
         samples: Sequence[int] | NDArray[np.int64],
-        data: list[Any],
+        data: list[Any] | Pieces,
         origin: int,
         epoch: int,
         step: int,
@@ -1070,14 +1075,16 @@ class Engine:
         """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
-        kinds = set(map(type, data))
-        has_failed = Failed in kinds
+        has_failed = _has_failed(data)
         if has_failed:
             had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
             samples, data = [samples[index] for index in had], [data[index] for index in had]
             if not had:
                 return NO_FLOW, True
-        nbytes = sum(map(_NBYTES, data)) if kinds <= {np.ndarray, Failed} else 0
+        if isinstance(data, Pieces):
+            nbytes = data.joined.nbytes
+        else:
+            nbytes = sum(map(_NBYTES, data)) if set(map(type, data)) == {np.ndarray} else 0
         flow = self._recorder.next_flow()
         if len(data) > 1:
             ring.record_ids(flow, samples)
@@ -1094,6 +1101,10 @@ class Engine:
         asked_seconds = ask_for_lock(self._clock, delay)
         self._next_ask[worker] = self._clock() + ASK_EVERY_SECONDS
         return asked_seconds
+
+
+def _has_failed(data: list[Any] | Pieces) -> bool:
+    return not isinstance(data, Pieces) and Failed in set(map(type, data))
 
 
 def _close_at_exit(reference: weakref.ref[Engine]) -> None:

@@ -42,7 +42,7 @@ class CollatingDecoder:
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
@@ -50,7 +50,7 @@ class CollatingDecoder:
         if len(rows) < load.samples.size and not self._leaves_out:
             return []
         try:
-            made = self._collate(data)
+            made = self._collate(list(data))
             if made is None:
                 raise DataError("it returned None: return the batch")
         except Exception as error:

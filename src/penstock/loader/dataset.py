@@ -277,7 +277,7 @@ class SampleDecoder:
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
@@ -311,7 +311,7 @@ class SampleDecoder:
         self.beside.put(slot, what)
 
     def _store_columns(
-        self, load: Load, rows: range, data: list[Any], arrays: tuple[NDArray[Any], ...]
+        self, load: Load, rows: range, data: Sequence[Any], arrays: tuple[NDArray[Any], ...]
     ) -> bool:
         """Copy samples leaf by leaf, each for all of them at once; return False where they are not all alike.
 

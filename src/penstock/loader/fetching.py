@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError, printable
 from penstock.flow.engine import Failed
+from penstock.flow.pieces import Pieces
 from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
@@ -115,7 +116,7 @@ class SourceFetcher:
         lasting: bool,
         into: Bytes | None = None,
         epoch: int = 0,
-    ) -> list[Any]:
+    ) -> list[Any] | Pieces:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
         at(samples[0])
         ids = np.array(samples)
@@ -137,7 +138,7 @@ class SourceFetcher:
                     ids = ids[order]
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
-        tier = self._tiers.get(rests[0]) if rests.count(rests[0]) == len(rests) else None
+        tier = self._tiers.get(rests[0]) if _are_alike(rests) else None
         begins = None if tier is None else tier.take_space(ids, sizes)
         if tier is None or begins is None:
             tier = None
@@ -151,6 +152,8 @@ class SourceFetcher:
             failed = read_all_merged(self._source, reads, ids, into, begins, at)
         if self._near is not None and not failed:
             self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
+        if not failed and order is None and tier is None and not self._copied_to and _stay_nowhere(rests):
+            return Pieces(into, begins)
         found = self._pieces(ids, into, begins, failed)
         if tier is not None:
             wrong = np.array([index for index, _ in failed], np.int64)
@@ -179,7 +182,7 @@ class SourceFetcher:
             else:
                 data[index] = self._copied(samples[index], data[index], self._tiers[rest])
 
-    def read(self, samples: list[int]) -> list[Any]:
+    def read(self, samples: list[int]) -> Sequence[Any]:
         """Return uint8[...] of each sample as the source has it, or `Failed`; until this thread's next call."""
         return self.fetch(samples, SOURCE, [STAGING] * len(samples), _pass_by, lasting=False)
 
@@ -251,6 +254,15 @@ class SourceFetcher:
         if origin not in buffers or buffers[origin].size < nbytes:
             buffers[origin] = np.empty(2 * nbytes, np.uint8)
         return buffers[origin]
+
+
+def _are_alike(rests: list[int]) -> bool:
+    return rests.count(rests[0]) == len(rests)
+
+
+def _stay_nowhere(rests: list[int]) -> bool:
+    """Return whether no tier keeps any of a group."""
+    return rests[0] == STAGING and _are_alike(rests)
 
 
 def _pass_by(sample: int) -> None:

@@ -92,7 +92,7 @@ class ImageDecoder:
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:

@@ -65,9 +65,8 @@ class KeepingFetcher:
         """Return samples, from a tier or made, and have a tier keep them where it is to; see `Fetcher`."""
 
         def made(ids: list[int]) -> list[Any]:
-            return self._fetcher.fetch(
-                ids, SOURCE, [STAGING] * len(ids), at, lasting=lasting, into=into, epoch=epoch
-            )
+            rests = [STAGING] * len(ids)
+            return list(self._fetcher.fetch(ids, SOURCE, rests, at, lasting=lasting, into=into, epoch=epoch))
 
         if origin == SOURCE:
             found = made(samples)

@@ -232,7 +232,8 @@ class Worker:
                 (index, pack(each.error)) for index, each in enumerate(data) if isinstance(each, Failed)
             ]
             had = [index for index in had if not isinstance(data[index], Failed)]
-            rows, samples, data = ([items[index] for index in had] for items in (rows, samples, data))
+            rows, samples = [rows[index] for index in had], [samples[index] for index in had]
+            data = [data[index] for index in had]
         if had:
             wrong = self._decoder.decode(load, rows, samples, data, arrays, self._begin_sample)
             failed += [(had[index], pack(error)) for index, error in wrong]

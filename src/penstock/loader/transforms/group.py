@@ -49,6 +49,7 @@ class GroupPass:
         Raises: TypeError for data that are no arrays.
         """
         loop = self._sink.group_loop()
+        data = list(data)  # of `Pieces`, arrays that stay until the loop is through
         if set(map(type, data)) != {np.ndarray}:
             raise TypeError("data must be arrays: their addresses are taken from them")
         if (

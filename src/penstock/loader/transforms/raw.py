@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
+from penstock.flow.pieces import Pieces
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.stages import Scratch, Stage, Value
 from penstock.loader.transforms.steps import DecodeRaw
@@ -46,7 +47,7 @@ def place_of(stored: np.dtype[Any], out: NDArray[Any], rows: range) -> NDArray[n
 
 
 def write_group(
-    data: Sequence[NDArray[np.uint8]], stored: np.dtype[Any], out: NDArray[Any], rows: Sequence[int]
+    data: Sequence[NDArray[np.uint8]] | Pieces, stored: np.dtype[Any], out: NDArray[Any], rows: Sequence[int]
 ) -> list[int]:
     """Write stored numbers into their rows of a slot; return the indices of those of another size.
 
@@ -56,6 +57,11 @@ def write_group(
     """
     places = out.reshape(len(out), -1)
     nbytes = places.shape[1] * stored.itemsize
+    if isinstance(rows, range) and isinstance(data, Pieces) and data.are_all(nbytes):
+        place, found = places[rows.start : rows.stop].reshape(-1), data.joined
+        if stored != out.dtype or not np.may_share_memory(found, place):
+            place[:] = found.view(stored)  # NumPy sees where they overlap
+        return []
     if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
         place = places[rows.start : rows.stop].reshape(-1)
         is_there = np.may_share_memory(data[0], place)
