@@ -29,8 +29,9 @@ from penstock.trace.schema import SOURCE, STAGING
 #: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
 #: thread after they are freed: twice the largest file, times 32 readers.
 _MAPPED_BYTES = 128 << 10
-#: Where a request takes less, finding out which are read together takes as long.
-_CHEAP_SECONDS = 5e-6
+#: No disk answers so fast. A read from memory takes this long where others want the processors, and there finding out
+#: which samples are read together takes longer than reading them.
+_CHEAP_SECONDS = 20e-6
 #: By so much each group of reads lets the least time that one took grow.
 _FORGETTING = 1.1
 

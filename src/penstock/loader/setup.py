@@ -64,7 +64,7 @@ from penstock.units import format_bytes, format_count, parse_bytes
 _MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
 
 # Small steps share a slot up to these: more gain little.
-_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 1024, 2 << 20
+_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 4096, 8 << 20
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
