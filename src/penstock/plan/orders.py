@@ -272,7 +272,7 @@ def check_samples(samples: int) -> None:
     """Raise ConfigError unless samples is an integer from 1 to 2**62."""
     if not is_integer(samples) or not 1 <= samples <= LARGEST_SAMPLES:
         raise ConfigError(
-            f"samples is {samples!r}; an order has from 1 to 2**62 samples, an integer: "
+            f"samples is {samples!r}; an order needs from 1 to 2**62 samples, an integer: "
             "is the data set empty?"
         )
 
