@@ -9,8 +9,8 @@ its turn begins, it has read ahead when it ends, and whoever has no turn waits f
 samples. Penstock as it is by default has ten seconds to find out what is fastest.
 
 Printed: samples per second (median, least, most over rounds); the ratio of Penstock by default to the best DataLoader,
-of processes to as many workers of a DataLoader, and of two processes to one thread, round by round. The
-limit: so many processors give at most so many times what one gives.
+of processes to as many workers of a DataLoader, and of two processes to one thread, round by round. "bare": processes
+that ask the data set for samples and drop them. What two of these give, beside one, is the limit for two processors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,6 +43,8 @@ SIDES = {
     "Penstock, one thread": ("penstock", {"decoders": 1, "workers": "threads"}),
     "Penstock, workers=1": ("penstock", {"workers": 1}),
     "Penstock, workers=2": ("penstock", {"workers": 2}),
+    "bare, 1 process": ("bare", 1),
+    "bare, 2 processes": ("bare", 2),
 }
 #: Both numbers of a ratio, which is worth a line; None: the best DataLoader.
 RATIOS = (
@@ -48,7 +52,43 @@ RATIOS = (
     ("Penstock, workers=1", "DataLoader, 1 worker"),
     ("Penstock, workers=2", "DataLoader, 2 workers"),
     ("Penstock, workers=2", "Penstock, one thread"),
+    ("bare, 2 processes", "bare, 1 process"),
 )
+
+
+class Bare:
+    """Processes that ask for all samples in each pass, which is over when all have; it gives none."""
+
+    def __init__(self, kind: str, count: int, processes: int, opened: ExitStack) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self.processes = [
+            opened.enter_context(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-c", "import workers_data; workers_data.ask()", kind),
+                        *map(str, (count, first, processes)),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    bufsize=1,
+                    env=environment,
+                )
+            )
+            for first in range(processes)
+        ]
+        # The end of their input does not reach them: workers of a DataLoader are forked with this end of it.
+        opened.callback(self._tell, "end")
+
+    def _tell(self, word: str) -> None:
+        for process in self.processes:
+            process.stdin.write(f"{word}\n")  # type: ignore[union-attr]
+
+    def __iter__(self) -> Iterator[Any]:
+        self._tell("go")
+        for process in self.processes:
+            process.stdout.readline()  # type: ignore[union-attr]
+        return iter(())
 
 
 class Side:
@@ -57,8 +97,11 @@ class Side:
     def __init__(self, kind: str, how: tuple[str, Any], count: int, opened: ExitStack) -> None:
         make, _, collate = KINDS[kind]
         self.count, self.rates = count, list[float]()
-        if how[0] == "torch":
-            self.batches: Any = DataLoader(
+        self.is_bare = how[0] == "bare"
+        if self.is_bare:
+            self.batches: Any = Bare(kind, count, how[1], opened)
+        elif how[0] == "torch":
+            self.batches = DataLoader(
                 make(count),
                 BATCH,
                 shuffle=True,
@@ -120,7 +163,9 @@ def measure(
         for name, side in sides.items():
             sums = side.sums()
             expected = expected or sums
-            if any(abs(a - b) > 1e-6 * abs(a) for a, b in zip(sums, expected, strict=True)):
+            if not side.is_bare and any(
+                abs(a - b) > 1e-6 * abs(a) for a, b in zip(sums, expected, strict=True)
+            ):
                 raise SystemExit(f"{kind}: {name} gives other samples")
             side.warm_up(5 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
         for number in range(rounds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -154,3 +155,13 @@ KINDS: dict[str, tuple[Any, int, Any]] = {
     "tokeniser, collate_fn": (Unequal, 10_000, pad),
     "waiting for files": (Files, 1_000, None),
 }
+
+
+def ask() -> None:
+    """For each "go" of the standard input, ask for samples first, first + step, ... and then write a line."""
+    kind, count, first, step = sys.argv[1], *map(int, sys.argv[2:])
+    data = KINDS[kind][0](count)
+    while sys.stdin.readline() == "go\n":
+        for index in range(first, count, step):
+            data[index]
+        print("done", flush=True)
