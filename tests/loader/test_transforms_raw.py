@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.flow.pieces import Pieces
 from penstock.loader import Loader
-from penstock.loader.transforms import DecodeRaw
+from penstock.loader.transforms import DecodeRaw, raw
 from penstock.loader.transforms.raw import place_of, write_group
 from penstock.store import FlatFolder, Tokens
 
@@ -25,13 +26,18 @@ PAIRS = [
 
 @pytest.mark.parametrize(("stored", "held"), PAIRS)
 @pytest.mark.parametrize("width", [1, 3, 64])
-def test_numbers_read_to_the_end_of_their_place_are_widened_there(stored: str, held: str, width: int) -> None:
+@pytest.mark.parametrize("form", ["views", "one piece"])
+def test_numbers_read_to_the_end_of_their_place_are_widened_there(
+    stored: str, held: str, width: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "_WIDENED_AT_ONCE", 7)
     values = np.random.default_rng(width).integers(0, 120, (5, width)).astype(stored)
     out, rows = np.full((9, width), 77, held), range(2, 7)
     place = place_of(np.dtype(stored), out, rows)
     assert place.nbytes == values.nbytes
     place[:] = values.view(np.uint8).ravel()
-    data = list(place.reshape(5, -1))
+    views, piece = list(place.reshape(5, -1)), Pieces(place, np.arange(6) * (values.nbytes // 5))
+    data = views if form == "views" else piece
 
     assert write_group(data, np.dtype(stored), out, rows) == []
 

@@ -15,6 +15,9 @@ from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.stages import Scratch, Stage, Value
 from penstock.loader.transforms.steps import DecodeRaw
 
+#: Numbers that are turned into another type by one call: NumPy would copy all of a group where it overlaps its place.
+_WIDENED_AT_ONCE = 1 << 16
+
 
 def raw_stage(step: DecodeRaw) -> Stage:
     """Return the stage of a `DecodeRaw`: from a bytearray to an array over it."""
@@ -58,9 +61,11 @@ def write_group(
     places = out.reshape(len(out), -1)
     nbytes = places.shape[1] * stored.itemsize
     if isinstance(rows, range) and isinstance(data, Pieces) and data.are_all(nbytes):
-        place, found = places[rows.start : rows.stop].reshape(-1), data.joined
+        place, found = places[rows.start : rows.stop].reshape(-1), data.joined.view(stored)
         if stored != out.dtype or not np.may_share_memory(found, place):
-            place[:] = found.view(stored)  # NumPy sees where they overlap
+            # A part is never written over those behind it (`place_of`); NumPy copies one first that overlaps itself.
+            for begin in range(0, place.size, _WIDENED_AT_ONCE):
+                place[begin : begin + _WIDENED_AT_ONCE] = found[begin : begin + _WIDENED_AT_ONCE]
         return []
     if isinstance(rows, range) and set(map(len, data)) == {nbytes}:
         place = places[rows.start : rows.stop].reshape(-1)
