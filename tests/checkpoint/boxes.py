@@ -42,9 +42,8 @@ def save_rows(
         layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
         pieces.append(Piece(layout, 0, np.frombuffer(rows.tobytes(), np.uint8)))
     layouts = [piece.layout for piece in pieces]
-    waves = Waves(1)
+    waves = Waves(1, 1)
     waves.put(pieces)
-    waves.put(None)
     nbytes = sum(layout.nbytes for layout in layouts)
     job = Job(step, time.monotonic(), layouts, nbytes, TREE, None, waves, Save(SaveTerms()))
     job.is_copied.set()

@@ -536,7 +536,7 @@ def test_failed_saves_and_restores_leave_no_files_open(folder: Path) -> None:
 
 
 def test_waves_hold_the_copy_back_until_an_area_is_free() -> None:
-    waves = Waves(1)
+    waves = Waves(1, 2)
     assert waves.wait_for_area()
     waves.put([])
     taken = waves.take()
@@ -544,16 +544,16 @@ def test_waves_hold_the_copy_back_until_an_area_is_free() -> None:
 
     def copy_on() -> None:
         waves.wait_for_area()
-        waves.put(None)
+        waves.put([])
 
     waiting = threading.Thread(target=copy_on)
     waiting.start()
-    assert list(taken) == []  # asking for the next gives the area back
+    assert list(taken) == [[]]  # asking for the next gives the area back
     waiting.join(PATIENCE)
 
 
 def test_waves_that_nobody_writes_any_more_say_so() -> None:
-    waves = Waves(1)
+    waves = Waves(1, 1)
     assert waves.wait_for_area()
     found: list[bool] = []
     waiting = threading.Thread(target=lambda: found.append(waves.wait_for_area()))
@@ -564,7 +564,7 @@ def test_waves_that_nobody_writes_any_more_say_so() -> None:
 
 
 def test_waves_that_are_left_off_are_written_as_far_as_they_came_and_then_fail() -> None:
-    waves = Waves(2)
+    waves = Waves(2, 2)
     waves.put([])
     waves.leave_off()
     taken = waves.take()
@@ -574,7 +574,7 @@ def test_waves_that_are_left_off_are_written_as_far_as_they_came_and_then_fail()
 
 
 def test_a_writer_that_waits_for_a_wave_hears_that_none_will_come() -> None:
-    waves = Waves(1)
+    waves = Waves(1, 1)
     found: list[BaseException] = []
 
     def take() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.flow.snapshot_spans import snapshot_span
 from penstock.trace.schema import NO_PLACE, Kind
 
 FIELDS = ["kind", "start", "end", "bytes", "epoch", "step", "place"]
@@ -22,10 +22,10 @@ def test_a_save_is_one_span_however_long_it_takes() -> None:
     clock = Clock()
     recorder = Recorder(8, rank=3, clock=clock)
 
-    with SnapshotSpan(recorder, Kind.SAVE, step=1000) as span:
+    with snapshot_span(recorder, Kind.SAVE, step=1000) as add:
         for _ in range(3):
             clock.now += 5.0
-            span.add(10)
+            add(10)
 
     spans = recorder.drain()
     assert spans[FIELDS].tolist() == [(Kind.SAVE, 0.0, 15.0, 30, -1, 1000, NO_PLACE)]
@@ -38,10 +38,10 @@ def test_what_runs_beside_comes_in_pieces_of_a_second_that_follow_each_other(kin
     clock = Clock()
     recorder = Recorder(8, clock=clock)
 
-    with SnapshotSpan(recorder, kind, step=7, tier=1) as span:
+    with snapshot_span(recorder, kind, step=7, tier=1) as add:
         for seconds in (0.5, 0.5, 2.0, 0.25):
             clock.now += seconds
-            span.add(100)
+            add(100)
         assert len(recorder.drain()) == 2
 
     (rest,) = recorder.drain()[FIELDS].tolist()
@@ -52,7 +52,7 @@ def test_what_fails_is_recorded_as_far_as_it_came() -> None:
     clock = Clock()
     recorder = Recorder(8, clock=clock)
 
-    with pytest.raises(OSError, match="full"), SnapshotSpan(recorder, Kind.LOAD, step=1):  # noqa: PT012
+    with pytest.raises(OSError, match="full"), snapshot_span(recorder, Kind.LOAD, step=1):  # noqa: PT012
         clock.now += 2.0
         raise OSError("full")
 
@@ -60,5 +60,5 @@ def test_what_fails_is_recorded_as_far_as_it_came() -> None:
 
 
 def test_without_a_trace_nothing_is_recorded_and_nothing_costs() -> None:
-    with SnapshotSpan(None, Kind.WRITE, step=1) as span:
-        span.add(1)
+    with snapshot_span(None, Kind.WRITE, step=1) as add:
+        add(1)

@@ -30,7 +30,7 @@ from penstock.errors import ClosedError, ConfigError, DataError, StagingError
 from penstock.flow.cpus import CpuLimit
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
-from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.flow.snapshot_spans import snapshot_span
 from penstock.loader import FrontEnd, Loader
 from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -1077,7 +1077,7 @@ def test_a_trace_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -
 
 def test_saves_before_the_start_are_in_the_trace(folder: Path, tmp_path: Path) -> None:
     with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
-        with SnapshotSpan(loader.recorder, Kind.LOAD, step=7):
+        with snapshot_span(loader.recorder, Kind.LOAD, step=7):
             pass
         assert loader.metrics == []
         loader.start(0, 2)
@@ -1134,8 +1134,8 @@ def test_saves_that_are_recorded_with_the_loaders_recorder_are_in_its_trace_and_
     with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
         for step, _ in enumerate(loader):
             if step == 2:
-                with SnapshotSpan(loader.recorder, Kind.SAVE, step=1000) as span:
-                    span.add(5)
+                with snapshot_span(loader.recorder, Kind.SAVE, step=1000) as add:
+                    add(5)
         (metrics,) = loader.metrics
     trace = read_trace(tmp_path / "run.trace")
 

@@ -44,7 +44,7 @@ def test_save_and_resume(
     assert again["first"] == 1000
     assert torch.equal(again["model"].weight, first["model"].weight)
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["step 1000", "step 2000"]
+    assert [line.split(": ")[:2] for line in told] == [["penstock", "step 1000"], ["penstock", "step 2000"]]
     assert all(re.search(r"blocked .* durable after .* wrote .* of .*%\), ", line) for line in told)
 
     for number in range(4):
@@ -85,8 +85,8 @@ def test_a_burst_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
     # A small one may be drained before the line of its save is told.
     line, drained = sorted(capsys.readouterr().err.splitlines())
-    assert line.startswith("step 1000: blocked")
-    assert drained.startswith("step 1000: drained after")
+    assert line.startswith("penstock: step 1000: blocked")
+    assert drained.startswith("penstock: step 1000: drained after")
     assert drained.endswith(f"to {tmp_path}/lustre/me/runs/a")
 
 

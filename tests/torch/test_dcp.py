@@ -728,7 +728,7 @@ def test_a_save_that_the_fast_tier_refuses_goes_on_on_the_slow_one(
     real = getattr(kind, refuses)
 
     def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
-        where = self.path if refuses == "begin" else self._path if refuses == "write" else self._final
+        where = self.path if refuses == "begin" else self._path if refuses == "write" else self.final
         if (tmp_path / "fast") in (where, *where.parents):
             raise DataError("No space left on the fast tier")
         return real(self, *arguments, **named)
@@ -910,7 +910,7 @@ def test_nothing_is_a_difference_to_what_was_damaged_when_it_was_committed(
 
         def commit_and_damage(self: LocalDraft, manifest: bytes) -> None:
             commit(self, manifest)
-            part = next(self._final.glob("part-*"))
+            part = next(self.final.glob("part-*"))
             part.write_bytes(part.read_bytes()[:-1] + b"x")
 
         monkeypatch.setattr(LocalDraft, "commit", commit_and_damage)

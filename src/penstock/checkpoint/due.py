@@ -32,10 +32,10 @@ class DueSaves:
     def go_on(self, blocked_seconds: float | None = None) -> None:
         """A save lets the training go on. blocked_seconds: that it stood still; None: nobody knows."""
         self._since_seconds = time.monotonic()
-        if blocked_seconds is not None:
-            self.took(blocked_seconds)
+        if blocked_seconds is not None and self._schedule is not None:
+            self._cost = SaveCost(blocked_seconds)
 
-    def took(self, blocked_seconds: float, durable_seconds: float | None = None) -> None:
+    def took(self, blocked_seconds: float, durable_seconds: float) -> None:
         """Take down what the last save cost, as `SaveCost` says it, for a schedule."""
         if self._schedule is not None:
             self._cost = SaveCost(blocked_seconds, durable_seconds)

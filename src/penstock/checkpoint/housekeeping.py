@@ -173,7 +173,7 @@ class Housekeeping:
 
     def let_go(self, steps: Iterable[int]) -> None:
         with self._deciding:
-            self._held.subtract(steps)
+            self._held -= Counter(steps)  # what nobody holds any more is not in it
 
     def check_space(
         self,
@@ -300,8 +300,8 @@ class Housekeeping:
                 return  # what cannot be read now may be whole, and need others of which nobody knows
             if len(self._catalog.tiers) == 1:
                 stored = self._catalog.stored(0)
-                gone = to_forget(stored, self._keep, now_seconds, in_use=self._in_use)
-                going = self._catalog.take_out(0, gone)
+                gone = to_forget(stored, self._keep, now_seconds, in_use=self._held)
+                going = self._catalog.take_out(0, gone) if gone else []
             else:
                 # Each tier by what its own copies need: a difference on the slow one is whole on the fast one.
                 staying = self._staying()
@@ -350,7 +350,7 @@ class Housekeeping:
             if not copies:
                 raise ConfigError(self._catalog.missing(step))
             self.check_one([step])
-            if step in self._in_use:
+            if step in self._held:
                 raise ConfigError(
                     f"step {step} cannot be deleted while it is drained, or another as a difference to it: wait for "
                     "drain() first"
@@ -427,13 +427,9 @@ class Housekeeping:
         """Remove a copy that is not what was written, whoever wants it. Raises: DataError."""
         self._remove(self._catalog.take_out(tier, [step]))
 
-    @property
-    def _in_use(self) -> list[int]:
-        return list(+self._held)
-
     def _staying(self) -> set[int]:
         """Return the steps whose copies stay whatever the rules say: who would go by number may be another snapshot."""
-        staying = set(self._in_use)
+        staying = set(self._held)
         for step in self._catalog.steps_of_two():
             staying.add(step)
             for tier in range(len(self._catalog.tiers)):

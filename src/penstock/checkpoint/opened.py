@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +31,10 @@ from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
 
 
-def tell(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
-
-
 def quiet(report: Callable[[str], None] | None) -> Callable[[object], None]:
     """Return what reports a line and never fails: what was done is done whether or not it could be reported.
 
-    report: such as `tell`, which fails where standard error is closed; None: nothing is reported.
+    report: such as `print_report`, which fails where standard error is closed; None: nothing is reported.
     """
 
     def report_line(line: object) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from penstock.checkpoint.codecs import codec_named
-from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Pair
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Pair
 from penstock.checkpoint.files.manifest import (
     Manifest,
     NewerFormat,
@@ -27,11 +27,11 @@ from penstock.checkpoint.files.manifest import (
     write_layout,
 )
 from penstock.checkpoint.files.parts import Part, PartReader
-from penstock.checkpoint.files.writing import Piece, References, pairs_of
 from penstock.checkpoint.state.dtypes import DTYPES, DType
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.catalog import Catalog, Link
-from penstock.checkpoint.tiers.tier import Reader, Tier
+from penstock.checkpoint.tiers.local import LocalDraft
+from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import restorable
@@ -121,20 +121,9 @@ class Plan(NamedTuple):
         """Return the same snapshot as a baseline. why: it is not the delta that the scheme makes of it."""
         return self._replace(reference=None, since_bytes=(), chain=(), why_baseline=why)
 
-    def as_written(self, *, refers: bool) -> Plan:
-        """Return what the snapshot is, once its parts are written: a baseline where no block needs the reference.
-
-        So it is while the codec is compiled, and where a state has nothing in common with the one before.
-        """
-        if refers or self.reference is None:
-            return self
-        return self.as_baseline("no block is stored as a difference")
-
     @classmethod
     def read(cls, written: Any) -> Plan:
-        """Return a plan that was made JSON, or is one as it is."""
-        if isinstance(written, cls):
-            return written
+        """Return a plan that was made JSON."""
         plan = cls(*written)
         links = tuple(Link(*each) for each in plan.chain)
         reference = plan.reference and Reference(*plan.reference)
@@ -183,13 +172,11 @@ def decide(
 
 def _intact_chain(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | None:
     """Return the nearest restore chain of a snapshot on which nothing is known to be damaged; None if there is none."""
-    try:
-        chains = catalog.chains(reference.step)
-    except (FormatError, DataError):
-        return None
-    for links in chains:
-        if links[-1].uid == reference.uid and not catalog.is_one_damaged(links):
-            return tuple(links)
+    for copy in catalog.copies(reference.step):
+        with suppress(FormatError, DataError):
+            for links in catalog.chains_of(copy):
+                if links[-1].uid == reference.uid and not catalog.is_one_damaged(links):
+                    return tuple(links)
     return None
 
 
@@ -270,40 +257,30 @@ class WrittenPart:
         return cls(Part(*part), stored, *rest)
 
 
-def check_part(tier: Tier, plan: Plan, rank: int, part: Part, *, to_its_end: bool) -> None:
-    """Read a committed part back and compare it with its checksums.
+def check_part(
+    tier: Tier,
+    plan: Plan,
+    number: int,
+    part: Part,
+    *,
+    to_its_end: bool = True,
+    draft: LocalDraft | None = None,
+) -> None:
+    """Read a part back and compare it with its checksums.
 
-    to_its_end: not only its table, which comes last.
+    number: of the part. to_its_end: not only its table, which comes last. draft: in which it lies before the commit.
     Raises: FormatError, DataError.
     """
     folder = folder_of(plan.step)
-    reader = tier.open(folder, part.file)
-    where = f"{tier.where(folder)}/{part.file}"
-    check_written(reader, where, plan, rank, part, to_its_end=to_its_end)
-
-
-def check_written(
-    reader: Reader, where: str, plan: Plan, rank: int, part: Part, *, to_its_end: bool = True
-) -> None:
-    """Compare a part that was opened, and is closed, with its checksums, as `check_part` does."""
-    try:
-        checked = PartReader(reader, where, rank, bytes.fromhex(plan.uid), part)
+    if draft is None:
+        reader, where = tier.open(folder, part.file), f"{tier.where(folder)}/{part.file}"
+    else:
+        reader = draft.open(part.file)
+        where = f"{tier.name}, in the part of step {plan.step} that was just written"
+    with closing(reader):
+        checked = PartReader(reader, where, number, bytes.fromhex(plan.uid), part)
         if to_its_end:
             checked.check_all_stored()
-    finally:
-        reader.close()
-
-
-def made_coder(
-    codec: str, pieces: Callable[[], Iterable[Piece]], references: References | None
-) -> Coder | None:
-    """Return what encodes a snapshot's blocks; None: they are stored as they are.
-
-    pieces: goes through all of them, each valid until the next, for a codec that looks first.
-    """
-    if codec == RAW:
-        return None
-    return codec_named(codec).coder(lambda: pairs_of(pieces(), references))
 
 
 def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
@@ -316,23 +293,3 @@ def warm_up(codec: str, dtypes: Iterable[DType]) -> None:
         coder = codec_named(codec).coder(lambda: iter(pairs))
         for pair in pairs:
             coder.encode(pair, np.empty(pair.values.size + SLACK_BYTES, np.uint8))
-
-
-def manifest_of(
-    plan: Plan, encoding: EncodingConfig, tree: JSON, rank_trees: Iterable[JSON], parts: Sequence[WrittenPart]
-) -> Manifest:
-    """Return what a snapshot says of itself, once all its parts are written; parts in the order of ranks."""
-    return Manifest(
-        step=plan.step,
-        uid=plan.uid,
-        created_seconds=plan.created_seconds,
-        clock_seconds=plan.clock_seconds,
-        since_bytes=plan.since_bytes,
-        codec=encoding.codec,
-        reference=plan.reference,
-        kept_mantissa_bits=encoding.kept_mantissa_bits,
-        tree=tree,
-        rank_trees=tuple(rank_trees),
-        parts=tuple(map(attrgetter("part"), parts)),
-        tensors=tuple(chain.from_iterable(map(attrgetter("stored"), parts))),
-    )

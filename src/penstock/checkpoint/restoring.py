@@ -33,7 +33,7 @@ from penstock.checkpoint.tiers.fast_folders import describe_newer_on_fast, look_
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.flow.snapshot_spans import snapshot_span
 from penstock.ranks import Ranks
 from penstock.trace.schema import Kind
 from penstock.units import format_count
@@ -233,10 +233,10 @@ class Restorer:
 
         def open_and_load(links: Sequence[Link]) -> None:
             with (
-                SnapshotSpan(self._recorder, Kind.LOAD, step, links[-1].tier) as span,
+                snapshot_span(self._recorder, Kind.LOAD, step, links[-1].tier) as count,
                 closing(open_links(self._catalog, links)) as chain,
             ):
-                span.add(sum(link.manifest.stored_bytes for link in chain.links))
+                count(sum(link.manifest.stored_bytes for link in chain.links))
                 loaded.append(load(chain))
 
         for links in chains:

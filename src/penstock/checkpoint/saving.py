@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from penstock.checkpoint.arguments import checked_timeout
 from penstock.checkpoint.files.writing import Piece
@@ -58,12 +57,13 @@ class Saved:
 class Waves:
     """What the training thread has staged and the background has not written yet. Shared by these two."""
 
-    def __init__(self, areas: int) -> None:
-        """areas: how many waves can be staged at a time."""
+    def __init__(self, areas: int, waves: int) -> None:
+        """areas: how many waves can be staged at a time. waves: how many there are."""
+        self._waves = waves
         #: guards all below
         self._changed = threading.Condition()
-        #: All that were handed over, in their order; None after the last. Those of areas that were reused are lost.
-        self._staged: list[Sequence[Piece] | None] = []
+        #: All that were handed over, in their order. Those of areas that were reused are lost.
+        self._staged: list[Sequence[Piece]] = []
         self._free = areas
         self._is_over = False
         self._is_left_off = False
@@ -81,8 +81,8 @@ class Waves:
             self._free -= 1
             return not self._is_over
 
-    def put(self, pieces: Sequence[Piece] | None) -> None:
-        """Hand a staged wave over; None after the last."""
+    def put(self, pieces: Sequence[Piece]) -> None:
+        """Hand a staged wave over."""
         with self._changed:
             self._staged.append(pieces)
             self._changed.notify_all()
@@ -98,7 +98,7 @@ class Waves:
 
         Raises: RankError if the copying of the state was left off.
         """
-        for number in count():
+        for number in range(self._waves):
             with self._changed:
                 while len(self._staged) <= number:
                     if self._is_left_off:
@@ -106,8 +106,6 @@ class Waves:
                         raise RankError("the state was not copied to its end: there is no such snapshot")
                     self._changed.wait()
                 pieces = self._staged[number]
-            if pieces is None:
-                return
             yield pieces
             with self._changed:
                 self._free += 1
@@ -131,15 +129,12 @@ class Saving:
     #: What was saved, once it is; None before that, and if it failed.
     saved: Saved | None = None
 
-    def __init__(self, step: int, run: Callable[[], None]) -> None:
-        self.step = step
-        self._error: BaseException | None = None
-        #: Whether the failure was raised to somebody; used by who waits.
-        self._was_reported = False
-        # Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
-        self._ended = threading.Event()
-        # No daemon: an interpreter that ends waits for the snapshot.
-        self._thread = threading.Thread(target=run, name=f"penstock-save-{step}")
+    _error: BaseException | None = None
+    #: Whether the failure was raised to somebody; used by who waits.
+    _was_reported: bool = False
+    #: Waited for in place of the thread: a join that a signal interrupts takes a living thread for ended.
+    _ended: threading.Event
+    _thread: threading.Thread
 
     @property
     def is_done(self) -> bool:
@@ -167,7 +162,10 @@ class BackgroundSave(Saving):
 
     def __init__(self, step: int, write: Callable[[], Saved], report: Callable[[object], None]) -> None:
         """write: writes the snapshot, on a thread that `start` starts. report: called with the outcome; never fails."""
-        super().__init__(step, self._run)
+        self.step = step
+        self._ended = threading.Event()
+        # No daemon: an interpreter that ends waits for the snapshot.
+        self._thread = threading.Thread(target=self._run, name=f"penstock-save-{step}")
         #: None once it is done: who keeps the outcome need not keep what made it.
         self._write: Callable[[], Saved] | None = write
         self._report = report

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from itertools import chain as chained
+from operator import itemgetter
 from typing import Protocol
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, blocks_of
+from penstock.checkpoint.codecs import codec_named
+from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Coder, blocks_of
 from penstock.checkpoint.drain.throttle import Cap, CappedWriter
 from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import PartWriter
 from penstock.checkpoint.files.reading import Chain
-from penstock.checkpoint.files.writing import InMemory, Piece, References, Scratch, TensorWriter
-from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, made_coder
+from penstock.checkpoint.files.writing import Piece, References, Scratch, TensorWriter, pairs_of
+from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, WrittenPart
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, space_of
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.tier import Draft, Writer
 from penstock.errors import ConfigError, DataError, FormatError
@@ -27,13 +28,21 @@ from penstock.flow.ordered import Workers
 _WAVE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class Held:
-    """A snapshot that is still in memory, in the area where it was staged."""
+    """A snapshot that is still in memory, in the area where it was staged: a reference of which nothing is read."""
 
-    uid: str
-    pieces: Sequence[Piece]
-    area: StagingArea
+    def __init__(self, uid: str, pieces: Iterable[Piece], area: StagingArea) -> None:
+        """pieces: its tensors, each in one piece."""
+        self.uid, self.area = uid, area
+        self._data: dict[Layout, Bytes] = dict(map(itemgetter(0, 2), pieces))
+
+    def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes | None:
+        """Return a view of the tensor's block; None if there is no tensor of this layout."""
+        data = self._data.get(layout)
+        if data is None:
+            return None
+        step = BLOCK_VALUES * layout.dtype.item_bytes
+        return data[number * step : (number + 1) * step]
 
 
 class Staged(Protocol):
@@ -166,11 +175,20 @@ def write_staged(
     Raises: DataError, FormatError; ConfigError if the codec has to read all of them first, and they can be read only
         once. The file is closed in any case.
     """
-    with _opened_reference(catalog, plan, held) as references:
+    references: References | None = None
+    with ExitStack() as opened:
+        if plan.reference is not None and held is not None and held.uid == plan.reference.uid:
+            references = held
+        elif plan.reference is not None:
+            references = opened.enter_context(closing(open_links(catalog, plan.chain)))
         waves = staged.take()
         first = next(waves, ())
         began(first)
-        coder = made_coder(encoding.codec, lambda: _looked_at(encoding, staged, first, nbytes), references)
+        coder: Coder | None = None
+        if encoding.codec != RAW:
+            coder = codec_named(encoding.codec).coder(
+                lambda: pairs_of(_looked_at(encoding, staged, first, nbytes), references)
+            )
         all_waves = chained([first], waves)
         if encoding.kept_mantissa_bits is not None:
             all_waves = chained(_cut_short(all_waves, encoding.kept_mantissa_bits))
@@ -189,21 +207,6 @@ def write_staged(
         except BaseException:
             writer.abandon()
             raise
-
-
-@contextmanager
-def _opened_reference(catalog: Catalog, plan: Plan, held: Held | None) -> Iterator[References | None]:
-    """Yield the snapshot that this one is a delta to, from memory or from its files; None: it is a baseline.
-
-    Raises: FormatError, DataError.
-    """
-    if plan.reference is None:
-        yield None
-    elif held is not None and held.uid == plan.reference.uid:
-        yield InMemory(held.pieces)
-    else:
-        with closing(open_links(catalog, plan.chain)) as chain:
-            yield chain
 
 
 def _looked_at(

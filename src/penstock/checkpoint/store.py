@@ -25,7 +25,7 @@ from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.files.writing import GROUP_BLOCKS, GROUP_BYTES
 from penstock.checkpoint.inspecting import Listed, inspect
-from penstock.checkpoint.opened import OpenedStore, quiet, tell
+from penstock.checkpoint.opened import OpenedStore, quiet
 from penstock.checkpoint.recipe import warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
@@ -38,11 +38,12 @@ from penstock.checkpoint.writer import Job
 from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.flow.snapshot_spans import snapshot_span
 from penstock.policy.retention import restorable
 from penstock.policy.saving import Save
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.ranks import Ranks, alone, ranks_of_this_job
+from penstock.report import print_report
 from penstock.trace.schema import Kind
 from penstock.units import is_integer
 
@@ -71,7 +72,7 @@ class SnapshotStore:
         *,
         ranks: Callable[[], Ranks] | None = None,
         recorder: Recorder | None = None,
-        report: Callable[[str], None] | None = tell,
+        report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[StoreArguments],
     ) -> None:
         """Open a store.
@@ -197,7 +198,7 @@ class SnapshotStore:
         """
         self._check_open()
         step = checked_step(step)
-        with SnapshotSpan(self._recorder, Kind.SAVE, step) as span:
+        with snapshot_span(self._recorder, Kind.SAVE, step) as count:
             begin_seconds = time.monotonic()
             waited_step = self._finish_saving()
             waited_seconds = time.monotonic() - begin_seconds
@@ -215,7 +216,7 @@ class SnapshotStore:
                 assert limit_bytes is not None, "without a limit there is one wave"
                 cuts = waves_of(sources, limit_bytes // 2)
             areas = self._writer.free_areas()[: min(2, len(cuts))]
-            waves = Waves(len(areas))
+            waves = Waves(len(areas), len(cuts))
             job = Job(
                 step,
                 begin_seconds,
@@ -235,7 +236,7 @@ class SnapshotStore:
             if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
                 self._report(warning)
             saving = self._stage(job, cuts, waves, areas)
-            span.add(job.nbytes)
+            count(job.nbytes)
             job.blocked_seconds = time.monotonic() - begin_seconds
             job.is_copied.set()
             self._due.go_on(job.blocked_seconds)
@@ -263,7 +264,6 @@ class SnapshotStore:
                     break
                 # In one wave, the threads that will encode have nothing else to do yet.
                 waves.put(areas[number % len(areas)].copy(wave, workers if len(cuts) == 1 else None))
-            waves.put(None)
         except BaseException as error:
             # Interrupted, no thread to be had, or a device failed: what is half copied is never written.
             waves.leave_off()

@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
 from penstock.checkpoint.drain.drain_process import ProcessDrainer, ProcessEnded
 from penstock.checkpoint.drain.throttle import Cap
-from penstock.checkpoint.files.manifest import NewerFormat, bytes_beside, folder_of, write_manifest
+from penstock.checkpoint.files.manifest import Manifest, NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
@@ -28,9 +29,7 @@ from penstock.checkpoint.recipe import (
     Plan,
     WrittenPart,
     check_part,
-    check_written,
     decide,
-    manifest_of,
     new_plan,
 )
 from penstock.checkpoint.saving import Saved
@@ -43,7 +42,7 @@ from penstock.checkpoint.tiers.tier import Draft
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import SnapshotSpan
+from penstock.flow.snapshot_spans import snapshot_span
 from penstock.policy.draining import Speeds
 from penstock.policy.saving import (
     Abort,
@@ -113,8 +112,9 @@ class Job:
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.
     instructions: Instructions = ()
-    #: Where it goes; then what rank 0 decided, and its draft; then this rank's part, and the first wave of it.
+    #: Where it goes, and how it is stored there; what rank 0 decided, and its draft; this rank's part, its first wave.
     target: Begin = _NOWHERE
+    encoding: EncodingConfig = field(init=False)
     plan: Plan = field(init=False)
     draft: Draft | None = None
     number: int = 0
@@ -199,7 +199,7 @@ class SnapshotWriter:
         try:
             self._run(job, until=WritePart)
         except BaseException:
-            self._unpin(job)
+            self._let_go(job)
             raise
 
     def write(self, job: Job, workers: Workers | None) -> Saved:
@@ -226,6 +226,11 @@ class SnapshotWriter:
             job.waited_seconds,
             job.waited_step,
         )
+
+    def join(self, job: Job, plan: Plan, target: Begin) -> None:
+        """Have a job be part of a snapshot that another rank has begun, where ranks meet elsewhere."""
+        job.plan = plan
+        self._aim(job, target)
 
     def write_part(self, job: Job, workers: Workers) -> Any:
         """Write this rank's part, where ranks meet elsewhere: one of them has begun the snapshot, and will `commit` it.
@@ -254,7 +259,7 @@ class SnapshotWriter:
         job.parts = {number: WrittenPart.read(part, number) for number, part in parts.items()} | job.parts
         if job.life.stage is Stage.WRITING:
             refers = [number in parts and job.parts[number].refers for number in range(job.life.terms.ranks)]
-            job.instructions = (self._durable(job, refers),)
+            job.instructions = self._durable(job, refers)
         return self.write(job, job.workers)
 
     def give_up(self, job: Job, error: BaseException) -> None:
@@ -302,19 +307,20 @@ class SnapshotWriter:
                 self._begin_baseline(job)
                 return life.begun(is_delta=False)
             case Begin():
-                job.target = instruction
+                self._aim(job, instruction)
                 begin = functools.partial(self._begin, job)
-                plan = Plan.read(together(f"the beginning of step {job.step}", job.get_ready, begin))
-                job.plan = plan
+                plan = together(f"the beginning of step {job.step}", job.get_ready, begin)
+                job.plan = plan = plan if isinstance(plan, Plan) else Plan.read(plan)
                 if plan.why_baseline:
                     job.note = f": {plan.why_baseline}{job.note}"
                 return life.begun(is_delta=plan.reference is not None)
             case WritePart() if job.parts is not None:
                 job.parts[job.number] = part = self._write_part(job)
-                return (self._durable(job, [part.refers]),)
-            case Commit(is_delta=is_delta) if job.parts is not None:
-                parts = [job.parts[number] for number in sorted(job.parts)]
-                return self._committed(job, *self._commit(job, parts, is_delta=is_delta))
+                return self._durable(job, [part.refers])
+            case Commit() if job.parts is not None:
+                return self._committed(
+                    job, *self._commit(job, [part for _, part in sorted(job.parts.items())])
+                )
             case WritePart():
                 write = functools.partial(self._write_part, job)
                 commit = functools.partial(self._commit_all, job)
@@ -387,8 +393,7 @@ class SnapshotWriter:
     def _begin(self, job: Job, _: Any) -> Plan:
         """Decide what a snapshot is, and begin its draft."""
         tier, housekeeping = job.target.tier, self._housekeeping
-        if job.pinned:
-            self._unpin(job)
+        housekeeping.let_go(job.pinned)
         housekeeping.open_for_writing()
         if job.copied is None:
             housekeeping.replace_damaged(job.step)
@@ -396,7 +401,7 @@ class SnapshotWriter:
             housekeeping.make_way(tier, job.step)
         new = job.copied or new_plan(job.step, self._catalog)
         with housekeeping.deletions_paused:
-            plan = decide(self._catalog, tier, new, self._way_of(job), job.layouts)
+            plan = decide(self._catalog, tier, new, job.encoding, job.layouts)
             job.pinned = list(map(attrgetter("step"), plan.chain))
             housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
@@ -417,15 +422,27 @@ class SnapshotWriter:
         if self._ranks.size > 1:
             made = [WrittenPart.read(part, number) for number, part in enumerate(parts)]
         refers = list(map(attrgetter("refers"), made))
-        commit = self._durable(job, refers)
-        return [refers, *self._commit(job, made, is_delta=commit.is_delta)]
+        self._durable(job, refers)
+        return [refers, *self._commit(job, made)]
 
-    def _commit(self, job: Job, made: Sequence[WrittenPart], *, is_delta: bool) -> list[int]:
+    def _commit(self, job: Job, made: Sequence[WrittenPart]) -> list[int]:
         """Make parts a snapshot; return the bytes of its state, and of its files."""
         assert job.draft is not None, "it was begun here"
-        plan = job.plan.as_written(refers=is_delta)
-        rank_trees = map(attrgetter("rank_tree"), made) if job.rank_trees is None else job.rank_trees
-        manifest = manifest_of(plan, self._way_of(job), job.tree, rank_trees, made)
+        plan, rank_trees = job.plan, job.rank_trees
+        manifest = Manifest(
+            step=plan.step,
+            uid=plan.uid,
+            created_seconds=plan.created_seconds,
+            clock_seconds=plan.clock_seconds,
+            since_bytes=plan.since_bytes,
+            codec=job.encoding.codec,
+            reference=plan.reference,
+            kept_mantissa_bits=job.encoding.kept_mantissa_bits,
+            tree=job.tree,
+            rank_trees=tuple(map(attrgetter("rank_tree"), made) if rank_trees is None else rank_trees),
+            parts=tuple(map(attrgetter("part"), made)),
+            tensors=tuple(chain.from_iterable(map(attrgetter("stored"), made))),
+        )
         file = write_manifest(manifest)
         manifest = replace(manifest, file_bytes=len(file))
         job.draft.commit(file)
@@ -444,11 +461,11 @@ class SnapshotWriter:
         def began(wave: Sequence[Piece]) -> None:
             job.first, self._begin_seconds = wave, time.monotonic()
 
-        with SnapshotSpan(self._recorder, self._span, plan.step, tier) as span:
+        with snapshot_span(self._recorder, self._span, plan.step, tier) as count:
             if job.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
                 made = job.elsewhere.write(plan)
-                span.add(made.part.nbytes)
+                count(made.part.nbytes)
             else:
                 assert job.workers is not None, "somebody encodes"
                 draft = job.draft or self._tiers[tier].begin(folder_of(plan.step), plan.uid, join=True)
@@ -456,7 +473,7 @@ class SnapshotWriter:
                     draft,
                     plan,
                     job.number,
-                    self._way_of(job),
+                    job.encoding,
                     job.waves,
                     job.nbytes,
                     self._catalog,
@@ -464,24 +481,19 @@ class SnapshotWriter:
                     cap=self._cap,
                     held=self.held,
                     began=began,
-                    written=span.add,
+                    written=count,
                 )
                 if job.parts is not None and isinstance(draft, LocalDraft):
-                    self._check_draft(job, draft, made.part)
+                    # Before the commit: ranks that meet elsewhere do not meet after it.
+                    try:
+                        check_part(self._tiers[tier], plan, job.number, made.part, draft=draft)
+                    except FormatError as error:
+                        # Not of the reference, which would be distrusted: the tier did not keep what it was given.
+                        raise DataError(str(error)) from error
         job.part = made.part
         if made.encode_seconds:
             self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
         return made if job.rank_tree is None else replace(made, rank_tree=job.rank_tree)
-
-    def _check_draft(self, job: Job, draft: LocalDraft, part: Part) -> None:
-        """Read a part back before its commit: ranks that meet elsewhere do not meet after it. Raises: DataError."""
-        name = self._tiers[job.target.tier].name
-        where = f"{name}, in the part of step {job.step} that was just written"
-        try:
-            check_written(draft.open(part.file), where, job.plan, job.number, part)
-        except FormatError as error:
-            # Not of the reference, which would be distrusted: the tier did not keep what it was given.
-            raise DataError(str(error)) from error
 
     def _check(self, job: Job) -> None:
         tier = self._tiers[job.target.tier]
@@ -500,20 +512,19 @@ class SnapshotWriter:
     def _note_fall(self, job: Job, tier: int, why: str) -> None:
         job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"
 
-    def _durable(self, job: Job, refers: Sequence[bool]) -> Commit:
-        """Report that all parts are durable, and return how they are committed."""
+    def _durable(self, job: Job, refers: Sequence[bool]) -> Instructions:
+        """Report that all parts are durable: from here on the plan is what was written."""
         instructions: Instructions = ()
         for rank, each in enumerate(refers):
             instructions = job.life.part_durable(rank, refers=each)
-        (commit,) = instructions
-        assert isinstance(commit, Commit), "all parts are durable"
-        return commit
+        if job.plan.reference is not None and not any(refers):
+            # As while the codec is compiled, and where a state has nothing in common with the one before.
+            job.plan = job.plan.as_baseline("no block is stored as a difference")
+            job.note = f": {job.plan.why_baseline}{job.note}"
+        return instructions
 
     def _committed(self, job: Job, raw_bytes: int, stored_bytes: int) -> Instructions:
         instructions = job.life.committed()
-        plan = job.plan.as_written(refers=job.life.is_delta)
-        if plan is not job.plan:
-            job.plan, job.note = plan, f": {plan.why_baseline}{job.note}"
         job.raw_bytes, job.stored_bytes = raw_bytes, stored_bytes
         now_seconds = time.monotonic()
         job.durable_seconds = now_seconds - job.begin_seconds
@@ -521,23 +532,19 @@ class SnapshotWriter:
             self.raw_bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
         return instructions
 
-    def _way_of(self, job: Job) -> EncodingConfig:
-        """Return how a snapshot is stored: on a nearer tier as a baseline, encoded or as it is."""
-        if job.target.tier == len(self._tiers) - 1:
-            return self._encoding
-        codec = self._encoding.codec if job.target.is_encoded else RAW
-        return EncodingConfig("complete", 1, codec, self._encoding.kept_mantissa_bits)
+    def _aim(self, job: Job, target: Begin) -> None:
+        """Choose how a snapshot is stored: on a nearer tier as a baseline, encoded or as it is."""
+        job.target, job.encoding = target, self._encoding
+        if target.tier < len(self._tiers) - 1:
+            codec = self._encoding.codec if target.is_encoded else RAW
+            job.encoding = EncodingConfig("complete", 1, codec, self._encoding.kept_mantissa_bits)
 
     def _let_go(self, job: Job) -> None:
         job.waves.give_up()
         if job.workers is not None:
             job.workers.close()
-        self._unpin(job)
-
-    def _unpin(self, job: Job) -> None:
         pinned, job.pinned = job.pinned, []
-        if pinned:
-            self._housekeeping.let_go(pinned)
+        self._housekeeping.let_go(pinned)
 
     def _described(self, job: Job, error: BaseException) -> BaseException:
         """Return what to raise: of a tier that refused, that there is no snapshot."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import given, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, report_to, show
 from penstock.errors import ConfigError, DataError
+from penstock.report import print_report
 from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -163,12 +164,12 @@ def step_in(name: str) -> int:
 def _export(options: argparse.Namespace) -> None:
     from penstock.checkpoint.exporting import open_readable
     from penstock.checkpoint.foreign import write_state
-    from penstock.checkpoint.opened import open_tier, tell
+    from penstock.checkpoint.opened import open_tier
 
     check_store(options.folder, options.fast)
     tiers = [open_tier(place) for place in (options.fast, options.folder) if place is not None]
     shard = given(options, "shard", parsed_size)
-    with open_readable(tiers, options.step, report=tell) as (step, state):
+    with open_readable(tiers, options.step, report=print_report) as (step, state):
         files = write_state(
             options.file, state, part=options.part, shard_bytes=shard, replace=options.overwrite
         )

@@ -105,7 +105,7 @@ def _drain(options: argparse.Namespace) -> None:
     text: list[str] = []
     report = report_to(options)
 
-    def tell(line: str) -> None:
+    def collect(line: str) -> None:
         text.append(line)
         report(line)
 
@@ -113,7 +113,7 @@ def _drain(options: argparse.Namespace) -> None:
     with (
         without_plain_forms(),
         snapshot_files.open_store(
-            options.folder, options.fast, drain_bytes_per_second=rate, report=tell
+            options.folder, options.fast, drain_bytes_per_second=rate, report=collect
         ) as store,
     ):
         store.drain()

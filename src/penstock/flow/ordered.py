@@ -90,14 +90,14 @@ class Workers:
             raise
 
     def map(self, work: Callable[[T], R], items: Iterable[T], ahead: int = 2) -> Iterator[R]:
-        """Yield work(item) of each item, in their order.
+        """Return an iterator over work(item) of each item, in their order.
 
         `items` is iterated by the caller's thread, at most `ahead` times as many ahead as there are threads.
         Raises: what `work` raised, when its turn comes; what was begun is finished, nothing more is begun.
         """
-        if not self._threads:
-            yield from map(work, items)
-            return
+        return self._map(work, items, ahead) if self._threads else map(work, items)
+
+    def _map(self, work: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
         begun: deque[_Task[R]] = deque()
         try:
             for item in items:

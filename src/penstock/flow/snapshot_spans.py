@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from types import TracebackType
-from typing import Self
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from penstock.flow.recorder import Recorder
 from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
@@ -16,52 +17,49 @@ _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
 _RINGS = {Kind.SAVE: 65_535, Kind.WRITE: 65_534, Kind.DRAIN: 65_533, Kind.LOAD: 65_532}
 _RING_SPANS = 256
 
+#: Takes numbers and does nothing with them, without a call of Python.
+_uncounted: Callable[[int], None] = deque[int](maxlen=0).append
 
-class SnapshotSpan:
-    """The time that the block of a `with` takes, recorded at its end; also where it raises.
+
+def snapshot_span(
+    recorder: Recorder | None, kind: Kind, step: int, tier: int = NO_PLACE
+) -> AbstractContextManager[Callable[[int], None]]:
+    """Record the time that the block of a `with` takes, at its end; also where it raises.
 
     Used by one thread at a time for each kind.
 
+    recorder: of the trace; None records nothing. kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`. step: of the snapshot.
+    tier: number of the tier in the store, 0 is written first.
+    Returns: a context; in the block, a function is called with the bytes that were done since the call before.
+
     >>> recorder = Recorder(16)
-    >>> with SnapshotSpan(recorder, Kind.SAVE, step=1000) as span:
-    ...     span.add(600_000_000)
+    >>> with snapshot_span(recorder, Kind.SAVE, step=1000) as add:
+    ...     add(600_000_000)
     >>> recorder.drain()[["kind", "bytes", "step"]].tolist()
     [(6, 600000000, 1000)]
     """
+    return nullcontext(_uncounted) if recorder is None else _recorded(recorder, kind, step, tier)
 
-    def __init__(self, recorder: Recorder | None, kind: Kind, step: int, tier: int = NO_PLACE) -> None:
-        """recorder: of the trace; None records nothing. kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`.
 
-        step: of the snapshot. tier: of the store, 0 the one that is written first.
-        """
-        self._recorder = recorder
-        self._ring = None if recorder is None else recorder.ring(_RINGS[kind], _RING_SPANS)
-        self._kind, self._step, self._tier = kind, step, tier
-        self._piece_seconds = _PIECE_SECONDS.get(kind, math.inf)
-        self._begin = math.nan
-        self._bytes = 0
+@contextmanager
+def _recorded(recorder: Recorder, kind: Kind, step: int, tier: int) -> Iterator[Callable[[int], None]]:
+    ring = recorder.ring(_RINGS[kind], _RING_SPANS)
+    piece_seconds = _PIECE_SECONDS.get(kind, math.inf)
+    begin, nbytes = recorder.clock(), 0
 
-    def add(self, nbytes: int) -> None:
-        """Tell of bytes that are done; a piece that has taken a second ends here."""
-        self._bytes += nbytes
-        if self._recorder is not None and self._recorder.clock() - self._begin >= self._piece_seconds:
-            self._record()
+    def record() -> None:
+        nonlocal begin, nbytes
+        end = recorder.clock()
+        ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
+        begin, nbytes = end, 0
 
-    def __enter__(self) -> Self:
-        if self._recorder is not None:
-            self._begin = self._recorder.clock()
-        return self
+    def add(more_bytes: int) -> None:
+        nonlocal nbytes
+        nbytes += more_bytes
+        if recorder.clock() - begin >= piece_seconds:
+            record()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._recorder is not None:
-            self._record()
-
-    def _record(self) -> None:
-        assert self._recorder is not None and self._ring is not None, "there is a trace"  # noqa: PT018
-        begin, self._begin = self._begin, self._recorder.clock()
-        nbytes, self._bytes = self._bytes, 0
-        self._ring.record(
-            self._kind, begin, self._begin, NO_SAMPLE, nbytes, NO_EPOCH, self._step, self._tier, samples=0
-        )
+    try:
+        yield add
+    finally:
+        record()

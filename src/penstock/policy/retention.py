@@ -16,7 +16,7 @@ theirs. The names of rules are those people know: `last` is TensorFlow's `max_to
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
@@ -128,15 +128,11 @@ def to_forget(
     Where it differs from Algorithm 2 of the paper (`penstock.policy.delta_schemes`): with `Keep(last=1)` what stays is
     what its `delete` leaves, but `delete` comes before the new baseline is saved there.
     """
-    parents = _parents(snapshots)
-    can_restore = _restorable(snapshots, parents)
+    parents, can_restore = _linked(snapshots)
     if not any(can_restore):
         return []
-    if (
-        keep.max_age_seconds is None
-        and keep.limit_bytes is None
-        and len(snapshots) <= (keep.last or math.inf)
-    ):
+    limit_bytes = keep.limit_bytes
+    if keep.max_age_seconds is None and limit_bytes is None and len(snapshots) <= (keep.last or math.inf):
         return []
     newest = len(can_restore) - 1 - can_restore[::-1].index(True)
     wanted = _wanted(snapshots, can_restore, keep)
@@ -146,11 +142,11 @@ def to_forget(
         wanted = [place for place in wanted if made_seconds[place] >= oldest_seconds]
     used = {place for place, snapshot in enumerate(snapshots) if snapshot.step in in_use}
     kept = _Kept(snapshots, parents, {*wanted, newest, *used})
-    if keep.limit_bytes is not None:
+    if limit_bytes is not None:
         # Damaged ones are deleted before intact ones, which never refer to damaged ones.
         given_up = (place for fine in (False, True) for place in wanted if can_restore[place] is fine)
         for place in given_up:
-            if kept.nbytes <= keep.limit_bytes:
+            if kept.nbytes <= limit_bytes:
                 break
             if place != newest and place not in used:
                 kept.release(place)
@@ -162,7 +158,7 @@ def lineage(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
 
     Raises: ConfigError if it or one of them is not there, or they go in circles.
     """
-    by_step = _by_step(snapshots)
+    by_step = {snapshot.step: snapshot for snapshot in snapshots}
     found: list[int] = []
     next_step: int | None = step
     while next_step is not None:
@@ -174,7 +170,7 @@ def lineage(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
                 f"the snapshot of step {step} refers to itself in the end: its files are damaged"
             )
         found.insert(0, next_step)
-        next_step = snapshots[by_step[next_step]].reference_step
+        next_step = by_step[next_step].reference_step
     return found
 
 
@@ -196,8 +192,7 @@ def dependents(snapshots: Sequence[StoredSnapshot], step: int) -> list[int]:
 
 def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
     """Return the steps of those that are intact, as is all that they need, in the order of `snapshots`."""
-    fine = _restorable(snapshots, _parents(snapshots))
-    return list(compress(map(attrgetter("step"), snapshots), fine))
+    return list(compress(map(attrgetter("step"), snapshots), _linked(snapshots)[1]))
 
 
 class _Kept:
@@ -280,28 +275,21 @@ def _marks(
     return set(first.values())
 
 
-def _by_step(snapshots: Sequence[StoredSnapshot]) -> Mapping[int, int]:
-    by_step: dict[int, int] = {}
-    for place, snapshot in enumerate(snapshots):
-        if snapshot.step in by_step:
-            raise ConfigError(f"two snapshots are of step {snapshot.step}; a step has one: delete either")
-        by_step[snapshot.step] = place
-    return by_step
+def _linked(snapshots: Sequence[StoredSnapshot]) -> tuple[list[int | None], list[bool]]:
+    """Return of each the place of its reference, and whether it can be restored.
 
-
-def _parents(snapshots: Sequence[StoredSnapshot]) -> list[int | None]:
-    """Return the place of each one's reference: an earlier place, so that nothing here can go in circles."""
-    by_step = _by_step(snapshots)
+    A reference has an earlier place, so that nothing here can go in circles; None: it has none, or none that counts.
+    Raises: ConfigError for two snapshots of one step.
+    """
+    place_of: dict[int | None, int] = {}
     parents: list[int | None] = []
+    can_restore: list[bool] = []
     for place, snapshot in enumerate(snapshots):
-        parent = None if snapshot.reference_step is None else by_step.get(snapshot.reference_step)
-        parents.append(parent if parent is not None and parent < place else None)
-    return parents
-
-
-def _restorable(snapshots: Sequence[StoredSnapshot], parents: Sequence[int | None]) -> list[bool]:
-    fine: list[bool] = []
-    for snapshot, parent in zip(snapshots, parents, strict=True):
-        has_reference = snapshot.reference_step is None or (parent is not None and fine[parent])
-        fine.append(snapshot.is_intact and has_reference)
-    return fine
+        if snapshot.step in place_of:
+            raise ConfigError(f"two snapshots are of step {snapshot.step}; a step has one: delete either")
+        parent = place_of.get(snapshot.reference_step)
+        place_of[snapshot.step] = place
+        parents.append(parent)
+        has_reference = snapshot.reference_step is None or (parent is not None and can_restore[parent])
+        can_restore.append(snapshot.is_intact and has_reference)
+    return parents, can_restore

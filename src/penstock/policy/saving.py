@@ -257,7 +257,7 @@ class Save:
         """What it replaces is deleted."""
         assert self.stage is Stage.PRUNING, self._not_expected(Stage.PRUNING)
         self.stage = Stage.COPYING
-        return self._finish()
+        return self._finish() if self._is_staged else ()
 
     def staged(self) -> Instructions:
         """The state is copied completely, and training continues; a small one may be durable before that."""
@@ -301,8 +301,6 @@ class Save:
         return (Begin(tier, is_encoded, is_baseline),)
 
     def _finish(self) -> Instructions:
-        if not self._is_staged:
-            return ()
         self.stage = Stage.SAVED
         return (Finish(self.tier != self.terms.tiers[-1]),)
 

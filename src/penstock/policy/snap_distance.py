@@ -48,7 +48,8 @@ class AutoDistance:
             raise ConfigError(
                 f"restore_ratio is {self.restore_ratio!r}; a baseline and one difference can take 2: give that or more"
             )
-        _check_distance("most", self.most)
+        if not is_integer(self.most) or self.most < 1:
+            raise _no_distance("most", self.most)
         if self.useful_bytes is not None and not (is_integer(self.useful_bytes) and self.useful_bytes >= 1):
             raise ConfigError(
                 f"useful_bytes is {self.useful_bytes!r}; it must be an integer of at least one byte, or None"
@@ -96,8 +97,9 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
         return None
     if isinstance(snap_dis, AutoDistance):
         is_worth = snap_dis._is_worth(scheme, since_bytes, _expected(scheme, since_bytes))
+    elif snap_dis < 1:
+        raise _no_distance("snap_dis", snap_dis)
     else:
-        _check_distance("snap_dis", snap_dis)
         is_worth = count < snap_dis
     return reference_within(scheme, 0, count) if is_worth else None
 
@@ -180,8 +182,7 @@ def best_snap_dis(
     return Advice(chosen, f"{reason} ({needs})")
 
 
-def _check_distance(field: str, value: int) -> None:
-    if not is_integer(value) or value < 1:
-        raise ConfigError(
-            f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give an integer"
-        )
+def _no_distance(field: str, value: int) -> ConfigError:
+    return ConfigError(
+        f"{field} is {value!r}; the first of at least 1 snapshots is a baseline: give an integer"
+    )

@@ -59,7 +59,7 @@ from penstock.checkpoint.arguments import (
 from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
-from penstock.checkpoint.opened import OpenedStore, open_tier, quiet, tell
+from penstock.checkpoint.opened import OpenedStore, open_tier, quiet
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
@@ -88,6 +88,7 @@ from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
 from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.ranks import Ranks, alone, ranks_of_this_job
+from penstock.report import print_report
 
 _Path = tuple[str | int, ...]
 #: Of what is staged at a time where nothing is kept for the next difference.
@@ -116,7 +117,7 @@ class StoreWriter(StorageWriter):
         folder: StoreConfig | str | os.PathLike[str],
         *,
         ranks: Callable[[], Ranks] = ranks_of_this_job,
-        report: Callable[[str], None] | None = tell,
+        report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[StoreArguments],
     ) -> None:
         """Open a store.
@@ -283,7 +284,7 @@ class StoreWriter(StorageWriter):
             planned, *target = written
             plan = Plan.read(planned)
             job = self._new_job(plan.step, (), None, Save(SaveTerms()))
-            job.plan, job.target = plan, Begin(*target)
+            self._opened.writer.join(job, plan, Begin(*target))
         job.number = number
         job.nbytes = sum(source.layout.nbytes for source in sources)
         # Training stands still for as long as this takes, so that nothing has to be staged but for the next delta.
@@ -405,7 +406,7 @@ class StoreReader(StorageReader):
         checked_options(storage_options)
         self._catalog = Catalog([open_tier(folder, storage_options)])
         self._ranks = made_ranks(ranks)
-        report = quiet(tell if self._ranks.rank == 0 else None)
+        report = quiet(print_report if self._ranks.rank == 0 else None)
         self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, report)
         #: As of the last `reset`; None: the snapshot that was saved last.
         self._checkpoint_id: str | os.PathLike[str] | None = None

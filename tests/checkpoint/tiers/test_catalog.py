@@ -26,7 +26,7 @@ from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.files.parts import TornError
 from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.tiers import catalog as catalog_module
-from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, open_links
+from penstock.checkpoint.tiers.catalog import Catalog, Copy, Link, Removed, open_links
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError, FormatError
 
@@ -247,15 +247,15 @@ def test_what_is_committed_between_two_looks_at_all_copies_is_not_half_known(
     catalog = looked(folder)
     made(folder, 2)
     manifest = load_manifest(LocalTier(folder), "step-000000000002")
-    created_seconds = catalog_module._created_seconds
+    on_tier = catalog_module._Known.on_tier
 
-    def then_add(copies: Any) -> dict[int, float]:
-        found = created_seconds(copies)
+    def then_add(known: Any, tier: int) -> list[Copy]:
+        found = on_tier(known, tier)
         if catalog.manifest(0, 2) is None:
             catalog.add(0, manifest)
         return found
 
-    monkeypatch.setattr(catalog_module, "_created_seconds", then_add)
+    monkeypatch.setattr(catalog_module._Known, "on_tier", then_add)
 
     assert [one.step for one in catalog.stored(0)] == [1]
     assert [one.step for one in catalog.stored(0)] == [1, 2]

@@ -96,7 +96,7 @@ def test_a_snapshot_that_is_refused_goes_to_the_slow_one_and_so_do_those_after_i
         write(writer, *pieces)
 
     def is_committed(draft: LocalDraft, manifest: bytes) -> None:
-        if str(draft._final).startswith(fast):
+        if str(draft.final).startswith(fast):
             raise DataError(f"{fast}: Input/output error")
         commit(draft, manifest)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -49,11 +49,11 @@ class References(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Scratch:
     """Buffer for decoded blocks, of one thread's use at a time."""
 
-    def __init__(self) -> None:
-        self._buffers: list[Bytes] = []
+    _buffers: list[Bytes] = field(default_factory=list)
 
     def buffer(self, number: int, nbytes: int) -> Bytes:
         """Return uint8[nbytes]: buffer 0, 1, ...; what was in it before is lost."""
@@ -62,22 +62,6 @@ class Scratch:
         if self._buffers[number].size < nbytes:
             self._buffers[number] = np.empty(nbytes, np.uint8)
         return self._buffers[number][:nbytes]
-
-
-class InMemory:
-    """A reference whose tensors are in memory."""
-
-    def __init__(self, tensors: Iterable[Piece]) -> None:
-        """tensors: whole, each one piece."""
-        self._data: dict[Layout, Bytes] = dict(map(itemgetter(0, 2), tensors))
-
-    def block(self, layout: Layout, number: int, scratch: Scratch) -> Bytes | None:
-        """Return a view of the tensor's block; None if there is no tensor of this layout."""
-        data = self._data.get(layout)
-        if data is None:
-            return None
-        step = BLOCK_VALUES * layout.dtype.item_bytes
-        return data[number * step : (number + 1) * step]
 
 
 class Piece(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ctypes import memmove
-from operator import itemgetter
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,16 +34,13 @@ class StagingArea:
 
     def __init__(self) -> None:
         self._bytes: Bytes = np.empty(0, np.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes.size
+        self.nbytes = 0
 
     def reserve(self, nbytes: int) -> None:
         """Make the area at least that large, its pages touched; what was in it is lost if it grows."""
-        if self._bytes.size < nbytes:
-            self._bytes = np.empty(0, np.uint8)
-            self._bytes = _touched(nbytes)
+        if self.nbytes < nbytes:
+            self._bytes, self.nbytes = np.empty(0, np.uint8), 0
+            self._bytes, self.nbytes = _touched(nbytes), nbytes
 
     @no_collection
     def copy(self, cuts: Sequence[Cut], workers: Workers | None = None) -> list[Piece]:
@@ -107,21 +105,20 @@ def space_of(cuts: Sequence[Cut]) -> int:
     return nbytes
 
 
-@no_collection
-def waves_of(sources: Iterable[Source], limit_bytes: int | None) -> list[list[Cut]]:
+def waves_of(sources: Sequence[Source], limit_bytes: int | None) -> list[list[Cut]]:
     """Return a state's tensors, cut between blocks, in waves that take no more space than the limit each.
 
     limit_bytes: None: all in one wave. A wave of a single block may be larger.
     """
-    taken = list(sources)
     if limit_bytes is None:
-        return [[Cut(source, 0, slice(0, source.layout.nbytes)) for source in taken]]
+        ends = map(attrgetter("layout.nbytes"), sources)
+        return [list(map(Cut, sources, repeat(0), map(slice, repeat(0), ends)))]
     waves = []
-    for places in cut_waves([source.layout for source in taken], limit_bytes):
+    for places in cut_waves([source.layout for source in sources], limit_bytes):
         cuts = []
         for index, place in places:
-            block_bytes = BLOCK_VALUES * taken[index].layout.dtype.item_bytes
-            cuts.append(Cut(taken[index], place.start // block_bytes, place))
+            block_bytes = BLOCK_VALUES * sources[index].layout.dtype.item_bytes
+            cuts.append(Cut(sources[index], place.start // block_bytes, place))
         waves.append(cuts)
     return waves
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -80,34 +80,44 @@ class Copy:
         return Link(self.tier, self.step, self.manifest.uid if self.manifest else "")
 
 
+@dataclass(eq=False)
 class _Known:
     """The copies that are known at one moment, by step and tier, and what follows from them. Never changed."""
 
-    def __init__(self, copies: dict[tuple[int, int], Copy]) -> None:
-        self.copies = copies
-        self._on_tier: dict[int, list[tuple[float, int, Copy]]] = {}
-        #: By tier: for which damaged copies, and what retention has to know then.
-        self.stored: dict[int, tuple[frozenset[tuple[int, str]], list[StoredSnapshot]]] = {}
+    copies: dict[tuple[int, int], Copy]
+    _on_tier: dict[int, list[Copy]] = field(default_factory=dict)
+    #: By tier: for which damaged copies, and what retention has to know then.
+    stored: dict[int, tuple[frozenset[tuple[int, str]], list[StoredSnapshot]]] = field(default_factory=dict)
 
     @cached_property
     def created_seconds(self) -> dict[int, float]:
-        """When each step was saved, in that order."""
-        created = _created_seconds(self.copies.values())
-        return {step: created[step] for seconds, step in sorted(zip(created.values(), created, strict=True))}
+        """When each step was saved, in that order; what cannot be read is taken to be as old as the step before it."""
+        created: dict[int, float] = {}
+        unread: set[int] = set()
+        for copy in self.copies.values():
+            if copy.manifest is None:
+                unread.add(copy.step)
+            else:
+                created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
+        if unread:
+            latest = 0.0
+            for step in sorted(created.keys() | unread):
+                latest = created.setdefault(step, latest)
+        return dict(sorted(created.items(), key=itemgetter(1, 0)))
 
     @cached_property
     def faults(self) -> list[FormatError | DataError]:
         return list(filter(None, map(attrgetter("fault"), self.copies.values())))
 
-    def on_tier(self, tier: int) -> list[tuple[float, int, Copy]]:
-        """Return a tier's copies in the order in which they were saved, after when that was, and the step."""
+    def on_tier(self, tier: int) -> list[Copy]:
+        """Return a tier's copies in the order in which they were saved."""
         if tier not in self._on_tier:
-            created, found = self.created_seconds, []
+            found = []
             for (step, of_tier), copy in self.copies.items():
                 if of_tier == tier:
-                    seconds = copy.manifest.created_seconds if copy.manifest else created[step]
+                    seconds = copy.manifest.created_seconds if copy.manifest else self.created_seconds[step]
                     found.append((seconds, step, copy))
-            self._on_tier[tier] = sorted(found)
+            self._on_tier[tier] = list(map(itemgetter(2), sorted(found)))
         return self._on_tier[tier]
 
 
@@ -302,7 +312,7 @@ class Catalog:
 
     def on_tier(self, tier: int) -> list[Copy]:
         """Return a tier's snapshots, in the order in which they were saved."""
-        return list(map(itemgetter(2), self._known.on_tier(tier)))
+        return self._known.on_tier(tier)
 
     def steps(self) -> list[int]:
         """Return the steps of all snapshots, in the order in which they were saved."""
@@ -310,12 +320,12 @@ class Catalog:
 
     def describe_lower(self, step: int) -> str:
         """Return what to report of a step that is saved now and is lower than that saved last; "" where it is not."""
-        last = self.steps()[-1:]
-        if not last or last[0] <= step:
+        last = next(reversed(self._known.created_seconds), step)
+        if last <= step:
             return ""
         return (
-            f"step {step} is saved after step {last[0]}: restore() returns the snapshot that was saved last, step "
-            f"{step}, and restore({last[0]}) the other; a training that went back calls rewind() first"
+            f"step {step} is saved after step {last}: restore() returns the snapshot that was saved last, step {step}, "
+            f"and restore({last}) the other; a training that went back calls rewind() first"
         )
 
     def newest_seconds(self) -> float:
@@ -344,17 +354,19 @@ class Catalog:
         cached = known.stored.get(tier)
         if cached is None or cached[0] is not damaged:
             found = []
-            for created_seconds, step, copy in known.on_tier(tier):
-                one = StoredSnapshot(step, created_seconds, 0, None, is_intact=False)
-                if (manifest := copy.manifest) is not None:
-                    one = StoredSnapshot(
-                        step,
-                        created_seconds,
-                        manifest.stored_bytes,
-                        manifest.reference.step if manifest.reference else None,
-                        is_intact=(tier, manifest.uid) not in damaged,
-                        clock_seconds=manifest.clock_seconds,
-                    )
+            for copy in known.on_tier(tier):
+                if (manifest := copy.manifest) is None:
+                    seconds = known.created_seconds[copy.step]
+                    found.append(StoredSnapshot(copy.step, seconds, 0, None, is_intact=False))
+                    continue
+                one = StoredSnapshot(
+                    copy.step,
+                    manifest.created_seconds,
+                    manifest.stored_bytes,
+                    manifest.reference.step if manifest.reference else None,
+                    is_intact=(tier, manifest.uid) not in damaged,
+                    clock_seconds=manifest.clock_seconds,
+                )
                 found.append(one)
             cached = known.stored[tier] = damaged, found
         return cached[1]
@@ -559,21 +571,6 @@ def _others(copies: Sequence[Copy]) -> list[Copy]:
 def _when(copy: Copy) -> str:
     assert copy.manifest is not None, "it was read"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.manifest.created_seconds))
-
-
-def _created_seconds(copies: Iterable[Copy]) -> dict[int, float]:
-    """Return when each step was saved; what cannot be read is taken to be as old as the step before it."""
-    created: dict[int, float] = {}
-    unread: set[int] = set()
-    for copy in copies:
-        if copy.manifest is None:
-            unread.add(copy.step)
-        else:
-            created[copy.step] = max(copy.manifest.created_seconds, created.get(copy.step, 0.0))
-    latest = 0.0
-    for step in sorted(created.keys() | unread):
-        latest = created.setdefault(step, latest)
-    return created
 
 
 def step_of_fault(error: Exception, steps: Iterable[int], step: int) -> int:

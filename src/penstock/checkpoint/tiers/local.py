@@ -10,11 +10,10 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-
-import numpy as np
 
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.tier import MANIFEST
@@ -175,42 +174,59 @@ class LocalTier:
         return left
 
 
+@dataclass(eq=False)
 class LocalDraft:
-    """A snapshot that is being written into a folder that nobody looks at."""
+    """A snapshot that is being written into a folder that nobody looks at. is_joined: another rank began it."""
 
-    def __init__(self, unfinished: Path, final: Path, *, is_joined: bool) -> None:
-        self._unfinished = unfinished
-        self._final = final
-        self._is_joined = is_joined
+    unfinished: Path
+    final: Path
+    is_joined: bool
 
     def create(self, file: str) -> LocalWriter:
         """Begin a file. Raises: DataError naming it, or the folder where another rank began in another one."""
-        if self._is_joined and not self._unfinished.is_dir():
+        if self.is_joined and not self.unfinished.is_dir():
             raise DataError(
-                f"{self._final.parent} is another folder here than where rank 0 began {self._final.name}: all ranks "
+                f"{self.final.parent} is another folder here than where rank 0 began {self.final.name}: all ranks "
                 "must see the same one, on a file system that their hosts share"
             )
-        return LocalWriter(self._unfinished / file)
+        return LocalWriter(self.unfinished / file)
 
     def open(self, file: str) -> LocalReader:
         """Open a finished file for reading. Raises: FileNotFoundError, DataError naming it."""
-        return LocalReader(self._unfinished / file)
+        return LocalReader(self.unfinished / file)
 
     def commit(self, manifest: bytes) -> None:
-        _write_synced(self._unfinished / MANIFEST, manifest)
+        _write_synced(self.unfinished / MANIFEST, manifest)
         try:
             # The entries of its files, those that other ranks made included.
-            sync_folder(self._unfinished)
-            self._unfinished.rename(self._final)
-            sync_folder(self._final.parent)
+            sync_folder(self.unfinished)
+            self.unfinished.rename(self.final)
+            sync_folder(self.final.parent)
         except OSError as error:
-            raise _named(error, self._final) from error
+            raise _named(error, self.final) from error
 
     def abort(self) -> None:
-        shutil.rmtree(self._unfinished, ignore_errors=True)
+        shutil.rmtree(self.unfinished, ignore_errors=True)
 
 
-class LocalWriter:
+class _OpenFile:
+    """A descriptor, closed once."""
+
+    _path: Path
+    _descriptor: int
+
+    def close(self) -> None:
+        """Let go of the file; twice is harmless. Raises: DataError naming the file."""
+        # Not again where it fails: by then the number may be another file's.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                raise _named(error, self._path) from error
+
+
+class LocalWriter(_OpenFile):
     """A new file, written from its beginning to its end."""
 
     def __init__(self, path: Path) -> None:
@@ -253,20 +269,12 @@ class LocalWriter:
             os.fsync(self._descriptor)
         except OSError as error:
             raise _named(error, self._path) from error
-        self.abandon()
+        self.close()
 
-    def abandon(self) -> None:
-        """Let go of the file; harmless after `finish`. Raises: DataError naming the file."""
-        # Not again where it fails: by then the number may be another file's.
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                raise _named(error, self._path) from error
+    abandon = _OpenFile.close
 
 
-class LocalReader:
+class LocalReader(_OpenFile):
     """An open file."""
 
     #: One is copied from the page cache while the other waits for the disk.
@@ -289,15 +297,6 @@ class LocalReader:
                 )
             offset += got
             left = left[got:]
-
-    def close(self) -> None:
-        """Let go of the file; twice is harmless. Raises: DataError naming the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                raise _named(error, self._path) from error
 
 
 def _open_plain(path: Path) -> tuple[int, int]:
@@ -322,13 +321,13 @@ def _open_plain(path: Path) -> tuple[int, int]:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    writer = LocalWriter(path)
     try:
-        writer.write(np.frombuffer(data, np.uint8))
-        writer.finish()
-    except BaseException:
-        writer.abandon()
-        raise
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _named(error, path) from error
 
 
 def _remove(path: Path) -> None:
