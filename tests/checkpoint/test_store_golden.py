@@ -81,10 +81,27 @@ def bytes_of(value: Any) -> bytes:
     return bytes(np.ascontiguousarray(value).tobytes())
 
 
-@pytest.mark.parametrize("step", [0, 1, 2])
-def test_a_store_of_version_1_is_read_bit_for_bit(copied: Path, step: int) -> None:
-    state = opened(copied).restore(step).state
+def test_a_store_of_version_1_is_read_bit_for_bit_and_gone_on_with(copied: Path, name: str) -> None:
+    store = opened(copied)
+    for listed in (store.list(), store.verify()):
+        assert [(one.step, one.condition) for one in listed] == [(0, "whole"), (1, "whole"), (2, "whole")]
+        assert [one.reference_step for one in listed] == STORES[name]
+        assert {one.codec for one in listed} == {name.rpartition("-")[0]}
+    for step in range(3):
+        said = said_by(copied / f"step-{step:012d}" / "manifest.json")
+        assert (said["format"], said["version"], said["step"]) == ("penstock snapshot", 1, step)
+        check_state(store.restore(step).state, step)
 
+    codec, _, scheme = name.rpartition("-")
+    with opened(copied, codec=codec, scheme=scheme, snap_dis=9) as store:
+        state = store.restore(2).state
+        saved = store.save(3, state).wait()
+
+        assert saved.reference_step == {"progressive": 2, "chain": 0, "complete": None}[scheme]
+        assert bytes_of(store.restore(3)["odd"]["float32"]) == bytes_of(state["odd"]["float32"])
+
+
+def check_state(state: Any, step: int) -> None:
     for dtype, words in ODD.items():
         expected = words.split()
         expected = expected[step:] + expected[:step]
@@ -106,31 +123,6 @@ def test_a_store_of_version_1_is_read_bit_for_bit(copied: Path, step: int) -> No
     plain = state["plain"]
     assert math.isnan(plain.pop("nan"))
     assert plain == {"step": step, "name": "ä/~\u2028", "huge": 2**70, "items": (1, [None, True])}
-
-
-def test_it_is_listed_and_verified_as_whole(copied: Path, name: str) -> None:
-    store = opened(copied)
-
-    for listed in (store.list(), store.verify()):
-        assert [(one.step, one.condition) for one in listed] == [(0, "whole"), (1, "whole"), (2, "whole")]
-        assert [one.reference_step for one in listed] == STORES[name]
-        assert {one.codec for one in listed} == {name.rpartition("-")[0]}
-
-
-def test_it_is_gone_on_with(copied: Path, name: str) -> None:
-    codec, _, scheme = name.rpartition("-")
-    with opened(copied, codec=codec, scheme=scheme, snap_dis=9) as store:
-        state = store.restore(2).state
-        saved = store.save(3, state).wait()
-
-        assert saved.reference_step == {"progressive": 2, "chain": 0, "complete": None}[scheme]
-        assert bytes_of(store.restore(3)["odd"]["float32"]) == bytes_of(state["odd"]["float32"])
-
-
-def test_its_manifests_are_of_version_1(name: str) -> None:
-    for step in range(3):
-        said = said_by(FOLDER / name / f"step-{step:012d}" / "manifest.json")
-        assert (said["format"], said["version"], said["step"]) == ("penstock snapshot", 1, step)
 
 
 def test_a_flipped_bit_of_it_is_found(copied: Path) -> None:

@@ -51,18 +51,18 @@ def rounded(values: Bytes) -> NDArray[np.uint16]:
     return nearest
 
 
-@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
-def test_every_type_comes_back_bit_for_bit_at_any_size(name: str, dtype: DType) -> None:
+def test_every_type_comes_back_bit_for_bit_at_any_size(dtype: DType) -> None:
     for count in (1, 2, 3, 4095, 4097, BLOCK_VALUES - 1, BLOCK_VALUES):
         rng = np.random.default_rng(count)
         reference = rng.integers(0, 256, count * dtype.item_bytes).astype(np.uint8)
         values = reference.copy()
         values[:: 7 * dtype.item_bytes] += 1
-        there_and_back(name, values, dtype, reference)
-        there_and_back(name, values, dtype, None)
-        there_and_back(name, np.zeros_like(values), dtype, reference)
-        assert there_and_back(name, values, dtype, values.copy())[:2] == (Kind.EQUAL, 0)
+        for name in PRESETS:
+            there_and_back(name, values, dtype, reference)
+            there_and_back(name, values, dtype, None)
+            there_and_back(name, np.zeros_like(values), dtype, reference)
+            assert there_and_back(name, values, dtype, values.copy())[:2] == (Kind.EQUAL, 0), name
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -105,18 +105,18 @@ def test_a_block_that_turns_wild_where_nobody_looked_is_stored(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
-def test_the_widest_difference_that_nobody_looked_at_comes_back(name: str, dtype: DType) -> None:
+def test_the_widest_difference_that_nobody_looked_at_comes_back(name: str) -> None:
     """One value has the highest bit alone, all others have zeros at their end: the lowest integer as a difference."""
-    item = dtype.item_bytes // (2 if dtype.name.startswith("complex") else 1)
-    width = 8 * item
-    for bit, ground in ((width - 1, 0), (width - 1, 1 << (width - 2)), (width - 2, 1 << (width - 1))):
-        reference = np.full(5000 * dtype.item_bytes // item, ground, f"u{item}")
-        for place in (0, 1094, 4999):
-            values = reference.copy()
-            values[place] = 1 << bit
-            there_and_back(name, values.view(np.uint8), dtype, reference.view(np.uint8))
-            there_and_back(name, values.view(np.uint8), dtype, None)
+    for dtype in DTYPES.values():
+        item = dtype.item_bytes // (2 if dtype.name.startswith("complex") else 1)
+        width = 8 * item
+        for bit, ground in ((width - 1, 0), (width - 1, 1 << (width - 2)), (width - 2, 1 << (width - 1))):
+            reference = np.full(5000 * dtype.item_bytes // item, ground, f"u{item}")
+            for place in (0, 1094, 4999):
+                values = reference.copy()
+                values[place] = 1 << bit
+                there_and_back(name, values.view(np.uint8), dtype, reference.view(np.uint8))
+                there_and_back(name, values.view(np.uint8), dtype, None)
 
 
 def test_weights_a_step_apart_are_a_difference_and_near_the_models_entropy() -> None:

@@ -327,13 +327,13 @@ def test_every_method_of_the_paper_has_a_codec() -> None:
 
 
 @pytest.mark.parametrize("name", list(CODEC_OF))
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=list(DTYPES))
-def test_every_type_comes_back_bit_for_bit_from_blocks_of_any_size(name: str, dtype: DType) -> None:
-    for count in (1, 2, 3, 129, 4_099):
-        pair = weights(count, dtype, seed=count)
-        for each in (pair, pair._replace(reference=None)):
-            kind, payload = encoded(name, each)
-            assert (decoded(kind, payload, each) == each.values).all()
+def test_every_type_comes_back_bit_for_bit_from_blocks_of_any_size(name: str) -> None:
+    for dtype in DTYPES.values():
+        for count in (1, 2, 3, 129, 4_099):
+            pair = weights(count, dtype, seed=count)
+            for each in (pair, pair._replace(reference=None)):
+                kind, payload = encoded(name, each)
+                assert (decoded(kind, payload, each) == each.values).all(), (dtype.name, count)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "bfloat16", "float32", "float64", "complex128"])
@@ -355,15 +355,15 @@ def test_awkward_floats_come_back_bit_for_bit(name: str) -> None:
         assert (decoded(kind, payload, pair) == values).all()
 
 
-@pytest.mark.parametrize("name", list(CODEC_OF))
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
-def test_noise_is_stored_as_it_is_and_never_grows(name: str, dtype: str) -> None:
+def test_noise_is_stored_as_it_is_and_never_grows(dtype: str) -> None:
     random = np.random.default_rng(0)
     values, reference = random.integers(0, 256, (2, BLOCK_VALUES * DTYPES[dtype].item_bytes), np.uint8)
 
-    for each in (reference, None):
-        kind, payload = encoded(name, Pair(values, DTYPES[dtype], each))
-        assert kind is Kind.STORED or payload.size < values.size
+    for name in CODEC_OF:
+        for each in (reference, None):
+            kind, payload = encoded(name, Pair(values, DTYPES[dtype], each))
+            assert kind is Kind.STORED or payload.size < values.size, name
 
 
 def test_what_is_no_float_is_stored_as_it_is_in_baselines() -> None:

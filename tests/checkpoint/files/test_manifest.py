@@ -214,17 +214,15 @@ def _set(path: tuple[Any, ...], value: Any, told: Any) -> None:
     told[last] = value
 
 
-LIES = lies()
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_what_cannot_be_is_refused(lie: str) -> None:
-    told = said()
-    LIES[lie](told)
-    with pytest.raises(FormatError, match=r"^here ") as raised:
-        read_manifest(sealed(told), "here")
-    assert not isinstance(raised.value, NewerFormat)
-    assert len(str(raised.value)) < 600
+def test_what_cannot_be_is_refused() -> None:
+    for lie, change in lies().items():
+        told = said()
+        change(told)
+        with pytest.raises(FormatError, match=r"^here ") as raised:  # noqa: PT012, to say which is not
+            read_manifest(sealed(told), "here")
+            pytest.fail(f"{lie} passes")
+        assert not isinstance(raised.value, NewerFormat), lie
+        assert len(str(raised.value)) < 600, lie
 
 
 @pytest.mark.parametrize(

@@ -692,14 +692,15 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
-def test_an_absurd_first_message_is_refused_before_anything_is_changed(start: bytes) -> None:
-    state = {"a": np.full(300, 3, np.float32)}
+def test_an_absurd_first_message_is_refused_before_anything_is_changed() -> None:
+    for name, start in STARTS.items():
+        state = {"a": np.full(300, 3, np.float32)}
 
-    with pytest.raises(FormatError):
-        Refresher(state).apply(sealed([(START, start), (BLOCKS, run_of(VALUES)), (END, b"")]))
+        with pytest.raises(FormatError):  # noqa: PT012, to say which is not refused
+            Refresher(state).apply(sealed([(START, start), (BLOCKS, run_of(VALUES)), (END, b"")]))
+            pytest.fail(f"{name} passes")
 
-    assert (state["a"] == 3).all()
+        assert (state["a"] == 3).all(), name
 
 
 def test_a_tensor_beyond_all_memory_is_refused_although_what_is_seen_of_it_is_small() -> None:
@@ -747,14 +748,15 @@ REST = {
 }
 
 
-@pytest.mark.parametrize("rest", REST.values(), ids=REST.keys())
-def test_absurd_messages_after_a_good_first_one_are_refused(rest: list[tuple[int, bytes]]) -> None:
-    refresher = Refresher({"a": np.zeros(300, np.float32)})
+def test_absurd_messages_after_a_good_first_one_are_refused() -> None:
+    for name, rest in REST.items():
+        refresher = Refresher({"a": np.zeros(300, np.float32)})
 
-    with pytest.raises(FormatError):
-        refresher.apply(sealed([(START, start_of()), *rest]))
+        with pytest.raises(FormatError):  # noqa: PT012, to say which is not refused
+            refresher.apply(sealed([(START, start_of()), *rest]))
+            pytest.fail(f"{name} passes")
 
-    assert refresher.step is None
+        assert refresher.step is None, name
 
 
 def test_hops_of_nothing_do_not_take_time() -> None:
