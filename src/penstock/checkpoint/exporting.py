@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.catalog import Catalog, Removed, looking_again, naming_dependents, open_links
+from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again, open_links, read_first
 from penstock.checkpoint.tiers.fast_folders import look_and_choose
 from penstock.checkpoint.tiers.tier import Tier
-from penstock.errors import DataError, FormatError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def open_readable(
         Workers(default_coders(), "penstock-export") as workers,
         closing(looking_again(open_chosen)) as snapshot,
     ):
-        manifest = snapshot.chain.manifest
+        manifest = snapshot.manifest
         yield manifest.step, Readable(tree_of(manifest, parts_by_name(manifest)), snapshot.read)
 
 
@@ -51,54 +52,41 @@ class _Snapshot:
     def __init__(self, catalog: Catalog, step: int, workers: Workers, report: Callable[[str], None]) -> None:
         """Open it. Raises: `Removed`; FormatError, DataError if no copy can be opened."""
         self._catalog = catalog
-        self._step = step
         self._workers = workers
         self._report = report
-        self._left = deque(catalog.chains(step))
         if other := catalog.describe_other_versions(step):
             report(other)
-        self._chain_links = self._left.popleft()
-        self.chain = self._open()
+        chains = catalog.chains(step)
+        #: The restore chains that are left, of which the first is open; none to another snapshot of this step.
+        self._chains = [links for links in chains if links[-1].uid == chains[0][-1].uid]
+        self._chain: Chain | None = None
+        self.manifest = self._of_first_good(lambda chain: chain.manifest)
 
-    def _open(self) -> Chain:
-        while True:
-            try:
-                with naming_dependents(self._chain_links):
-                    return open_links(self._catalog, self._chain_links)
-            except (FormatError, DataError) as error:
-                self._pass_over(error)
+    def _of_first_good(self, read: Callable[[Chain], T]) -> T:
+        """Return what a function returns of the first chain on which it does not fail; that is the one read next."""
 
-    def _pass_over(self, error: FormatError | DataError) -> None:
-        """Go on to the next restore chain. Raises: the error, if there is none; `Removed`."""
-        if self._catalog.was_removed(self._chain_links):
-            raise Removed(f"the snapshot of step {self._step} was removed meanwhile: {error}") from error
-        if not self._left:
-            raise error
-        self._report(f"step {self._step} is read from another copy: {error}")
-        self._chain_links = self._left.popleft()
+        def attempt(links: Sequence[Link]) -> T:
+            if links is not self._chains[0]:
+                self.close()
+                self._chain, self._chains = None, self._chains[self._chains.index(list(links)) :]
+            self._chain = self._chain or open_links(self._catalog, links)
+            return read(self._chain)
+
+        return read_first(self._chains, attempt, self._catalog.was_removed, self._report)
 
     def read(self, name: str) -> Bytes:
         """Return a tensor's bytes. Raises: FormatError, DataError: what is wrong with the last copy."""
-        uid = self.chain.manifest.uid
-        while True:
-            try:
-                with naming_dependents(self._chain_links):
-                    return self._read(name)
-            except (FormatError, DataError) as error:
-                fault = error
-            self._pass_over(fault)
-            self.chain.close()
-            self.chain = self._open()
-            if self.chain.manifest.uid != uid:
-                raise fault  # what is left is another snapshot of this step
 
-    def _read(self, name: str) -> Bytes:
-        parts = parts_by_name(self.chain.manifest)[name]
-        layout = parts[0].layout.whole
-        out = np.empty(layout.nbytes, np.uint8)
-        for _ in read_wanted(self.chain, [Wanted(layout, parts, out)], self._workers):
-            pass
-        return out
+        def read_of(chain: Chain) -> Bytes:
+            parts = parts_by_name(chain.manifest)[name]
+            layout = parts[0].layout.whole
+            out = np.empty(layout.nbytes, np.uint8)
+            for _ in read_wanted(chain, [Wanted(layout, parts, out)], self._workers):
+                pass
+            return out
+
+        return self._of_first_good(read_of)
 
     def close(self) -> None:
-        self.chain.close()
+        if self._chain is not None:
+            self._chain.close()

@@ -13,10 +13,11 @@ from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of
 from penstock.checkpoint.tiers.catalog import (
     Catalog,
     Copy,
+    Link,
     Removed,
     looking_again,
-    naming_dependents,
     open_links,
+    read_first,
 )
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -93,27 +94,24 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
 
     Raises: `Removed` if something may be wrong only because a copy is there no more.
     """
-    read_from = {copy.link}
-    fault: FormatError | DataError | None = None
+
+    def read(links: Sequence[Link]) -> None:
+        with closing(open_links(catalog, links)) as chain:
+            if workers is not None:
+                decode_all(chain, workers)
+            tree = tree_of(chain.manifest, parts_by_name(chain.manifest))
+            for rank in range(len(chain.manifest.rank_trees)):
+                tree_of_rank(chain.manifest, rank, tree)
+
     try:
-        chains = catalog.chains_of(copy)
+        read_first(catalog.chains_of(copy), read, catalog.was_removed)
+    except Removed:
+        raise
     except (FormatError, DataError) as error:
-        chains, fault = [], error
-    for links in chains:
-        read_from.update(links)
-        try:
-            with naming_dependents(links), closing(open_links(catalog, links)) as chain:
-                if workers is not None:
-                    decode_all(chain, workers)
-                tree = tree_of(chain.manifest, parts_by_name(chain.manifest))
-                for rank in range(len(chain.manifest.rank_trees)):
-                    tree_of_rank(chain.manifest, rank, tree)
-                return None
-        except (FormatError, DataError) as error:
-            fault = error
-    if catalog.was_removed(read_from):
-        raise Removed(f"the snapshot of step {copy.step} was removed meanwhile: {fault}") from fault
-    return fault
+        if catalog.was_removed([copy.link]):
+            raise Removed(f"the snapshot of step {copy.step} was removed meanwhile: {error}") from error
+        return error
+    return None
 
 
 def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,8 +26,8 @@ from penstock.checkpoint.tiers.catalog import (
     Link,
     Removed,
     looking_again,
-    naming_dependents,
     open_links,
+    read_first,
     step_of_fault,
 )
 from penstock.checkpoint.tiers.fast_folders import describe_newer_on_fast, look_and_choose
@@ -239,18 +240,14 @@ class Restorer:
                 count(sum(link.manifest.stored_bytes for link in chain.links))
                 loaded.append(load(chain))
 
-        for links in chains:
-            try:
-                with naming_dependents(links):
-                    self._ranks.gather_then_decide(what, lambda links=links: open_and_load(links))  # type: ignore[misc]
-                return loaded[-1]
-            except (FormatError, DataError) as error:
-                if self._ranks.on_rank_zero(what, lambda links=links: self._catalog.was_removed(links)):  # type: ignore[misc]
-                    raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
-                if links is chains[-1]:
-                    raise
-                self._report(f"step {step} is read from another copy: {error}")
-        raise AssertionError("the last chain returns or raises")
+        def read(links: Sequence[Link]) -> T:
+            self._ranks.gather_then_decide(what, partial(open_and_load, links))
+            return loaded[-1]
+
+        def was_removed(links: Sequence[Link]) -> bool:
+            return bool(self._ranks.on_rank_zero(what, partial(self._catalog.was_removed, links)))
+
+        return read_first(chains, read, was_removed, self._report)
 
     def _chains(self, step: int) -> list[list[Link]]:
         """Return `Catalog.chains`, and report copies that are on none of them; none if they are there no more."""

@@ -33,7 +33,7 @@ from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
 from penstock.checkpoint.state.unflatten import Destination, Loading, plan_loading_into
-from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, looking_again, open_links
+from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, looking_again, open_links, read_first
 from penstock.errors import ConfigError, DataError, FormatError
 
 _START, _BLOCKS, _END = 1, 2, 3
@@ -119,24 +119,20 @@ def _open_shortest(
 
     Raises: `Removed` if a snapshot on it is there no more.
     """
-    found = []
-    for links in catalog.chains(to_step):
+
+    def first_sent(links: Sequence[Link]) -> int:
         # As of the receiver's snapshot, if the chain leads through it; else from its beginning.
         steps = [link.step for link in links]
-        first = steps.index(from_step) + 1 if from_step in steps else 0
-        sent = [catalog.manifest(link.tier, link.step) for link in links[first:]]
-        found.append((sum(manifest.stored_bytes for manifest in sent if manifest), first, links))
-    found.sort(key=lambda each: each[0])
-    for _, first, links in found:
-        try:
-            with _name_removed(catalog, links):
-                return open_links(catalog, links), first, links
-        except Removed:
-            raise
-        except (FormatError, DataError):
-            if links is found[-1][2]:
-                raise
-    raise AssertionError("the last chain is opened or raises")
+        return steps.index(from_step) + 1 if from_step in steps else 0
+
+    def sent_bytes(links: Sequence[Link]) -> int:
+        sent = (catalog.manifest(link.tier, link.step) for link in links[first_sent(links) :])
+        return sum(manifest.stored_bytes for manifest in sent if manifest)
+
+    def opened(links: Sequence[Link]) -> tuple[Chain, int, Sequence[Link]]:
+        return open_links(catalog, links), first_sent(links), links
+
+    return read_first(sorted(catalog.chains(to_step), key=sent_bytes), opened, catalog.was_removed)
 
 
 def _wanted(tree: Tree, patterns: Iterable[str] | None) -> frozenset[str]:

@@ -593,6 +593,33 @@ def naming_dependents(links: Sequence[Link]) -> Iterator[None]:
         raise type(error)(f"step {step} needs step {fault_step}: {error}") from error
 
 
+def read_first(
+    chains: Sequence[Sequence[Link]],
+    read: Callable[[Sequence[Link]], T],
+    was_removed: Callable[[Sequence[Link]], bool],
+    report: Callable[[str], None] = lambda _: None,
+) -> T:
+    """Return what a function returns for the first restore chain of a snapshot on which it does not fail.
+
+    was_removed: such as `Catalog.was_removed`. report: is called with a line on each chain that is passed over.
+    Raises: `Removed` if a copy is there no more; FormatError or DataError: what is wrong with the last chain.
+    """
+    step = chains[0][-1].step
+    for links in chains:
+        try:
+            with naming_dependents(links):
+                return read(links)
+        except Removed:
+            raise
+        except (FormatError, DataError) as error:
+            if was_removed(links):
+                raise Removed(f"the snapshot of step {step} was removed meanwhile: {error}") from error
+            if links is chains[-1]:
+                raise
+            report(f"step {step} is read from another copy: {error}")
+    raise AssertionError("the last chain returns or raises")
+
+
 def open_links(catalog: Catalog, links: Iterable[Link]) -> Chain:
     """Open the snapshots that one is made of.
 
