@@ -161,6 +161,8 @@ class SnapshotStore:
             state_bytes = sum(layout.whole.nbytes for layout in flat[0].layouts) + bytes_beside(
                 flat[0].tree, flat[0].layouts
             )
+            if self._drainer is not None:
+                self._drainer.get_ready(state_bytes)
             needed = self._housekeeping.check_space(
                 state_bytes, steps, self._encoding, self._due.least_seconds
             )
@@ -282,6 +284,7 @@ class SnapshotStore:
         """Write a snapshot in the background; it is drained once its save has been reported."""
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.hold_back(job.step)
+            self._drainer.get_ready(sum(map(attrgetter("nbytes"), job.layouts)))
         saved = self._writer.write(job, workers)
         for area in self._writer.free_areas() if any(self._writer.holds) else ():
             # Here, lest the next save does it while training waits.

@@ -91,8 +91,7 @@ class FastTier:
 
     name: of a storage class of the machine. capacity_bytes: for snapshots; None: all of it.
     drain_bytes_per_second: that a drain writes at most.
-    drain_start_seconds: until a drain that follows no other begins to write: of the process that a store starts for
-        snapshots of 64 MiB and more, about half a second.
+    drain_start_seconds: until a drain that follows no other begins to write.
     commit_seconds: that a snapshot takes on this tier beyond its bytes.
     """
 

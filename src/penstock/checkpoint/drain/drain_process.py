@@ -4,8 +4,9 @@
     the process  reads the fast tier, encodes, writes and syncs a part of the draft that the training began
                  ◀── {"written": ...} or {"failed": ...}, a line on its standard output
 
-What a snapshot shall be, its commit and what goes after it stay with the training. The process ends with the drain, and
-with its standard input: a training that is killed leaves nothing behind.
+What a snapshot shall be, its commit and what goes after it stay with the training. The process begins while the first
+large snapshot is saved, so that it is there when that is drained, and ends with the store or with its standard input: a
+training that is killed leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -51,23 +52,30 @@ class ProcessEnded(DataError):
 
 
 class DrainProcess:
-    """The process, as the training sees it. Used by one thread, which closes it."""
+    """The process, as the training sees it. Asked by one thread."""
 
     def __init__(self, interrupt: threading.Event) -> None:
-        """Begin. interrupt: once set, what is asked is broken off. Raises: NoChild."""
+        """Begin, and wait for nothing. interrupt: once set, what is asked is broken off. Raises: NoChild."""
         self._interrupt = interrupt
+        self._is_ready = False
         self._process = start_child(
             "penstock.checkpoint.drain.drain_process:serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"  # noqa: PT018
         self._requests, self._answers = self._process.stdin, self._process.stdout
+
+    def wait_until_ready(self) -> None:
+        """Return once it has loaded what it needs. Raises: NoChild if it ended; DataError if it was interrupted."""
+        if self._is_ready:
+            return
         try:
             self._read_until(_GREETING)
         except BaseException as error:
             self.close()
-            if isinstance(error, ProcessEnded) and not interrupt.is_set():
+            if isinstance(error, ProcessEnded) and not self._interrupt.is_set():
                 raise NoChild(str(error)) from None
             raise
+        self._is_ready = True
 
     def ask(self, request: JSON, *, to_its_end: bool = False) -> Any:
         """Return what a request is answered with. to_its_end: whether no interrupt counts.
@@ -117,7 +125,10 @@ class DrainProcess:
 
 
 class ProcessDrainer:
-    """Has snapshots drained by a process, which is begun for the first one and lives until `close`."""
+    """Has snapshots drained by a process, which is begun for the first one and lives until `close`.
+
+    Used by the thread that drains; any thread may `start` it ahead.
+    """
 
     def __init__(
         self,
@@ -144,10 +155,29 @@ class ProcessDrainer:
             "threads": threads,
             "bytes_per_second": bytes_per_second,
         }
+        #: held while the process is begun or closed
+        self._starting = threading.Lock()
         self._process: DrainProcess | None = None
         self._is_refused = False
         #: Of the snapshot that is drained.
         self._waves: FromChain
+
+    def start(self) -> None:
+        """Begin a process where there is none, and wait for nothing: it loads what it needs for half a second."""
+        with self._starting:
+            if self._process is not None and self._process.is_closed:
+                self._process = None
+            if self._process is None and not (self._is_refused or self._interrupt.is_set()):
+                try:
+                    self._process = DrainProcess(self._interrupt)
+                except NoChild as error:
+                    self._refuse(error)
+                except RuntimeError:
+                    pass  # this interpreter is shutting down: the next process that saves here drains what is left
+
+    def _refuse(self, error: NoChild) -> None:
+        self._is_refused = True
+        self._report(f"snapshots are drained by threads of this process: {error}")
 
     def begin(self, links: Sequence[Link], waves: FromChain) -> bool:
         """Begin a snapshot, which `write` and `check` are then of; return whether a process can be had.
@@ -156,15 +186,14 @@ class ProcessDrainer:
         Raises: DataError if it is broken off.
         """
         self._settings["links"], self._waves = [list(link) for link in links], waves
-        if self._process is not None and self._process.is_closed:
-            self._process = None
-        if self._process is None and not self._is_refused:
-            try:
-                self._process = DrainProcess(self._interrupt)
-            except NoChild as error:
-                self._is_refused = True
-                self._report(f"snapshots are drained by threads of this process: {error}")
-        return self._process is not None
+        self.start()
+        if self._process is None:
+            return False
+        try:
+            self._process.wait_until_ready()
+        except NoChild as error:
+            self._refuse(error)
+        return not self._is_refused
 
     def write(self, plan: Plan) -> WrittenPart:
         """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
@@ -202,9 +231,9 @@ class ProcessDrainer:
         )
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+        with self._starting:
+            if self._process is not None:
+                self._process.close()
 
 
 # The process itself

@@ -68,6 +68,11 @@ class Drainer:
         #: Called once the thread has ended, where nobody will ask any more.
         self._then: Callable[[], None] | None = None
 
+    def get_ready(self, nbytes: int) -> None:
+        """Begin the process that will drain a state of so many bytes, while that is being saved."""
+        if self._apart is not None and nbytes >= _LEAST_APART_BYTES:
+            self._apart.start()
+
     def hold_back(self, step: int) -> None:
         """Tell nobody of the drain of a step before `go_on` is called with it."""
         with self._changed:
@@ -111,6 +116,7 @@ class Drainer:
             self._changed.notify_all()
             while self._thread is not None:
                 self._changed.wait()
+        self._end_process()
 
     def leave(self, then: Callable[[], None]) -> None:
         """Have a function called once what waits is drained; nobody asks for anything any more."""
@@ -118,6 +124,7 @@ class Drainer:
             if self._thread is not None:
                 self._then = then
                 return
+        self._end_process()
         then()
 
     def raise_error(self) -> None:
@@ -148,13 +155,10 @@ class Drainer:
                 error = failure
                 # It is raised, too, but only where somebody asks again.
                 self._report(f"{'what waits' if step is None else f'step {step}'}: NOT drained: {error}")
-            if error or step is None:
-                self._end_process()
             with self._changed:
                 self._has_failed = error is not None
                 # Under the lock of `go_on`: what is asked for is seen here, or begins another thread.
                 if error or self._is_stopping or (step is None and not self._is_asked):
-                    self._end_process()
                     self._error = error
                     self._thread = None
                     self._changed.notify_all()
@@ -162,6 +166,7 @@ class Drainer:
                     break
                 self._is_asked = False
         if then is not None:
+            self._end_process()
             then()
 
     def _end_process(self) -> None:
