@@ -1,12 +1,14 @@
 """Batches on a device: a training step with the loader beside one on resident data, and what each copy costs.
 
-    python benchmarks/loader/device.py [--quick] [--rounds N] [--steps N] [--batch N] [--images DIR]
+    python benchmarks/loader/device.py [--quick] [--rounds N] [--steps N] [--batch N] [--width N] [--images DIR]
 
 On a CUDA device:
 
-- "step": a ResNet-18 written here, in bfloat16, trained on random crops of JPEG files, 224 x 224, channels last:
-  batches that are on the device already, beside those that the loader copies there. Both are timed from the first
-  step's begin to the last one's end on the device, in turn. "stall" is what the loader's own trace says.
+- "step": a residual network written here, --width times as wide as a ResNet-18, in bfloat16, trained on random crops
+  of JPEG files, 224 x 224, channels last: batches that are on the device already, beside those that the loader copies
+  there. Both are timed from the first step's begin to the last one's end on the device, in turn. "stall" is what the
+  trace of the loader says. The processors have to decode as many images as the device trains on: a network that trains
+  on more shows how fast they decode, not what the copies cost.
 - "H2D": 64 MB to the device out of a registered slot (private, and shared with processes), out of memory that PyTorch
   pins, which is the limit, and out of pageable memory.
 - "normalise": what the table look-up of a batch takes on the device, in pieces and beside multiply and add; and what
@@ -53,6 +55,7 @@ from penstock.torch.loader import TORCH
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COPIED_BYTES = 64 << 20
+WANTED_RATIO = 1.01
 #: Without types, as PyTorch has none for most of it.
 cuda: Any = torch.cuda
 
@@ -171,7 +174,7 @@ def endless(loader: penstock.Loader) -> Iterator[Any]:
 
 def compare_steps(folder: Path, arguments: argparse.Namespace, device: torch.device, side: int) -> None:
     """Print what a step takes on resident data, and with the loader."""
-    training = Training(device, *((8, 1) if arguments.quick else (64, 2)))
+    training = Training(device, *((8, 1) if arguments.quick else (64 * arguments.width, 2)))
     given: str | StandIn = StandIn() if device.type == "cpu" else "cuda"
     with loader_of(folder, arguments.batch, side, given) as loader:
         batches = endless(loader)
@@ -198,15 +201,10 @@ def compare_steps(folder: Path, arguments: argparse.Namespace, device: torch.dev
         f"step with the loader: {spread([each * 1e3 for each in loaded], '.2f')} ms, {images:,.0f} images/s"
     )
     ratios = [one / other for one, other in zip(loaded, alone, strict=True)]
-    best = min(loaded) / min(alone)
     verdict = (
-        ""
-        if device.type == "cpu"
-        else f": {'PASS' if min(best, statistics.median(ratios)) <= 1.01 else 'FAIL'}"
+        "" if device.type == "cpu" else f": {'PASS' if statistics.median(ratios) <= WANTED_RATIO else 'FAIL'}"
     )
-    print(
-        f"loader over resident data: {spread(ratios, '.4f')} x, best over best {best:.4f} x; wanted 1.01{verdict}"
-    )
+    print(f"loader over resident data: {spread(ratios, '.4f')} x; wanted {WANTED_RATIO}{verdict}")
     print(f"stall by the trace, of the latest epoch: {stall:.3f} s")
 
 
@@ -406,6 +404,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--width", type=int, default=2, help="of the network, in ResNet-18s")
     parser.add_argument("--images", help="a folder of JPEG files by label, in place of made ones")
     arguments = parser.parse_args(words)
     if arguments.quick:

@@ -267,7 +267,7 @@ def test_what_cannot_work_is_refused_with_advice(steps: Any, text: str) -> None:
 def test_a_transform_that_draws_globally_is_refused_in_threads(image_folder: Callable[..., Path]) -> None:
     folder, elastic = image_folder(4), of_torchvision("ElasticTransform")
     rotation = of_torchvision("RandomRotation", degrees=[0, 9], expand=True)
-    for step, advice in ((elastic, "give decoders=0"), (rotation, "give RandomRotation arguments that pen")):
+    for step, advice in ((elastic, "give workers=n"), (rotation, "give RandomRotation arguments that pen")):
         with pytest.raises(ConfigError, match=f"{type(step).__name__}.* global random generators.*{advice}"):
             Loader(folder, batch_size=2, epochs=1, transforms=[step, TO_TENSOR])
 

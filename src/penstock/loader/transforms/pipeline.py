@@ -93,7 +93,7 @@ def check_draws(transforms: Sequence[Transform]) -> None:
                 else ""
             )
             raise ConfigError(
-                f"{step} among the transforms draws from global random generators, which threads share, so that no "
+                f"{name} among the transforms draws from global random generators, which threads share, so that no "
                 f"seed would fix its draws: {ours}give workers=n, processes where they are seeded for each sample, or "
                 "decoders=0, where they are, too; or write a function of a picture and rng"
             )
