@@ -29,6 +29,7 @@ from penstock.child import NoChild, start_child
 from penstock.errors import ClosedError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.engine import Fetcher
+from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field, StagingBuffer
 from penstock.loader.fetching import SourceFetcher, located
 from penstock.loader.global_draws import ONE_THREAD
@@ -177,7 +178,7 @@ class Processes:
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
         epoch: int = 0,
-    ) -> list[Any]:
+    ) -> list[Any] | Pieces:
         """Return bytes; or nothing of each sample of a data set, where `decode` has the process make it."""
         if self._reads_here:
             return self._fetcher.fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)

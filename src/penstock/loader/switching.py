@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from penstock.errors import ClosedError
 from penstock.flow.engine import Engine, Fetcher
 from penstock.flow.lock_use import LockUse
+from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
 from penstock.loader.processes import THREADS_A_PROCESS, Processes
 from penstock.loader.worker import MovableDecoder
@@ -104,7 +105,7 @@ class Switching:
         lasting: bool,
         into: NDArray[np.uint8] | None = None,
         epoch: int = 0,
-    ) -> list[Any]:
+    ) -> list[Any] | Pieces:
         """See `Fetcher`. What fetches a Load decodes it, too."""
         if not self._is_settled and self._looking.acquire(blocking=False):
             try:
@@ -150,7 +151,7 @@ class Switching:
         load: Load,
         rows: Sequence[int],
         samples: list[int],
-        data: list[Any],
+        data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:

@@ -66,7 +66,7 @@ class Brought(NamedTuple):
 
     rows: Sequence[int]
     samples: list[int]
-    data: list[Any]
+    data: Sequence[Any]
 
 
 class Task(NamedTuple):
