@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, LinearWeights, Mixture, _mixing_kernels
+from penstock.plan import AccessPlan, Mixture, _mixing_kernels
 from penstock.plan.access import epochs_of_steps
-from penstock.plan.mixing import LONGEST_PERIOD, take_turns
+from penstock.plan.mixing import LONGEST_PERIOD, LinearWeights, take_turns
 from penstock.plan.serialise import read_plan, write_plan
 from penstock.trace.schema import SPAN
 

@@ -9,7 +9,7 @@ from penstock.loader.loader import Loader
 from penstock.loader.mixture import MixedDataset, mix
 from penstock.loader.prediction import predict
 from penstock.loader.unequal import Padded, Padding, Ragged
-from penstock.plan import LinearWeights
+from penstock.plan.mixing import LinearWeights
 from penstock.report import print_report
 
 __all__ = [

@@ -5,7 +5,7 @@ from penstock.plan.batches import Batches, Flat
 from penstock.plan.budget import Padding, TokenBudget
 from penstock.plan.explicit import Explicit
 from penstock.plan.local import split_locally
-from penstock.plan.mixing import LinearWeights, Mixture
+from penstock.plan.mixing import Mixture
 from penstock.plan.orders import (
     BundleShuffle,
     CutOrder,
@@ -33,7 +33,6 @@ __all__ = [
     "Explicit",
     "Flat",
     "FullShuffle",
-    "LinearWeights",
     "Mixture",
     "Order",
     "Packing",
