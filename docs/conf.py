@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
     ("py:.*", r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need))"),  # the loader's own
     ("py:.*", r"penstock\.loader\.transforms\.(augment\.Border|geometry\.StepNumbers)"),  # so are these
+    ("py:.*", r"penstock\.loader\.transforms\.sink\.ByteValues"),
 ]
 
 _FIELD = re.compile(r"([A-Za-z_]\w*(?:, [a-z_]\w*)*): (.*)")
