@@ -125,6 +125,21 @@ def test_a_file_that_is_written_while_it_is_copied_is_no_sample(
     source.close()
 
 
+def test_a_thread_that_blocks_the_signal_copies_from_no_mapping(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "a.bin")
+    source, into = Records(tmp_path / "a.bin", "u1", ROW_BYTES), np.empty(ROW_BYTES, np.uint8)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+    try:
+        assert read_group(source, np.array([7]), into, np.array([0, ROW_BYTES])) == []
+        assert not mapped.is_guarded()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    assert (into == rows[7]).all()
+    assert mapped.is_guarded()
+    source.close()
+
+
 def test_the_handler_of_before_is_there_again_once_nothing_is_mapped(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "a.bin")
     was_guarded = mapped.is_guarded()

@@ -167,7 +167,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_guarded() -> bool:
-    """Return whether our handler is the process's. Somebody may have installed another one since."""
+    """Return whether our handler would answer this thread.
+
+    Somebody may have installed another one since; and where a thread blocks the signal, a fault ends the process.
+    """
+    blocked = (ctypes.c_uint64 * 16)()  # `sigset_t`: a bit for each signal, from number 1 on
+    _c.pthread_sigmask(signal.SIG_BLOCK, None, blocked)
+    return not blocked[0] >> (signal.SIGBUS - 1) & 1 and _is_installed()
+
+
+def _is_installed() -> bool:
     now = _SigAction()
     _c.sigaction(signal.SIGBUS, None, ctypes.byref(now))
     return bool(now.handler == _handler().address)
@@ -193,7 +202,7 @@ class Mapping:
             _c.munmap(self.address, self.nbytes)
             _taken.remove(self._entry)
             self.address = self.nbytes = 0
-            if not _taken and is_guarded():
+            if not _taken and _is_installed():
                 _c.sigaction(signal.SIGBUS, ctypes.byref(_handler().before), None)
 
 
@@ -211,7 +220,7 @@ def map_file(descriptor: int, nbytes: int) -> Mapping | None:
             return None
         _taken.add(entry)
         address = _c.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _FAILED or not (is_guarded() or (_taken == {entry} and _install())):
+        if address == _FAILED or not (_is_installed() or (_taken == {entry} and _install())):
             if address != _FAILED:
                 _c.munmap(address, nbytes)
             _taken.remove(entry)
