@@ -228,7 +228,8 @@ class Processes:
         self.begin()
         process, newest = self._threads.process, (self._version, self._plan, self._parts)
         task = Task(
-            load._replace(origins=[], entries=[]), Brought(rows, samples, data) if self._reads_here else None
+            load._replace(origins=[], entries=[]),
+            Brought(rows, samples, list(data)) if self._reads_here else None,
         )
         answer = process.do(task, newest, at, self._describe, self._is_given_up)
         self._decoder.put(load.slot, _without(rows, [index for index, _ in answer.failed]), answer.others)

@@ -243,7 +243,7 @@ class Worker:
         assert self._fetcher is not None, "either process reads"
         at = self._begin_sample
         data = self._fetcher.fetch(load.ids, SOURCE, load.rests, at, lasting=False, epoch=load.epoch)
-        return Brought(load.rows, load.ids, data)
+        return Brought(load.rows, load.ids, list(data))
 
     def _arrays_of(self, slot: int) -> tuple[NDArray[Any], ...]:
         if slot not in self._slots:
