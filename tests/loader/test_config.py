@@ -62,6 +62,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "dtype": ("float16", "float12", "dtype is 'float12'"),
     "layout": ("NHWC", "HWCN", "layout is 'HWCN'"),
     "memory": ("1 GiB", "lots", "memory: .*lots"),
+    "keep": ("crops", "1 crops", "keep is '1 crops'"),
     "local_disk": ("/scratch/penstock", 7, "local_disk is 7"),
     "machine": ("machine.toml", 5, "machine is 5"),
     "policy": ("staging", "frequent", "policy 'frequent' is not known"),

@@ -8,7 +8,7 @@ import pytest
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 
 
-@pytest.mark.parametrize("page", ["batches-and-mixtures", "local-disk", "samples"])
+@pytest.mark.parametrize("page", ["batches-and-mixtures", "decode-once", "local-disk", "samples"])
 def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given: dict[str, object] = {}

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, TypeGuard
 from penstock.errors import ConfigError, given_beside
 from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
+from penstock.loader.keep import STORED, check_keep
 from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.mixing import MixUp, check_mix
@@ -65,6 +66,7 @@ class LoaderArguments(TypedDict, total=False):
     dtype: str | None
     layout: str
     memory: str | int | None
+    keep: str
     local_disk: LocalDisk | None
     machine: Machine | str | os.PathLike[str] | None
     policy: str | LoadingPolicy
@@ -123,6 +125,9 @@ class LoaderConfig:
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
+    keep: in which form memory keeps pictures of a folder or `Source` for later epochs: "stored", or "crops", so that
+        one is decoded for several epochs at once: where nothing is drawn, as in validation, for all of them; random
+        crops for 3, or as many as "5 crops" says. Batches are the same, bit by bit.
     local_disk: a folder on a local disk that keeps samples of a folder or `Source`, for later epochs and later runs; or
         folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine= unless given. Several jobs
         may share a folder.
@@ -179,6 +184,7 @@ class LoaderConfig:
     dtype: str | None = None
     layout: str = "NCHW"
     memory: str | int | None = None
+    keep: str = STORED
     local_disk: LocalDisk | None = None
     machine: Machine | str | os.PathLike[str] | None = None
     policy: str | LoadingPolicy = POLICY
@@ -302,6 +308,11 @@ class LoaderConfig:
                 parse_bytes(self.memory)
             except ConfigError as error:
                 raise ConfigError(f"memory: {error}") from error
+        if check_keep(self.keep) is not None and self.is_of_data_set:
+            raise ConfigError(
+                f"keep is {self.keep!r}, for pictures of a folder or source; what a data set's own code makes is kept "
+                'with cache="rows"'
+            )
         if self.local_disk is not None:
             check_local_disk(self.local_disk)
             if self.is_of_data_set:

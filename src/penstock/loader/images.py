@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
 from penstock.policy import Load
 
-_DRAWS_KEPT = 16
-#: Pictures that are decoded by one call where a Python step follows for each: they stay in the processor's cache.
-_FRONTS = 8
+#: Of batches and epochs.
+_DRAWS_KEPT = 64
+#: Pictures that are decoded by one call where a step of its own follows for each: they stay in the processor's cache.
+FRONTS = 8
 # Of a picture that is only guessed at: photographs have 2 to 8.
 _MOST_PIXELS_A_BYTE = 8
 
@@ -38,6 +39,22 @@ class Masks:
     front_bytes: NDArray[np.int64]
     write: MaskPass
     describe: Callable[[int], str]
+
+
+class ImageGroup(NamedTuple):
+    """Pictures that a thread brings into a slot.
+
+    rows, samples, data: of each, its place in the batch, its id, and what the fetcher brought. images: of the slot.
+    draws: of the batch. scratch: the thread's.
+    """
+
+    load: Load
+    rows: Sequence[int]
+    samples: list[int]
+    data: Sequence[Any]
+    images: NDArray[Any]
+    draws: Draws
+    scratch: Scratch
 
 
 class ImageDecoder:
@@ -71,7 +88,7 @@ class ImageDecoder:
         self._memory = memory
         self._threads = threading.local()
         #: Random draws of the batches that are being decoded; a draw is a function, so losing one costs only time.
-        self._draws: dict[int, Draws] = {}
+        self._draws: dict[tuple[int, int], Draws] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of: a worker process has a copy, and its part of the memory."""
@@ -98,8 +115,7 @@ class ImageDecoder:
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
         images, *labels = arrays
-        draws = self._draws_of(load)
-        scratch = self._scratch()
+        draws = self._draws_of(load, load.epoch)
         failed: list[tuple[int, Exception]] = []
         at(samples[0])
         if self._masks is not None:
@@ -108,12 +124,31 @@ class ImageDecoder:
             data = [each[:end] for each, end in zip(data, ends, strict=True)]
             failed = self._write_masks(self._masks, rows, samples, (data, masks), labels.pop(0), draws)
         wrong = {index for index, _ in failed}
+        group = ImageGroup(load, rows, samples, data, images, draws, self._scratch())
+        which: Sequence[int] = range(len(rows))
+        if wrong:
+            which = [index for index in which if index not in wrong]
+        failed += self._write_images(group, which, at)
+        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        for array, known in zip(labels, self._labels, strict=True):
+            array[where] = known[samples]
+        return failed
+
+    def _write_images(
+        self, group: ImageGroup, which: Sequence[int], at: Callable[[int], None]
+    ) -> list[tuple[int, Exception]]:
+        """Write the images of some of a group; return the failed ones, as `decode`. which: indices, ascending."""
+        failed: list[tuple[int, Exception]] = []
+        if not which:
+            return failed
+        _, rows, samples, data, images, draws, scratch = group
+        some_data, some_rows = data, rows
+        if len(which) < len(rows):
+            some_data, some_rows = [data[index] for index in which], [rows[index] for index in which]
         left = [
-            index
-            for index in self._pipeline.run_group(data, images, draws, rows, scratch)
-            if index not in wrong
+            which[place] for place in self._pipeline.run_group(some_data, images, draws, some_rows, scratch)
         ]
-        for some in (left[first : first + _FRONTS] for first in range(0, len(left), _FRONTS)):
+        for some in (left[first : first + FRONTS] for first in range(0, len(left), FRONTS)):
             at(samples[some[0]])
             of_some = [data[index] for index in some]
             fronts = self._pipeline.run_front(of_some, draws, [rows[index] for index in some], scratch)
@@ -124,9 +159,6 @@ class ImageDecoder:
                     self._pipeline.run(data[index].data, images[row], draws, row, scratch, front)
                 except Exception as error:
                     failed.append((index, self._located(error, samples[index])))
-        where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        for array, known in zip(labels, self._labels, strict=True):
-            array[where] = known[samples]
         return failed
 
     def _write_masks(
@@ -171,10 +203,11 @@ class ImageDecoder:
             scratch = self._threads.scratch = Scratch(memory=self._memory)
         return scratch
 
-    def _draws_of(self, load: Load) -> Draws:
-        draws = self._draws.get(load.batch)
+    def _draws_of(self, load: Load, epoch: int) -> Draws:
+        """Return the draws of a batch's samples in an epoch, its own or a later one."""
+        draws = self._draws.get((load.batch, epoch))
         if draws is None:
-            draws = self._draws[load.batch] = self._pipeline.draw(load.epoch, load.samples)
+            draws = self._draws[load.batch, epoch] = self._pipeline.draw(epoch, load.samples)
             if len(self._draws) > _DRAWS_KEPT:
                 self._draws.pop(min(self._draws), None)
         return draws

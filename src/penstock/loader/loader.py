@@ -269,6 +269,7 @@ class Loader:
                 setup.limits,
                 setup.extents,
                 setup.held,
+                setup.form,
             ),
             self._fetcher,
             self._processes or self._switching or self._decoder,
@@ -796,6 +797,7 @@ class Loader:
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
             "policy": setup.policy.name,
+            "keep": None if setup.form is None else asdict(setup.form),
         }
 
 

@@ -96,4 +96,5 @@ def predict_run(
         rank=setup.rank,
         first=first,
         step_seconds=step_seconds,
+        form=setup.form,
     )

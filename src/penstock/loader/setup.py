@@ -25,11 +25,13 @@ from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
+from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.keep import check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
@@ -38,6 +40,7 @@ from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
+from penstock.loader.transforms.crops import CropPass
 from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.mixing import Mixing
@@ -46,6 +49,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
+from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of
 from penstock.simulate.policies import policy_of
@@ -116,6 +120,7 @@ class Setup:
     held: by tier, samples that an earlier run left on a disk.
     byte_values: what a device makes of images, which are bytes in slots; None where slots have what the caller gets.
     collates: whether collate_fn makes the batches.
+    form: in which memory keeps samples, if not as they are stored.
     """
 
     plan: AccessPlan
@@ -144,6 +149,7 @@ class Setup:
     held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     byte_values: ByteValues | None = None
     collates: bool = False
+    form: CropForm | None = None
 
     @property
     def dtype_in_slot(self) -> str | None:
@@ -151,6 +157,14 @@ class Setup:
         if self.byte_values is not None:
             return "uint8"
         return None if self.pipeline is None else self.pipeline.dtype
+
+    @property
+    def kept_bytes(self) -> int:
+        """What memory keeps for later epochs, at most."""
+        if not self.budget.tier_bytes:
+            return 0
+        kept = self.placement.samples_in(1)
+        return int(self.sizes_bytes[kept].sum()) if self.form is None else self.form.bytes_for(kept.size)
 
     @property
     def beside(self) -> Beside | None:
@@ -337,8 +351,7 @@ def _set_up(
         if isinstance(source, Source)
         else _of_data_set(source, config, plan, probes, calls, front_end)
     )
-    sizes_bytes = samples.sizes_bytes
-    local_batch = plan.max_local_batch(rank)
+    sizes_bytes, local_batch = samples.sizes_bytes, plan.max_local_batch(rank)
     steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, memory_bytes)
     disks = _disks(config, machine, source, policy, calls, closing if runs else None)
     queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if disks else 0
@@ -348,15 +361,16 @@ def _set_up(
         local_batch=local_batch,
         readers=threads.readers,
         largest_sample_bytes=int(sizes_bytes.max(initial=0)),
-        keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes),
+        keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes, samples.form),
         picture_bytes=samples.picture_bytes,
         large_picture_bytes=samples.large_picture_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
     )
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
-    placement = placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank), rank)
+    form = samples.form if budget.tier_bytes else None
+    placement = placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank, form), rank)
     kept = kept_on(disks, len(on.storage) - len(disks), placement, sizes_bytes, queue_bytes)
-    fetcher, decoder, extents = samples.parts(budget, on, kept)
+    fetcher, decoder, extents = samples.parts(budget, on, kept, placement)
     return Setup(
         plan=plan,
         rank=rank,
@@ -371,6 +385,7 @@ def _set_up(
         policy=policy,
         placement=placement,
         held=kept.held,
+        form=form,
         limits=StagingLimits(
             budget.slots,
             threads.readers,
@@ -419,12 +434,12 @@ class _Samples(NamedTuple):
 
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
-    draws_seed, processes, byte_values: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
+    draws_seed, processes, byte_values, form: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
     """
 
     sizes_bytes: NDArray[np.int64]
     fields: tuple[Field, ...]
-    parts: Callable[[MemoryBudget, Machine, KeptOnDisks], tuple[Fetcher, Decoder, Extents | None]]
+    parts: Callable[[MemoryBudget, Machine, KeptOnDisks, Placement], tuple[Fetcher, Decoder, Extents | None]]
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
     large_picture_bytes: int = 0
@@ -432,6 +447,7 @@ class _Samples(NamedTuple):
     processes: ProcessPlan | None = None
     beside_bytes: int = 0
     byte_values: ByteValues | None = None
+    form: CropForm | None = None
 
     def slot_bytes(self, plan: AccessPlan, rank: int, steps: int = 1) -> int:
         """Return what a slot for so many steps takes, with what their batches have beside it."""
@@ -462,21 +478,27 @@ def _of_source(
     masks = _masks(source, pipeline)
     processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
+    crops, form = _crops(config, pipeline, plan, masks)
 
     def parts(
-        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks
+        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks, placement: Placement
     ) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
         tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
-        if budget.tier_bytes and runs:
-            tiers[1] = MemoryTier(budget.tier_bytes)
-        memory = DecodeMemory(budget.decoding_bytes)
         count = 1 if processes is None else processes.count
-        decoder: Decoder = ImageDecoder(pipeline, labels, source.describe, memory, masks, count)
-        if mixing is not None:
-            decoder = MixingDecoder(cast(ImageDecoder, decoder), mixing)
-        return SourceFetcher(source, tiers, near, disks.copied), decoder, extents
+        how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
+        fetcher: SourceFetcher
+        decoder: ImageDecoder
+        if budget.tier_bytes and runs and crops is not None and form is not None:
+            crops.prepare()
+            kept = KeptCrops(form, crops, budget.tier_bytes, placement, plan.epochs)
+            fetcher, decoder = CropFetcher(kept, source, tiers, near), CropDecoder(crops, kept, *how)
+        else:
+            if budget.tier_bytes and runs:
+                tiers[1] = MemoryTier(budget.tier_bytes)
+            fetcher, decoder = SourceFetcher(source, tiers, near, disks.copied), ImageDecoder(*how)
+        return fetcher, decoder if mixing is None else MixingDecoder(decoder, mixing), extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
     picture, large_picture = picture_bytes(pipeline, sizes_of_pictures, first)
@@ -485,7 +507,16 @@ def _of_source(
         fields = mixed_fields(fields[0], mixing)
     seed = pipeline.seed if is_random else None
     return _Samples(
-        sizes_bytes, fields, parts, whole, picture, large_picture, seed, processes, byte_values=byte_values
+        sizes_bytes,
+        fields,
+        parts,
+        whole,
+        picture,
+        large_picture,
+        seed,
+        processes,
+        byte_values=byte_values,
+        form=form,
     )
 
 
@@ -522,6 +553,23 @@ def _decoding_processes(config: LoaderConfig, pipeline: Pipeline) -> ProcessPlan
         )
     pickled(config.transforms, "transforms", {})
     return process_plan(None, config, {}, int(config.workers))
+
+
+def _crops(
+    config: LoaderConfig, pipeline: Pipeline, plan: AccessPlan, masks: Masks | None
+) -> tuple[CropPass | None, CropForm | None]:
+    """Return what makes crops that memory keeps, and their form, where keep= asks for some. Raises: ConfigError."""
+    if check_keep(config.keep) is None:
+        return None, None
+    if masks is not None or config.is_in_processes:
+        why = (
+            f"workers is {config.workers}, and processes keep"
+            if masks is None
+            else "images have masks, which have"
+        )
+        raise ConfigError(f"keep is {config.keep!r}, and {why} no crops: leave one of them out")
+    crops = CropPass(pipeline)
+    return crops, crop_form(config.keep, crops.shape, plan.ranks, is_random=crops.is_random)
 
 
 def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
@@ -590,7 +638,7 @@ def _of_data_set(
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
 
     def parts(
-        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks
+        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks, placement: Placement
     ) -> tuple[Fetcher, Decoder, Extents | None]:
         if not row or not budget.tier_bytes:
             return fetcher, decoder, None
@@ -873,13 +921,13 @@ def _memory_of(machine: Machine) -> StorageClass:
     return [each for each in machine.storage if each.backend == "memory"][-1]
 
 
-def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64]) -> int:
-    """What the memory tier could use: the data set, or the capacity that the machine names."""
-    total_bytes = int(sizes_bytes.sum())
+def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:
+    """What the memory tier could use: the data set in its form, or the capacity that the machine names."""
+    total_bytes = int(sizes_bytes.sum()) if form is None else form.bytes_for(sizes_bytes.size)
     if machine is None:
         return total_bytes
     tiers = [each for each in machine.storage[1:] if each.backend == "memory"]
-    largest_bytes = int(sizes_bytes.max(initial=0))
+    largest_bytes = int(sizes_bytes.max(initial=0)) if form is None else form.bytes_for(1)
     for tier in tiers:
         if tier.capacity_bytes < largest_bytes:
             raise ConfigError(

@@ -183,7 +183,7 @@ def _threads(setup: Setup) -> str:
 
 def _memory(setup: Setup) -> str:
     budget, total_bytes = setup.budget, int(setup.sizes_bytes.sum())
-    kept_bytes = int(setup.sizes_bytes[setup.placement.samples_in(1)].sum()) if budget.tier_bytes else 0
+    kept_bytes = setup.kept_bytes
     policy = f"policy {setup.policy.name}"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
     if setup.pipeline is not None:
@@ -191,9 +191,13 @@ def _memory(setup: Setup) -> str:
         if budget.decoding_bytes:
             parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
     if kept_bytes:
-        share = f"{100 * kept_bytes / total_bytes:.2g} % of the" if kept_bytes < total_bytes else "all"
-        those = ", those used most," if setup.policy.name == POLICY and kept_bytes < total_bytes else ""
-        parts.append(f"{format_bytes(kept_bytes)} to keep {share} samples{those} for later epochs ({policy})")
+        kept = setup.placement.samples_in(1)
+        is_all = kept.size == setup.plan.samples
+        share = "all" if is_all else f"{100 * setup.sizes_bytes[kept].sum() / total_bytes:.2g} % of the"
+        those = "" if is_all or setup.policy.name != POLICY else ", those used most,"
+        parts.append(
+            f"{format_bytes(kept_bytes)} to keep {share} samples{those} {_form(setup)}for later epochs ({policy})"
+        )
     elif total_bytes and not budget.tier_bytes and not isinstance(setup.policy, Staging):
         parts.append(f"none to keep samples for later epochs ({policy})")
     elif total_bytes:
@@ -206,6 +210,17 @@ def _memory(setup: Setup) -> str:
     limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"
     more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""
     return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}{_disks(setup)}"
+
+
+def _form(setup: Setup) -> str:
+    """Return in which form memory keeps samples, if not as they are stored."""
+    if setup.form is None:
+        return ""
+    return (
+        f"as crops of {format_count(setup.form.epochs, 'epoch')} each "
+        if setup.form.epochs
+        else "as one crop each "
+    )
 
 
 def _disks(setup: Setup) -> str:

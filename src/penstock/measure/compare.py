@@ -22,6 +22,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.serialise import read_plan
 from penstock.policy import StagingLimits
+from penstock.policy.forms import CropForm
 from penstock.simulate import predict
 from penstock.simulate.policies import POLICY_NAMES
 from penstock.simulate.scheduled import MOST_READS
@@ -30,7 +31,7 @@ from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Spans, Summary, T
 from penstock.trace.metrics import is_of_snapshots
 from penstock.trace.schema import GroupIds
 
-Made = TypeVar("Made", StagingLimits, MemoryBudget)
+Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
 
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
@@ -149,7 +150,9 @@ def lay_over(
     prepare_clock(reads)
     limits = _made(StagingLimits, meta, "limits")
     on = _machine_of(meta, machine, limits, int(written["ranks"]))
-    sizes_bytes, unknown, together = _sizes_bytes(trace.spans, trace.ids, plan.samples)
+    form = None if meta.get("keep") is None else _made(CropForm, meta, "keep")
+    stored = trace.spans if form is None else trace.spans[trace.spans["place"] != form.TIER]
+    sizes_bytes, unknown, together = _sizes_bytes(stored, trace.ids, plan.samples)
     number = _numbers(plan, rank, first)
     recorded = _steps_of(number, waits, trace.spans)
     # Of a run that keeps only its last steps, nobody knows how it began.
@@ -172,6 +175,7 @@ def lay_over(
         first=first,
         step_seconds=seconds.tolist(),
         first_ask_seconds=float(waits["start"].min()) - begin,
+        form=form,
     )
     spans = _only(whole.spans, number, recorded.was_consumed)
     if step_seconds is None:

@@ -15,6 +15,7 @@ from penstock.machine_code import Signature
 from penstock.policy import decisions as d
 from penstock.policy.decisions import State
 from penstock.policy.fetch_costs import cost_tables
+from penstock.policy.forms import CropForm
 from penstock.policy.merge import Extents, largest_paying_hole
 from penstock.policy.placement import Kept
 
@@ -293,6 +294,15 @@ def parts_of(state: State, machine: Machine) -> tuple[NDArray[np.int64], NDArray
     origins = int(state.ints[d.GROUP] - rows_at) // (ranks * d.ROW_COLUMNS)
     rows = state.ints[rows_at : state.ints[d.GROUP]].reshape(ranks, origins, d.ROW_COLUMNS)
     return state.ints[:rows_at].reshape(ranks, d.NUMBERS), rows[:, 2 : tiers + 2]
+
+
+def keep_in_form(state: State, machine: Machine, form: CropForm) -> None:
+    """Have tier 1 of all ranks keep samples in a form, before the first event."""
+    numbers, rows = parts_of(state, machine)
+    numbers[:, d.FORM_EPOCHS] = form.epochs
+    tier = rows[:, form.TIER - 1]
+    tier[:, [d.IS_ELSEWHERE, d.IS_FORM]] = 1
+    tier[:, d.FILL_NEXT] = tier[:, d.FILL_END]  # who decodes a sample for a batch fills it
 
 
 def views_of(tables: Tables) -> Tables:

@@ -146,8 +146,10 @@ TRIED_LOADS = 3
     OUT,  #: where instructions are written
     PACE,  #: where the rank's floats are about how long Loads take
     LOADS_ALL,  #: 1: a Load takes all that a batch has left
+    COMING_EPOCH,  #: of the batch that is next in line
+    FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
     NUMBERS,
-) = range(55)
+) = range(57)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -162,9 +164,10 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     FILLING,  #: moves into it that are under way for no batch
     SPACE,  #: bytes that are free for spares
     COSTS,  #: where the floats are about what it costs
-    IS_ELSEWHERE,  #: 1: what a tier keeps is not in memory, where its bytes stay in passing until they are loaded
+    IS_ELSEWHERE,  #: 1: a tier keeps no bytes as they are read in memory, so that these stay in passing until loaded
+    IS_FORM,  #: 1: what a tier keeps is made by workers, is not the same in all epochs, and is read by workers alone
     ROW_COLUMNS,
-) = range(10)
+) = range(11)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
 # its bytes; bytes/s of so many reads together.
@@ -176,6 +179,7 @@ UNIT, OFFSET = 0, 1
     SLOT_INDEX,  #: its number outside of here
     SLOT_PLACES,  #: its places, one behind the other
     SLOT_NUMBER,  #: running number of the batch
+    SLOT_EPOCH,
     SLOT_SIZE,  #: its samples
     SLOT_MISSING,  #: places that are neither DONE nor FAILED
     SLOT_RUNNING,  #: places in a Load
@@ -187,7 +191,7 @@ UNIT, OFFSET = 0, 1
     SLOT_BEFORE,  #: its neighbours among the incomplete ones, or the free ones; -1 at the ends
     SLOT_AFTER,
     SLOT_COLUMNS,
-) = range(14)
+) = range(15)
 (
     PLACE_SLOT,
     PLACE_ROW,  #: in its batch
@@ -347,6 +351,7 @@ def _stage(s: State, rank: int) -> int:
         for origin in range(SOURCE, m[rank + TIERS] + 1):
             m[_row(m, rank, origin) + PROBE] = 1
     m[slot + SLOT_NUMBER] = m[rank + COMING_NUMBER]
+    m[slot + SLOT_EPOCH] = m[rank + COMING_EPOCH]
     m[slot + SLOT_SIZE] = count
     m[slot + SLOT_MISSING] = count
     m[slot + SLOT_RUNNING] = 0
@@ -686,8 +691,9 @@ def _corrected(f: Floats, cost: int, seconds: float) -> float:
 def reads_by_itself(s: State, rank: int, origin: int) -> bool:
     """Return whether a worker that needs a sample from there reads it without a reader thread."""
     m, f = s.ints, s.floats
-    is_quick: bool = f[m[_row(m, rank, origin) + COSTS] + WORKER_SECONDS] < HAND_OVER_SECONDS
-    return is_quick or m[rank + READERS] == 0
+    row = _row(m, rank, origin)
+    is_quick: bool = f[m[row + COSTS] + WORKER_SECONDS] < HAND_OVER_SECONDS
+    return is_quick or m[rank + READERS] == 0 or m[row + IS_FORM] != 0
 
 
 def _row(m: Ints, rank: int, origin: int) -> int:
@@ -757,6 +763,8 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
             _wait(s, rank, place, entry)
         return
     copy = own_copy(s, rank, sample)
+    if m[rank + FORM_EPOCHS] > 0 and copy >= 0:
+        _expire(s, rank, copy, sample, m[m[place + PLACE_SLOT] + SLOT_EPOCH])
     is_expected = False
     if m[rank + HANDS_ON] == 0:
         origin = _best_origin(s, rank, sample, copy)
@@ -799,6 +807,19 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
         m[entry + ENTRY_STATE] = EXPECTED
     else:
         _queue(s, rank, entry)
+
+
+def epochs_left(epochs: int, epoch: int, sample: int) -> int:
+    """Return for how many epochs after this one what tier 1 has of a sample lasts, where it lasts for so many."""
+    return epochs - 1 - (epoch + sample) % epochs
+
+
+def _expire(s: State, rank: int, copy: int, sample: int, epoch: int) -> None:
+    """What tier 1 had of a sample is used up in the epoch in which it is to be read anew."""
+    epochs = s.ints[rank + FORM_EPOCHS]
+    is_over = epochs_left(epochs, epoch, sample) == epochs - 1
+    if is_over and s.copies[copy, COPY_STATE] == PRESENT and s.copies[copy, COPY_TIER] == 1:
+        s.copies[copy, COPY_STATE] = ABSENT
 
 
 def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:

@@ -28,6 +28,7 @@ from penstock.plan import AccessPlan
 from penstock.plan.frequency import check_partition, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
+from penstock.policy.forms import CropForm
 from penstock.policy.homes import as_sizes, place_by_hash, place_cover
 from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency, share_of_store_rate
 from penstock.policy.push import decide_push
@@ -49,7 +50,7 @@ class Job:
 
     plan: who reads what, when. sizes_bytes: int64[F], as stored. machine: of every rank; tiers are
     machine.storage[1:], and a tier's number is its index there. rank: the one rank that asks, as in a run, where each
-    decides for itself; None: all, as in a simulation.
+    decides for itself; None: all, as in a simulation. form: in which tier 1 keeps samples, if not as they are stored.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Job:
         machine: Machine,
         seed: int = 0,
         rank: int | None = None,
+        form: CropForm | None = None,
     ) -> None:
         if machine.ranks != plan.ranks:
             raise ConfigError(
@@ -69,6 +71,7 @@ class Job:
         self.machine = machine
         self.seed = seed
         self.rank = rank
+        self.form = form
 
     @property
     def ranks(self) -> int:
@@ -92,6 +95,21 @@ class Job:
     def total_bytes(self) -> int:
         """S, the size of the data set."""
         return int(self.sizes_bytes.sum())
+
+    @cached_property
+    def kept_bytes(self) -> NDArray[np.int64]:
+        """What samples take in tiers: int64[F], or int64[tiers, F] where that differs from tier to tier."""
+        if self.form is None or len(self.machine.storage) == 1:
+            return self.sizes_bytes
+        found = np.tile(self.sizes_bytes, (len(self.machine.storage) - 1, 1))
+        capacity_bytes = self.machine.storage[self.form.TIER].capacity_bytes
+        found[self.form.TIER - 1] = self.form.sample_bytes(capacity_bytes, self.plan.samples)
+        return found
+
+    def bytes_in(self, tier: int, samples: Ids) -> int:
+        """Return what samples take in a tier."""
+        kept = self.kept_bytes if self.kept_bytes.ndim == 1 else self.kept_bytes[tier - 1]
+        return int(kept[samples].sum())
 
     def capacities_bytes(self) -> list[int]:
         """Return d_1, d_2, ... of one rank."""
@@ -446,13 +464,13 @@ class Frequency:
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
             if self.in_order and not self.cleanup_read:
-                kept = keep_by_frequency(job.plan, rank, job.sizes_bytes, job.worthwhile_bytes())
+                kept = keep_by_frequency(job.plan, rank, job.kept_bytes, job.worthwhile_bytes())
                 fills += _fills_of(rank, kept, "store")
                 continue
             uses = uses_of(job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
             listed, first_use = uses.samples[order], uses.first[order]
-            tiers = fill_in_order(job.sizes_bytes[listed], job.worthwhile_bytes())
+            tiers = fill_in_order(job.kept_bytes[..., listed], job.worthwhile_bytes())
             listed_kept = listed[: tiers.size]
             if self.cleanup_read:
                 spares[rank] = listed[tiers.size :]

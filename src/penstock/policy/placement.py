@@ -91,7 +91,7 @@ def keep_by_frequency(
         return Kept(np.empty(0, np.int64), np.empty(0, np.int8))
     uses = uses_of(_counted(plan, rank), rank)
     order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
-    tiers = fill_in_order(sizes_bytes[uses.samples[order]], capacities_bytes)
+    tiers = fill_in_order(sizes_bytes[..., uses.samples[order]], capacities_bytes)
     order = order[: tiers.size]
     by_first_use = np.argsort(uses.first[order], kind="stable")
     return Kept(uses.samples[order][by_first_use], tiers[by_first_use])
@@ -121,13 +121,14 @@ def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> flo
 def fill_in_order(sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]) -> NDArray[np.int8]:
     """Fill tiers with samples in the given order, each until the next sample no longer fits.
 
-    sizes_bytes: int64[n], in the order of filling.
+    sizes_bytes: int64[n], in the order of filling; or int64[tiers, n], where they differ from tier to tier.
     Returns: int8[placed], the tier of each of the first `placed` samples, 1 being the first tier.
     """
     tiers = []
     begin = 0
+    sizes = np.broadcast_to(sizes_bytes, (len(capacities_bytes), sizes_bytes.shape[-1]))
     for tier, capacity_bytes in enumerate(capacities_bytes, start=1):
-        ends_bytes = np.cumsum(sizes_bytes[begin:])
+        ends_bytes = np.cumsum(sizes[tier - 1, begin:])
         # A tier without a limit may be written as more than 64 bits hold.
         count = int(np.searchsorted(ends_bytes, min(capacity_bytes, _LARGEST), side="right"))
         tiers.append(np.full(count, tier, np.int8))

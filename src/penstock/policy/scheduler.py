@@ -33,8 +33,9 @@ from penstock.machine.checks import check_count, check_threads
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan
 from penstock.policy import decisions
-from penstock.policy.decision_state import new_state, slot_of, views_of, with_slots
+from penstock.policy.decision_state import keep_in_form, new_state, slot_of, views_of, with_slots
 from penstock.policy.decisions import OK
+from penstock.policy.forms import CropForm
 from penstock.policy.merge import Extents
 from penstock.policy.placement import Placement
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
@@ -190,6 +191,7 @@ class Scheduler:
     machine: what reads cost, as far as is known; corrected by what they take.
     extents: of all samples, where the source gives them: those that lie near each other are moved together.
     held: by tier, samples that are there from the start, of an earlier run.
+    form: in which tier 1 keeps samples, if not as they are stored.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class Scheduler:
         limits: StagingLimits,
         extents: Extents | None = None,
         held: Mapping[int, Ids] | None = None,
+        form: CropForm | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -211,21 +214,22 @@ class Scheduler:
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
         self._loop: Loop | None = None
         self._bound: Callable[..., int] | None = None
-        self._have(
-            new_state(
-                sizes_bytes,
-                [placement.kept],
-                machine,
-                slots=limits.slots,
-                local_batch=self._slot_size,
-                readers=limits.readers,
-                undecoded_bytes=limits.undecoded_bytes,
-                own_bytes=limits.own_bytes,
-                loads_all=limits.loads_all,
-                extents=extents,
-                held=held,
-            )
+        state = new_state(
+            sizes_bytes,
+            [placement.kept],
+            machine,
+            slots=limits.slots,
+            local_batch=self._slot_size,
+            readers=limits.readers,
+            undecoded_bytes=limits.undecoded_bytes,
+            own_bytes=limits.own_bytes,
+            loads_all=limits.loads_all,
+            extents=extents,
+            held=held,
         )
+        if form is not None:
+            keep_in_form(state, machine, form)
+        self._have(state)
         most, least = (
             (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
         )
@@ -409,6 +413,7 @@ class Scheduler:
         self._state.ints[begin : begin + size] = samples
         numbers[decisions.COMING_SIZE] = size
         numbers[decisions.COMING_NUMBER] = self._number
+        numbers[decisions.COMING_EPOCH] = epoch
         numbers[decisions.COMING_BEGINS] = epoch != self._staged_epoch
         numbers[decisions.COMES_MORE] = 1
 

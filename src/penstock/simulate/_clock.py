@@ -24,6 +24,7 @@ from penstock.policy.decisions import (
     COMES_MORE,
     COMING,
     COMING_BEGINS,
+    COMING_EPOCH,
     COMING_NUMBER,
     COMING_SIZE,
     ENTRY_ORIGIN,
@@ -97,11 +98,12 @@ READER_THREAD, DECODER_THREAD = 2, 3
     STORE_COLUMNS,  #: how many there are of a number of clients
     SPANS,  #: recorded since the driver took some
     MOST_SPANS,  #: where so many are recorded, the driver takes them; 0: none are recorded
+    CROP_BYTES,  #: of a crop that tier 1 keeps in place of a sample; 0: it keeps samples as stored
     CLOCK_NUMBERS,
-) = range(18)
-# Floats of the clock: seconds of decoding for each byte; of a step for each sample and byte; of one read on the store's
-# wire, for each client; when the first batch is asked for; what time it is.
-DECODE_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(7)
+) = range(19)
+# Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; of a step for each
+# sample and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is.
+DECODE_BYTE, CROP_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(8)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -143,7 +145,8 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     MOST_ITEMS,
     COUNT,  #: items of the instruction
     FIRST_SAMPLE,
-    BYTES,  #: of a Load's samples
+    BYTES,  #: of a Load's samples that are decoded
+    CROPS,  #: of a Load, that are finished
     SLOT_OF,  #: of a Load, else -1
     CODE,  #: the step, counted over the run, or -1 - step for a fill
     GIVES_TO,  #: the rank that gets what it moves, -1 where its own does
@@ -154,7 +157,7 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     TAKES_TIME,  #: 1: of a wire whose reads take any
     RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
     ACTOR_COLUMNS,
-) = range(26)
+) = range(27)
 # Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; what it
 # takes to write into tiers; the bytes of its read; of a wire: bytes of the first read that are to come, as of when, the
 # latency of its reads, and what it takes to write a byte.
@@ -371,6 +374,7 @@ def _line_up(s: State, c: Clock, rank: int) -> bool:
         w[rank + NEXT_NUMBER] += 1
         m[decides + COMING_SIZE] = size
         m[decides + COMING_NUMBER] = number
+        m[decides + COMING_EPOCH] = c.epoch_of[step]
         begins = number > 0 and c.epoch_of[step] != c.epoch_of[w[rank + COMING_STEP]]
         m[decides + COMING_BEGINS] = 1 if begins else 0
         w[rank + COMING_STEP] = step
@@ -413,11 +417,14 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             worker = w[rank + IDLE_DECODER]
             w[rank + IDLE_DECODER] = w[worker + NEXT]
             items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
-            nbytes, own = 0, 0
+            nbytes, crops, own = 0, 0, 0
             for k in range(count):
                 w[items + k] = m[at + k]
-                nbytes += s.sizes[m[at + count + k]]
                 origin = m[at + 2 * count + k]
+                if origin == 1 and w[CROP_BYTES] > 0:
+                    crops += 1
+                else:
+                    nbytes += s.sizes[m[at + count + k]]
                 if origin != STAGING:
                     own += 1
                 else:
@@ -429,6 +436,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             if own > 0:
                 _list_own_reads(m, w, worker, at + count, count)
             w[worker + BYTES] = nbytes
+            w[worker + CROPS] = crops
             w[worker + SLOT_OF] = where
             w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
             _begin(c, worker, count, m[at + count], now)
@@ -548,7 +556,8 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         return storing == 0.0
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
-    _push(w, g, worker, now + w[worker + BYTES] * g[DECODE_BYTE])
+    decoding, finishing = w[worker + BYTES] * g[DECODE_BYTE], w[worker + CROPS] * w[CROP_BYTES] * g[CROP_BYTE]
+    _push(w, g, worker, now + decoding + finishing)
     return False
 
 
@@ -614,6 +623,8 @@ def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: floa
     nbytes = 0
     for k in range(first, done):
         nbytes += s.sizes[w[samples + k]]
+    if origin == 1 and w[CROP_BYTES] > 0:
+        nbytes = (done - first) * w[CROP_BYTES]
     if origin != STAGING:  # else another rank gets it
         _record(
             c,

@@ -8,7 +8,7 @@ one in a real run is two milliseconds' work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,9 @@ from penstock.machine import Machine
 from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
 from penstock.policy import Extents, StagingLimits, decisions
-from penstock.policy.decision_state import EVENT, new_state, parts_of, views_of
+from penstock.policy.decision_state import EVENT, keep_in_form, new_state, parts_of, views_of
 from penstock.policy.decisions import State
+from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of
@@ -171,6 +172,7 @@ def run_in_virtual_time(
     step_seconds: NDArray[np.float64] | None = None,
     first_ask_seconds: float = 0.0,
     has_spans: bool = False,
+    form: CropForm | None = None,
 ) -> Run:
     """Run the loading of some ranks, which share the store and end each step together.
 
@@ -179,6 +181,7 @@ def run_in_virtual_time(
     extents: of all samples, where the source gives them: those near each other are one read.
     step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
+    form: in which tier 1 keeps samples, if not as they are stored.
 
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
@@ -207,6 +210,8 @@ def run_in_virtual_time(
     clock = _new_clock(
         read, machine, limits, agreed, int(numbers[0, decisions.GROUP_SIZE]), step_seconds, has_spans
     )
+    if form is not None:
+        _keep_in_form(state, clock, machine, form)
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
     loop = _compiled(clock.string.size + int(agreed.before.sum()))
     views = views_of(state), views_of(clock)
@@ -235,6 +240,13 @@ def run_in_virtual_time(
         clock.fill_reads,
         spans.view(SPAN).ravel(),
     )
+
+
+def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm) -> None:
+    """Have tier 1 keep samples in a form, which a worker finishes at the rate at which it writes a batch."""
+    keep_in_form(state, machine, form)
+    clock.ints[_clock.CROP_BYTES] = form.crop_bytes
+    clock.floats[_clock.CROP_BYTE] = 1 / machine.write_rate(0, machine.decode_threads)
 
 
 def _load_before(
@@ -461,6 +473,7 @@ def predict(
     first: tuple[int, int] = (0, 0),
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
+    form: CropForm | None = None,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
@@ -473,13 +486,15 @@ def predict(
     step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by
         default machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
+    form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; that
+        more crops than one are resampled at a decoding is not counted.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
         than the run, or the plan has no such step; what `placement_of` raises for a policy.
     """
     if not isinstance(limits, StagingLimits):
         raise ConfigError(f"limits is a {type(limits).__name__}; it is a penstock.policy.StagingLimits")
-    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank)
+    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank, form)
     placement = placement_of(chosen, job, rank)
     if step_seconds is None and machine.compute is None:
         raise ConfigError(
@@ -491,6 +506,7 @@ def predict(
         "rank": rank,
         "policy": chosen.name,
         "first_step": list(first),
+        **({} if form is None else {"keep": asdict(form)}),
     }
     if first[0] == plan.epochs:  # the end
         return Trace(np.empty(0, SPAN), about)
@@ -519,5 +535,6 @@ def predict(
         step_seconds=each,
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
+        form=form,
     )
     return Trace(run.spans, about)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,14 @@ from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
+from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.raw import place_of, raw_stage, write_group
 from penstock.loader.transforms.sink import IMAGE_DTYPES, ByteValues, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
     Image,
     PictureStep,
+    Plain,
     Scratch,
     Stage,
     Value,
@@ -138,6 +140,20 @@ def compile_pipeline(
     return pipeline
 
 
+class Front(NamedTuple):
+    """The built-in steps that a pipeline begins with, which make a picture of it.
+
+    stages, numbers, keys: of each step. shape: (height, width, 3) of the result.
+    is_random: whether that differs from epoch to epoch.
+    """
+
+    stages: tuple[Stage, ...]
+    numbers: Sequence[StepNumbers]
+    keys: Sequence[int]
+    shape: tuple[int, ...]
+    is_random: bool
+
+
 class Pipeline:
     """Compiled transforms, for one seed, number format and layout; made by `compile_pipeline`."""
 
@@ -185,7 +201,13 @@ class Pipeline:
         )
         #: Where Python follows: how many steps come before it, which are done for several samples by one call.
         self._lead = self._count_lead()
-        self._front_pass, self._front_shape = self._make_front_pass()
+        #: None where they do not fix the size of what they make.
+        self.front = self._make_front()
+        self._front_pass = (
+            GroupPass(self.front.numbers, self.front.keys, Sink("uint8", "NHWC"))
+            if self.front is not None and self._group_pass is None
+            else None
+        )
 
     def _make_stages(self, transforms: tuple[Transform, ...]) -> tuple[Stage, ...]:
         if not self.is_visual:
@@ -225,13 +247,14 @@ class Pipeline:
         moves = [isinstance(step, PictureStep) for step in self.transforms]
         return moves.index(False) if False in moves else len(moves)
 
-    def _make_front_pass(self) -> tuple[GroupPass | None, tuple[int, ...]]:
-        """Return what does the steps before the first callable, and the shape of the pictures that it makes."""
+    def _make_front(self) -> Front | None:
         lead = self._lead
-        shape = _known_shape(self.transforms[:lead], "NHWC") if lead and self._group_pass is None else None
+        shape = _known_shape(self.transforms[:lead], "NHWC") if lead else None
         if shape is None:
-            return None, ()
-        return GroupPass(self._step_numbers[:lead], self._step_keys[:lead], Sink("uint8", "NHWC")), shape
+            return None
+        numbers = self._step_numbers[:lead]
+        is_random = any(numbers_of(step.what) for step in numbers)
+        return Front(self._stages[:lead], numbers, self._step_keys[:lead], shape, is_random)
 
     def prepare(self) -> None:
         """Bring in what running it needs: OpenCV, and compiled kernels or a process that compiles them."""
@@ -409,9 +432,9 @@ class Pipeline:
         data, draws, rows: as for `run_group`. The pictures take their memory together: a few at a time.
         """
         found: list[NDArray[np.uint8] | None] = [None] * len(data)
-        if self._front_pass is None:
+        if self._front_pass is None or self.front is None:
             return found
-        pictures = np.empty((len(data), *self._front_shape), np.uint8)
+        pictures = np.empty((len(data), *self.front.shape), np.uint8)
         of_rows = Draws(draws.epoch, draws.samples[list(rows)], partial(np.empty, 0))  # it draws by itself
         left = set(self._front_pass.run(data, pictures, of_rows, range(len(data)), scratch))
         return [None if index in left else pictures[index] for index in range(len(data))]
@@ -441,16 +464,29 @@ class Pipeline:
                 value = self._transformed(data, draws, index, scratch)
             else:
                 value = self._staged(front, draws, index, scratch, self._lead)
-            if isinstance(value, Image):
-                self._check_shape(self._sink.shape(value.geometry.size), out)
-                value.write(self._sink, out, scratch)
-            else:
-                result = self._finished(value)
-                self._check_shape(result.shape, out)
-                np.copyto(out, result, casting="unsafe")
+            self._write(value, out, scratch)
         finally:
             if self.is_visual:
                 scratch.end_picture()
+
+    def run_crop(self, crop: Pixels, out: NDArray[Any], draws: Draws, index: int, scratch: Scratch) -> None:
+        """Transform what the steps of `front` have made of a sample into its place in the slot; as `run`.
+
+        crop: all of it, at no other scale; unchanged.
+        """
+        try:
+            self._write(self._staged(Image(Plain(crop)), draws, index, scratch, self._lead), out, scratch)
+        finally:
+            scratch.end_picture()
+
+    def _write(self, value: Value, out: NDArray[Any], scratch: Scratch) -> None:
+        if isinstance(value, Image):
+            self._check_shape(self._sink.shape(value.geometry.size), out)
+            value.write(self._sink, out, scratch)
+        else:
+            result = self._finished(value)
+            self._check_shape(result.shape, out)
+            np.copyto(out, result, casting="unsafe")
 
     def run_picture(
         self, picture: NDArray[np.uint8], draws: Draws, index: int, scratch: Scratch

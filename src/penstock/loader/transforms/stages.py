@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.augment import AUGMENTS
-from penstock.loader.transforms.decoders import Decoders, Picture
+from penstock.loader.transforms.decoders import Decoders
 from penstock.loader.transforms.draws import Draws, log_ratio
 from penstock.loader.transforms.foreign import Called, Caller, as_picture, in_form, is_pil, is_tensor
 from penstock.loader.transforms.geometry import (
@@ -127,12 +127,27 @@ class Plain:
         return self._pixels
 
 
+class PixelSource(Protocol):
+    """A picture of known size. See `Picture`."""
+
+    height: int
+    width: int
+
+    def need(self, box: Box, shrink: int) -> Need | None:
+        """Return what `decode` of the same takes; None if that is nothing more."""
+        ...
+
+    def decode(self, box: Box, shrink: int) -> Pixels:
+        """Return the pixels of at least a box."""
+        ...
+
+
 class Image:
     """A picture on its way: where its pixels come from, and what is still to be done to them."""
 
     __slots__ = ("geometry", "source")
 
-    def __init__(self, source: Picture | Plain) -> None:
+    def __init__(self, source: PixelSource) -> None:
         self.source = source
         self.geometry = whole(source.height, source.width)
 

@@ -1,0 +1,79 @@
+"""In which form memory keeps samples: as stored, or as what decoding makes of them.
+
+A seed fixes every crop of every epoch, so that a picture which is decoded once can serve several epochs: the crops of
+the next ones are made along with its own, and kept as bytes in place of the file. Where nothing is drawn, one crop
+serves all epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+from penstock.policy.decisions import epochs_left
+
+#: How far the number of crops strays from its mean, in square roots of the number of samples: as each epoch uses them
+#: in another order. Of K = 3 a standard deviation is 0.7.
+_STRAYS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class CropForm:
+    """Memory keeps samples as crops, in place of their bytes.
+
+    Whoever decodes a sample makes them, so that nothing is brought in before a batch wants it.
+
+    crop_bytes: of one crop.
+    epochs: K: a sample is decoded every K epochs, for that epoch and those up to the next time; each crop is gone once
+        it is used. 0: one crop serves all epochs.
+    Raises: ConfigError for an epoch count that saves nothing, or no bytes.
+    """
+
+    crop_bytes: int
+    epochs: int = 0
+
+    #: The tier that has this form: memory.
+    TIER = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or self.epochs == 1 or self.crop_bytes < 1:
+            raise ConfigError(
+                f"crops of {self.crop_bytes} bytes are kept for {self.epochs} epochs; give at least a byte, and 2 "
+                "epochs or more, or 0 for all"
+            )
+
+    @property
+    def name(self) -> str:
+        """What lines and traces call it."""
+        return f"{self.epochs} crops" if self.epochs else "crops"
+
+    def later_epochs(self, epoch: int, sample: int) -> int:
+        """Return for how many epochs after this one a sample that is decoded now gets crops; K > 0.
+
+        Another K-th of the samples is decoded in each epoch, so that all epochs cost the same.
+        """
+        return epochs_left(self.epochs, epoch, sample)
+
+    def bytes_for(self, samples: int) -> int:
+        """Return what the crops of so many samples take at most: on average (K - 1) / 2 each."""
+        if not self.epochs:
+            return samples * self.crop_bytes
+        crops = samples * (self.epochs - 1) / 2
+        return math.ceil(min(crops + _STRAYS * math.sqrt(samples), 2 * crops)) * self.crop_bytes
+
+    def samples_in(self, capacity_bytes: int, samples: int) -> int:
+        """Return of how many of so many samples a capacity holds the crops."""
+        least, most = 0, samples
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self.bytes_for(middle) <= capacity_bytes:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def sample_bytes(self, capacity_bytes: int, samples: int) -> int:
+        """Return what each sample counts for where a capacity is shared out among so many."""
+        kept = self.samples_in(capacity_bytes, samples)
+        return capacity_bytes // kept if kept else capacity_bytes + 1

@@ -1,0 +1,197 @@
+"""keep="crops": a picture is decoded for several epochs at once, and every batch is that of decoding it each time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+from penstock.loader.transforms import (
+    CenterCrop,
+    ColorJitter,
+    MixUp,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    ToTensor,
+)
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.ranks import alone
+from penstock.store import ImageFolder
+from penstock.store.group import Bytes, Failed, Ids
+from penstock.trace.schema import Kind
+
+COUNT, EPOCHS = 45, 7
+NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+
+
+class CountedFolder(ImageFolder):
+    """Counts how often each sample is read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.reads: Counter[int] = Counter()
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        self.reads.update(ids.tolist())
+        return super().read_group(ids, into, begins)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures that a decoder shrinks by 1 to 8 for a crop of 20 pixels; JPEG, some PNG, one narrower than the crop."""
+    folder = tmp_path_factory.mktemp("photos") / "a"
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    for sample in range(COUNT):
+        height, width = random.integers(30, 420, 2) if sample else (90, 12)
+        coarse = random.integers(0, 256, (height // 6 + 1, width // 6 + 1, 3), np.uint8)
+        picture = cv2.resize(coarse, (int(width), int(height)), interpolation=cv2.INTER_CUBIC)
+        assert cv2.imwrite(str(folder / f"{sample:02}.{'png' if sample % 9 == 4 else 'jpg'}"), picture)
+    return folder.parent
+
+
+def batches_of(source: Any, transforms: Any, keep: str, **arguments: Any) -> list[tuple[bytes, bytes]]:
+    """Return all batches of a run, epoch by epoch."""
+    how = {"batch_size": 8, "epochs": EPOCHS, "seed": 5, "report": None, "decoders": 2, **arguments}
+    with Loader(source, transforms=transforms, keep=keep, **how) as loader:
+        return [
+            (images.tobytes(), labels.tobytes()) for _ in range(how["epochs"]) for images, labels in loader
+        ]
+
+
+#: Whose memory has space for less than half of the crops.
+SMALL = Machine(
+    SharedStore(None, Curve(((1, 1e8),)), 1e-4),
+    (
+        StorageClass("staging", 10**8, 1, Curve(((1, 1e9),))),
+        StorageClass("memory", 25_000, 1, Curve(((1, 1e9),))),
+    ),
+)
+FIXED = (Resize(24), CenterCrop(20))
+RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keep", "how"),
+    [
+        ((*FIXED, ToTensor(), NORMALIZE), "crops", {}),
+        ((*FIXED, ToTensor(), NORMALIZE), "crops", {"layout": "NHWC", "dtype": "bfloat16", "decoders": 0}),
+        ((*FIXED, ColorJitter(0.4), ToTensor()), "crops", {}),
+        ((*RANDOM, ToTensor(), NORMALIZE), "crops", {}),
+        ((*RANDOM, ToTensor()), "2 crops", {"dtype": "float16", "decoders": 0}),
+        (RANDOM, "5 crops", {"dtype": "uint8", "layout": "NHWC", "decoders": 3}),
+        ((*RANDOM, ColorJitter(0.4, 0.4, 0.4, 0.1), ToTensor()), "3 crops", {}),
+        ((RandomResizedCrop(40, antialias=False), *RANDOM, ToTensor()), "3 crops", {}),
+        ((*RANDOM, ToTensor()), "3 crops", {"mix_images": MixUp(3)}),
+        # No longer than the run, and used from a state in its midst.
+        ((*RANDOM, ToTensor()), "30 crops", {}),
+    ],
+)
+def test_batches_are_those_of_decoding_each_time_with_any_threads_memory_and_resume_point(
+    photos: Path, transforms: Any, keep: str, how: dict[str, Any]
+) -> None:
+    expected = batches_of(photos, transforms, "stored", **how)
+
+    assert batches_of(photos, transforms, keep, **how) == expected
+    assert batches_of(photos, transforms, keep, **how, machine=SMALL) == expected
+    with Loader(
+        photos, transforms=transforms, keep=keep, batch_size=8, epochs=EPOCHS, seed=5, report=None, **how
+    ) as loader:
+        loader.start(2, 3)
+        found = [(images.tobytes(), labels.tobytes()) for images, labels in itertools.islice(loader, 1)]
+        # The rest of epoch 2 is given up.
+        found += [(images.tobytes(), labels.tobytes()) for _ in range(2) for images, labels in loader]
+    steps = len(expected) // EPOCHS
+    assert found == expected[2 * steps + 3 : 2 * steps + 4] + expected[3 * steps : 5 * steps]
+
+
+def test_a_fixed_crop_is_made_once_and_a_random_one_every_so_many_epochs(photos: Path) -> None:
+    source = CountedFolder(photos)
+    batches_of(source, (*FIXED, ToTensor()), "crops")
+    assert set(source.reads.values()) == {1}
+
+    source = CountedFolder(photos)
+    lines: list[str] = []
+    hits: list[int] = []
+    with Loader(
+        source,
+        batch_size=5,
+        epochs=EPOCHS,
+        transforms=(*RANDOM, ToTensor()),
+        keep="3 crops",
+        seed=1,
+        report=lines.append,
+    ) as loader:
+        for _ in range(EPOCHS):
+            for _ in loader:
+                pass
+            stages = loader.metrics[-1].stages.items()
+            hits.append(sum(stage.samples for name, stage in stages if name.kind == Kind.HIT))
+    # All are decoded in epoch 0, for 0 to 2 epochs more; then a third of them in each, and those that follow the use in
+    # the epoch before so soon that the bytes are still there.
+    assert hits[0] == 0
+    assert all(COUNT // 3 < each <= COUNT * 2 // 3 for each in hits[1:])
+    assert sum(source.reads.values()) < 4 * COUNT
+    assert any("to keep all samples as crops of 3 epochs each for later epochs" in line for line in lines)
+
+
+def test_damage_that_an_epochs_crop_does_not_show_is_no_error_of_that_epoch(
+    tmp_path: Path, photos: Path
+) -> None:
+    folder = tmp_path / "photos" / "a"
+    folder.mkdir(parents=True)
+    for path in sorted((photos / "a").glob("*.jpg"))[:20]:
+        content = bytearray(path.read_bytes())
+        if path.name != "01.jpg":
+            # In its last tenth, in front of the end: the crops of some epochs are above it.
+            content[-len(content) // 10 : -8] = bytes(len(content[-len(content) // 10 : -8]))
+        (folder / path.name).write_bytes(content)
+
+    def run(keep: str) -> tuple[Any, list[str]]:
+        lines: list[str] = []
+        how = {"on_error": "skip", "report": lines.append}
+        found = batches_of(folder.parent, (RandomResizedCrop(20, (0.05, 0.3)), ToTensor()), keep, **how)
+        return found, [line.rpartition("skipped")[2] for line in lines if "skipped" in line]
+
+    expected, skipped = run("stored")
+    assert len(skipped) > 1
+    assert run("3 crops") == (expected, skipped)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keep", "how", "message"),
+    [
+        ((*FIXED, ToTensor()), "3 crops", {}, 'one crop serves all epochs: give keep="crops"'),
+        (
+            (*RANDOM, ToTensor()),
+            "crops",
+            {"rank": 0, "world_size": 2},
+            "each epoch gives a rank other samples",
+        ),
+        ((Resize(30), ToTensor()), "crops", {}, "do not begin with steps of Penstock that fix the size"),
+        ((lambda picture: picture, *FIXED), "crops", {}, "do not begin with steps of Penstock that fix"),
+    ],
+)
+def test_crops_that_no_run_could_use_are_refused(
+    photos: Path, transforms: Any, keep: str, how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loader(
+            photos, batch_size=3, epochs=2, transforms=transforms, keep=keep, report=None, ranks=alone, **how
+        )
+
+
+def test_ranks_that_share_fixed_crops_read_the_same_as_without(photos: Path) -> None:
+    transforms = (*FIXED, ToTensor())
+    how = {"rank": 1, "world_size": 2, "ranks": alone}
+    assert batches_of(photos, transforms, "crops", **how) == batches_of(photos, transforms, "stored", **how)

@@ -1,0 +1,115 @@
+"""Crops kept in place of bytes: how many there are at a time, and when a sample is decoded anew."""
+
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential
+from penstock.policy import Load, Move, OwnRead, Placement, Ready, Scheduler, StagingLimits
+from penstock.policy.decisions import UNREAD
+from penstock.policy.forms import CropForm
+from penstock.policy.loading import Frequency, Job
+from penstock.policy.runnable import placement_of
+from penstock.trace.schema import SOURCE, STAGING
+
+CROP = 1000
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 5])
+@pytest.mark.parametrize("order", [FullShuffle(700, 1), Sequential(700), BundleShuffle(700, 3, 0.1)])
+def test_each_epoch_decodes_its_share_and_crops_stay_within_what_was_counted(
+    epochs: int, order: Order
+) -> None:
+    form, plan = CropForm(CROP, epochs), AccessPlan(order, 10, 9)
+    kept: set[tuple[int, int]] = set()
+    most = 0
+    for epoch in range(plan.epochs):
+        decoded = 0
+        for sample in plan.stream(0, epoch, 0, plan.samples).tolist():
+            if (sample, epoch) in kept:
+                kept.remove((sample, epoch))
+            else:
+                decoded += 1
+                later = form.later_epochs(epoch, sample)
+                assert 0 <= later < epochs
+                kept |= {(sample, epoch + after) for after in range(1, later + 1)}
+            most = max(most, len(kept))
+        assert epoch == 0 or abs(decoded - plan.samples / epochs) < 1
+    assert most * CROP <= form.bytes_for(plan.samples)
+    # No more than a tenth of it was for nothing.
+    assert form.bytes_for(100_000) < 1.02 * 100_000 * CROP * (epochs - 1) / 2
+
+
+@pytest.mark.parametrize("epochs", [0, 2, 3, 8])
+def test_so_many_samples_are_kept_as_crops_fit_and_other_tiers_keep_samples_as_stored(epochs: int) -> None:
+    form, plan = CropForm(CROP, epochs), AccessPlan(FullShuffle(600, 1), 10, 4)
+    sizes = np.random.default_rng(0).integers(1, 300, 600)
+    memory_bytes, disk_bytes = 200 * CROP, int(sizes.sum()) // 4
+    curve = Curve(((1, 1e9),))
+    machine = Machine(
+        SharedStore(None, Curve(((1, 1e6),)), 1e-3),
+        (
+            StorageClass("staging", 10**6, 1, curve),
+            StorageClass("memory", memory_bytes, 1, curve),
+            StorageClass("disk", disk_bytes, 1, curve, backend="filesystem", path="/disk"),
+        ),
+    )
+    placement = placement_of(Frequency(), Job(plan, sizes, machine, rank=0, form=form), 0)
+
+    count = placement.samples_in(1).size
+    assert form.bytes_for(count) <= memory_bytes < form.bytes_for(count + 1)
+    on_disk = placement.samples_in(2)
+    assert disk_bytes - sizes.max() < sizes[on_disk].sum() <= disk_bytes
+
+
+def test_forms_that_save_nothing_are_refused() -> None:
+    for epochs in (-1, 1):
+        with pytest.raises(ConfigError, match=f"kept for {epochs} epochs"):
+            CropForm(CROP, epochs)
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 0.5])
+def test_workers_alone_read_crops_however_long_that_takes_and_bytes_every_so_many_epochs(
+    seconds: float,
+) -> None:
+    form, plan = CropForm(CROP, 3), AccessPlan(FullShuffle(48, 1), 4, 6)
+    curve = Curve(((1, 1e6),))
+    machine = Machine(
+        SharedStore(None, curve, 1e-3),
+        (StorageClass("staging", 10**6, 1, curve), StorageClass("memory", 10**6, 1, curve)),
+    )
+    sizes, placement = np.full(48, 100), Placement(np.ones(48, np.int8), np.arange(48))
+    limits = StagingLimits(3, 2, 1, 10**6)
+    scheduler = Scheduler(plan, 0, sizes, placement, machine, limits, form=form)
+    origins: dict[tuple[int, int], int] = {}
+    to_do, brought, now = deque(scheduler.start(0.0)), dict[int, int](), 0.0
+    while to_do:
+        now += seconds
+        match to_do.popleft():
+            case Move() as move:
+                brought |= dict.fromkeys(move.entries, move.origin)
+                to_do += scheduler.moved(move, seconds, [], now)
+            case Load() as load:
+                for sample, origin, entry in zip(load.ids, load.origins, load.entries, strict=True):
+                    origins[load.epoch, sample] = brought[entry] if origin == STAGING else origin
+                own = Counter(each for each in load.origins if each != STAGING)
+                reads = [OwnRead(origin, count, count * seconds) for origin, count in own.items()]
+                # Whoever waited for another epoch's worker is sent to the tier, which has no crop of this one.
+                failed = {
+                    index: UNREAD
+                    for index, sample in enumerate(load.ids)
+                    if load.origins[index] == form.TIER and (load.epoch + sample) % 3 == 0
+                }
+                to_do += scheduler.loaded(load, failed, [] if failed else reads, now, seconds, seconds)
+            case Ready() as ready:
+                to_do += scheduler.slot_freed(ready.slot, now)
+
+    assert set(brought.values()) <= {SOURCE}
+    is_due = {at: at[0] == 0 or sum(at) % 3 == 0 for at in origins}
+    assert {origins[at] for at, due in is_due.items() if due} == {SOURCE}
+    # But for those that follow so soon that the bytes are still there.
+    from_bytes = sum(origins[at] != form.TIER for at, due in is_due.items() if not due)
+    assert from_bytes <= 6 * limits.slots * 4 < 0.4 * len(origins)
