@@ -8,7 +8,7 @@ from penstock.errors import ConfigError
 from penstock.policy.forms import CropForm
 
 STORED, CROPS = "stored", "crops"
-#: For how many epochs random crops are made at a time, unless the user says. See benchmarks/loader/forms.py.
+#: For how many epochs random crops are made at a time, unless the user says.
 _EPOCHS = 3
 
 
