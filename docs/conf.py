@@ -42,7 +42,10 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.checkpoint\.saving\.BackgroundSave"),  # of which only the store makes a Saving
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
     ("py:.*", r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need))"),  # the loader's own
-    ("py:.*", r"penstock\.loader\.transforms\.(augment\.Border|geometry\.StepNumbers)"),  # so are these
+    (
+        "py:.*",
+        r"penstock\.loader\.transforms\.(augment\.Border|geometry\.StepNumbers|pixels\.Pixels)",
+    ),  # so are these
     ("py:.*", r"penstock\.loader\.transforms\.sink\.ByteValues"),
 ]
 

@@ -315,12 +315,8 @@ class Engine:
         compiled: Callable[[], Loop | None] = lambda: None,
         ahead: CopyAhead | None = None,
     ) -> None:
-        self._scheduler = scheduler
-        self._fetcher = fetcher
-        self._decoder = decoder
-        self._staging = staging
-        self._recorder = recorder
-        self._clock = recorder.clock
+        self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
+        self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
         self._settings = settings
         self._report = report
         self._collect = collect
