@@ -143,9 +143,10 @@ def test_what_is_no_tensor_stays() -> None:
 
 
 def test_images_that_become_numbers_on_the_device_cross_as_bytes(folder: Path) -> None:
-    """Slots have a quarter of the bytes, and people are told."""
+    """A sample takes a quarter of the bytes in a slot, and people are told."""
     with make(folder, StandIn(), transforms=NUMBERS) as loader, make(folder, transforms=NUMBERS) as plain:
-        assert plain.memory.slot_bytes > 3 * loader.memory.slot_bytes
+        ours, theirs = (each.memory.slot_bytes / each._staging.batch_size for each in (loader, plain))
+        assert theirs > 3 * ours
         assert loader.dtype == plain.dtype == "float32"
         assert loader.state_dict() == plain.state_dict()
         assert loader.empty_batch()[0].dtype == torch.float32
