@@ -87,7 +87,7 @@ def training(
 
 
 def settle(made: Training) -> None:
-    """Wait until the copier has seen all that it was told."""
+    """Wait until the copier has seen all of its messages."""
     seen = threading.Event()
     made.ahead._messages.put(seen.set)
     assert seen.wait(PATIENCE_SECONDS)

@@ -55,7 +55,7 @@ def test_the_interval_of_a_median_is_that_of_the_binomial_distribution() -> None
 
 
 def test_a_rate_counts_what_was_done_while_all_threads_worked() -> None:
-    """The second thread begins at 2 s; at 4 s the first has ended, and the second goes on, faster."""
+    """The second thread begins at 2 s; at 4 s the first has ended, and the second continues, faster."""
     first = np.array([0.0, 2.0, 4.0]), np.array([100.0, 20.0])
     second = np.array([2.0, 4.0, 5.0]), np.array([20.0, 100.0])
     apart = np.array([7.0, 8.0]), np.array([30.0])

@@ -67,7 +67,7 @@ if scene == "cut off":
     print(len(failed), failed[0][1])
 else:
     with open(path, "r+b") as file:
-        other = mmap.mmap(file.fileno(), 0)  # not ours: whoever touches what is gone is told as ever
+        other = mmap.mmap(file.fileno(), 0)  # not ours: a fault there goes to the handler that was there before
         os.truncate(path, 0)
         print("touching", flush=True)
         other[-1]

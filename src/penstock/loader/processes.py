@@ -255,7 +255,7 @@ class _Process:
         self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
         self._version = 0
         self.is_ready = False
-        #: Whether it was told to begin, and no thread waits yet for the answer to that; what has kept it from it.
+        #: Whether it was sent Begin and no thread waits for the answer yet; why it could not begin.
         self._has_begun = False
         self._refusal: Exception | None = None
         self._send_lock = threading.Lock()
