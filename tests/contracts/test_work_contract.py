@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.flow.engine import Decoder, Failed, Fetcher
+from penstock.flow.work import Decoder, Failed, Fetcher, Request
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
@@ -53,8 +53,8 @@ class Made:
         rests: list[int] | None = None,
         into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
-        kept = rests or [STAGING] * len(samples)
-        return list(self.fetcher.fetch(samples, origin, kept, lambda sample: None, lasting=True, into=into))
+        request = Request(samples, lambda sample: None, origin, rests or (), lasting=True, into=into)
+        return list(self.fetcher.fetch(request))
 
     def decode(
         self, rows: Sequence[int], samples: list[int], data: Sequence[Any], arrays: tuple[NDArray[Any], ...]

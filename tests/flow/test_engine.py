@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.patience import patient, wait_until
 
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
-from penstock.flow.engine import DECISIONS, Engine, EngineSettings, Failed
+from penstock.flow.engine import DECISIONS, Engine, EngineSettings
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
+from penstock.flow.work import Failed, Request
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
@@ -35,20 +35,10 @@ class NumberWork:
         self.broken: set[int] = set()
         self.is_closed = False
 
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any]:
+    def fetch(self, request: Request) -> list[Any]:
         data: list[Any] = []
-        for sample in samples:
-            at(sample)
+        for sample in request.samples:
+            request.at(sample)
             if sample in self.shut:
                 self.gate.wait(patient(20))
             is_broken = sample in self.broken

@@ -10,11 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
-from penstock.flow.engine import Failed
+from penstock.flow.work import Failed, Request
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.policy import Extents
 from penstock.store import extents_of
-from penstock.trace.schema import SOURCE, STAGING
 
 Ids = NDArray[np.int64]
 
@@ -113,8 +112,7 @@ class Units:
         assert where is not None
         near = Near(where[0], lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
         near.observe(1, request_seconds)
-        rests = [STAGING] * len(samples)
-        return list(SourceFetcher(self, {}, near).fetch(samples, SOURCE, rests, self._note, lasting=True))
+        return list(SourceFetcher(self, {}, near).fetch(Request(samples, self._note, lasting=True)))
 
     def _note(self, sample: int) -> None:
         self.at = sample

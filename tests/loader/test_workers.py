@@ -34,6 +34,7 @@ from tests.patience import patient, wait_until
 import penstock.torch
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.lock_use import LockUse
+from penstock.flow.work import Request
 from penstock.loader import Loader, LoaderConfig, switching
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.trace import read_trace
@@ -231,7 +232,7 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
     switch.watch(busy)
 
     while not switch._is_settled:
-        switch.fetch([0], 0, [0], print, lasting=False)
+        switch.fetch(Request([0], print))
         switch.decode(NO_LOAD, [0], [0], [None], (), print)
         now[0] += 0.01 / (speed if switch._in_use else 1.0)
         if switch._starting is not None:
@@ -256,7 +257,7 @@ def test_no_process_starts_where_none_can_help(waits: bool, processors: float, s
     switch.watch(busy)
 
     for _ in range(2000):
-        switch.fetch([0], 0, [0], print, lasting=False)
+        switch.fetch(Request([0], print))
         switch.decode(NO_LOAD, [0], [0], [None], (), print)
         now[0] += 0.01
 
@@ -278,8 +279,8 @@ class Busy:
     def processes(self) -> Any:
         return self
 
-    def fetch(self, samples: list[int], *_: Any, **__: Any) -> list[Any]:
-        return [None] * len(samples)
+    def fetch(self, request: Request) -> list[Any]:
+        return [None] * len(request.samples)
 
     def decode(self, *_: Any) -> list[Any]:
         return []

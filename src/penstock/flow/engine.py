@@ -36,7 +36,7 @@ from functools import partial
 from operator import attrgetter, setitem
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,8 @@ from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for
 from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
-from penstock.flow.staging import Field, Reference, StagingBuffer
+from penstock.flow.staging import Reference, StagingBuffer
+from penstock.flow.work import Decoder, Failed, Fetcher, Request
 from penstock.machine_code import Loop
 from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.decision_state import EVENT
@@ -82,12 +83,6 @@ DECISIONS = Part(
     "what decides which sample is read when",
     "plain Python does it",
 )
-
-
-class Failed(NamedTuple):
-    """Why one sample of a group could not be had, in the place of its bytes."""
-
-    error: Exception
 
 
 class _Park:
@@ -184,88 +179,6 @@ class _OwnThread:
 
 #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
 _Message = Load | Event | Reference | Departure | _Owner | _Park | None
-
-
-class Fetcher(Protocol):
-    """Brings the bytes of samples, from their source or a tier. Any thread may call it at any time."""
-
-    @property
-    def place(self) -> str:
-        """Name the store that is read from, for messages."""
-        ...
-
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any] | Pieces:
-        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`; `Pieces` where none is.
-
-        origin: SOURCE, or the number of the tier to take them from.
-        rests: of each, the tier that is to keep what comes from the source, or STAGING.
-        at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next call.
-        into: where their bytes may be put one behind the other, if all have one size and fill it.
-        epoch: that they are for; code of a user may ask for it.
-        """
-        ...
-
-    def describe(self, sample: int) -> str:
-        """Name a sample for messages, by its path where it has one."""
-        ...
-
-    def take_lost(self) -> Sequence[tuple[float, float]]:
-        """Return when attempts to read began that failed, and when they were made again, since the last call.
-
-        By the clock that a recorder has unless it is given another.
-        """
-        ...
-
-    def end_waits(self) -> None:
-        """Have reads that wait to be tried again fail: their results are not wanted any more."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds. No thread runs any more."""
-        ...
-
-
-class Decoder(Protocol):
-    """Turns what a fetcher brings into rows of a batch slot. Any thread may call it at any time."""
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The arrays of a batch: what it writes of each sample."""
-        ...
-
-    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> NDArray[np.uint8] | None:
-        """Return where in a slot the bytes of some rows belong as they are stored; None where they do not."""
-        ...
-
-    def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        samples: list[int],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
-    ) -> list[tuple[int, Exception]]:
-        """Write some rows of a slot; return the failed ones, each by its index in `rows`, with the reason.
-
-        rows: of the batch. samples, data: of each row, its id and what the fetcher brought.
-        arrays: of the slot, [batch size, *shape] each.
-        """
-        ...
-
-    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
-        """Return what a batch is made of, once its arrays hold these rows of the slot."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -877,14 +790,9 @@ class Engine:
         while (move := self._moves.get()) is not None and not self._closed:
             samples = move.samples
             begin = self._clock()
-            data = self._fetcher.fetch(
-                samples,
-                move.origin,
-                move.rests,
-                partial(self._note, worker),
-                lasting=True,
-                epoch=move.epoch,
-            )
+            at = partial(self._note, worker)
+            request = Request(samples, at, move.origin, move.rests, lasting=True, epoch=move.epoch)
+            data = self._fetcher.fetch(request)
             end = self._clock()
             self._at.pop(worker, None)
             self._recent_read_seconds.append((end - begin) / len(samples))
@@ -1034,7 +942,7 @@ class Engine:
     ) -> tuple[list[Any] | Pieces, int]:
         """Return what there is of some samples of a Load, all from one origin, and the flow that they came by.
 
-        into: where their bytes may be put, as for `Fetcher.fetch`.
+        into: where their bytes may be put, as for `Request`.
         """
         if origin == STAGING:
             pairs = [self._bytes[entry] for entry in entries]
@@ -1042,7 +950,7 @@ class Engine:
         if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
-        data = self._fetcher.fetch(samples, origin, rests, at, lasting=False, into=into, epoch=load.epoch)
+        data = self._fetcher.fetch(Request(samples, at, origin, rests, into=into, epoch=load.epoch))
         end, computed = self._clock(), time.thread_time() - computed
         rows = load.rows
         known: Sequence[int] | NDArray[np.int64] = samples

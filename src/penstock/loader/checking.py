@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, printable
-from penstock.flow.engine import Failed
+from penstock.flow.work import Failed
 from penstock.loader.config import LoaderConfig
 from penstock.loader.loader import Loader
 from penstock.loader.setup import reader_of

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
-from penstock.flow.engine import Failed
 from penstock.flow.pieces import Pieces
+from penstock.flow.work import Failed, Request
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import FRONTS, ImageDecoder, ImageGroup
 from penstock.loader.transforms.crops import Crop, CropPass
@@ -51,30 +51,22 @@ class CropFetcher(SourceFetcher):
         super().__init__(*arguments)
         self._kept = kept
 
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any] | Pieces:
-        tier = self._kept.form.TIER
-        if origin == tier:
-            at(samples[0])
-            found = [self._kept.find(sample, epoch) for sample in samples]
+    def fetch(self, request: Request) -> list[Any] | Pieces:
+        tier, samples = self._kept.form.TIER, request.samples
+        if request.origin == tier:
+            request.at(samples[0])
+            found = [self._kept.find(sample, request.epoch) for sample in samples]
             return [
-                Failed(DataError(f"no crop of {self.describe(sample)} for epoch {epoch} is in memory"))
+                Failed(
+                    DataError(f"no crop of {self.describe(sample)} for epoch {request.epoch} is in memory")
+                )
                 if crop is None
                 else crop
                 for sample, crop in zip(samples, found, strict=True)
             ]
-        if tier in rests:  # whoever decodes them makes what it keeps
-            rests = [STAGING if rest == tier else rest for rest in rests]
-        return super().fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)
+        # Whoever decodes them makes what it keeps.
+        rests = [STAGING if rest == tier else rest for rest in request.rests]
+        return super().fetch(request._replace(rests=rests))
 
     def close(self) -> None:
         super().close()

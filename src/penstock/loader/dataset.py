@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.flow.engine import Failed
 from penstock.flow.staging import ROW, Field
+from penstock.flow.work import Failed, Request
 from penstock.loader.asked import ListCode, SampleCode, list_code
 from penstock.loader.beside import Beside
 from penstock.loader.global_draws import global_states
@@ -105,18 +105,9 @@ class DatasetFetcher:
 
         return from_first(samples, look, on_error_raise=on_error_raise)
 
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any]:
+    def fetch(self, request: Request) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
+        samples, at, epoch = request.samples, request.at, request.epoch
         wrong = ""
         if self._get_list is not None and len(samples) > 1:
             at(samples[0])

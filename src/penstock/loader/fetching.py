@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError, printable
-from penstock.flow.engine import Failed
 from penstock.flow.pieces import Pieces
+from penstock.flow.work import Failed, Request
 from penstock.policy import Extents, merge_reads
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
@@ -107,26 +107,17 @@ class SourceFetcher:
         """Load the code that reads, in a thread that is going to."""
         prepare_group(self._source)
 
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: Bytes | None = None,
-        epoch: int = 0,
-    ) -> list[Any] | Pieces:
+    def fetch(self, request: Request) -> list[Any] | Pieces:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
+        samples, rests, at = request.samples, request.rests, request.at
         at(samples[0])
         ids = np.array(samples)
-        if origin in self._slow:
-            data = self._from_slow(ids, origin, into, lasting)
+        if request.origin in self._slow:
+            data = self._from_slow(ids, request)
             self._keep(samples, data, rests)
             return data
-        if origin != SOURCE:
-            return self._from_tier(ids, self._tiers[origin])
+        if request.origin != SOURCE:
+            return self._from_tier(ids, self._tiers[request.origin])
         reads = order = None
         if self._near is not None:
             reads = self._near.merged(ids)
@@ -139,11 +130,11 @@ class SourceFetcher:
                     ids = ids[order]
         sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
-        tier = self._tiers.get(rests[0]) if _are_alike(rests) else None
+        tier = self._tiers.get(rests[0]) if rests and rests.count(rests[0]) == len(rests) else None
         begins = None if tier is None else tier.take_space(ids, sizes)
         if tier is None or begins is None:
             tier = None
-            into, begins = self._space_for(sizes, into if order is None else None, lasting, SOURCE)
+            into, begins = self._space_for(sizes, request, may_be_there=order is None)
         else:
             into = tier.array
         began = time.perf_counter()
@@ -153,7 +144,7 @@ class SourceFetcher:
             failed = read_all_merged(self._source, reads, ids, into, begins, at)
         if self._near is not None and not failed:
             self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
-        if not failed and order is None and tier is None and not self._copied_to and _stay_nowhere(rests):
+        if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
             return Pieces(into, begins)
         found = self._pieces(ids, into, begins, failed)
         if tier is not None:
@@ -168,12 +159,12 @@ class SourceFetcher:
         if tier is None:
             self._keep(samples, data, rests)
         for number, is_copied in self._copied_to.items():
-            for sample, each, rest in zip(samples, data, rests, strict=True):
+            for sample, each, rest in zip(samples, data, rests, strict=False):
                 if rest in self._tiers and is_copied[sample] and not isinstance(each, Failed):
                     self._slow[number].put(sample, each, stays=True)
         return data
 
-    def _keep(self, samples: list[int], data: list[Any], rests: list[int]) -> None:
+    def _keep(self, samples: list[int], data: list[Any], rests: Sequence[int]) -> None:
         """Have each sample kept where it shall rest."""
         for index, rest in enumerate(rests):
             if rest == STAGING or isinstance(data[index], Failed):
@@ -185,7 +176,7 @@ class SourceFetcher:
 
     def read(self, samples: list[int]) -> Sequence[Any]:
         """Return uint8[...] of each sample as the source has it, or `Failed`; until this thread's next call."""
-        return self.fetch(samples, SOURCE, [STAGING] * len(samples), _pass_by, lasting=False)
+        return self.fetch(Request(samples, _pass_by))
 
     def close(self) -> None:
         for disk in self._slow.values():  # they may still write what memory keeps
@@ -202,9 +193,9 @@ class SourceFetcher:
         for objects in self._objects:
             objects.end_waits()
 
-    def _from_slow(self, ids: Ids, origin: int, into: Bytes | None, lasting: bool) -> list[Any]:
-        into, begins = self._space_for(self._sizes_bytes[ids], into, lasting, origin)
-        return self._pieces(ids, into, begins, self._slow[origin].read_group(ids, into, begins))
+    def _from_slow(self, ids: Ids, request: Request) -> list[Any]:
+        into, begins = self._space_for(self._sizes_bytes[ids], request)
+        return self._pieces(ids, into, begins, self._slow[request.origin].read_group(ids, into, begins))
 
     def _pieces(
         self, ids: Ids, into: Bytes, begins: Ids, failed: Sequence[tuple[int, Exception]]
@@ -233,21 +224,22 @@ class SourceFetcher:
         error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
         return Failed(located(error, sample, self.describe))
 
-    def _space_for(self, sizes: Ids, into: Bytes | None, lasting: bool, origin: int) -> tuple[Bytes, Ids]:
+    def _space_for(self, sizes: Ids, request: Request, *, may_be_there: bool = True) -> tuple[Bytes, Ids]:
         """Return where samples of these sizes go: memory, and where in it each begins and the last one ends.
 
-        into: memory that does if all have one size and fill it.
+        may_be_there: whether that may be where the request would have them.
         """
         begins = np.zeros(sizes.size + 1, np.int64)
         np.cumsum(sizes, out=begins[1:])
+        into = request.into if may_be_there else None
         if into is None or not (sizes * sizes.size == into.size).all():
-            into = self._memory_for(int(begins[-1]), lasting, origin, is_alone=sizes.size == 1)
+            into = self._memory_for(int(begins[-1]), request, is_alone=sizes.size == 1)
         return into, begins
 
-    def _memory_for(self, nbytes: int, lasting: bool, origin: int, *, is_alone: bool) -> Bytes:
-        if nbytes >= _MAPPED_BYTES and (lasting or is_alone):
+    def _memory_for(self, nbytes: int, request: Request, *, is_alone: bool) -> Bytes:
+        if nbytes >= _MAPPED_BYTES and (request.lasting or is_alone):
             return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-        return np.empty(nbytes, np.uint8) if lasting else self._buffer(nbytes, origin)
+        return np.empty(nbytes, np.uint8) if request.lasting else self._buffer(nbytes, request.origin)
 
     def _buffer(self, nbytes: int, origin: int) -> Bytes:
         """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
@@ -255,15 +247,6 @@ class SourceFetcher:
         if origin not in buffers or buffers[origin].size < nbytes:
             buffers[origin] = np.empty(2 * nbytes, np.uint8)
         return buffers[origin]
-
-
-def _are_alike(rests: list[int]) -> bool:
-    return rests.count(rests[0]) == len(rests)
-
-
-def _stay_nowhere(rests: list[int]) -> bool:
-    """Return whether no tier keeps any of a group."""
-    return rests[0] == STAGING and _are_alike(rests)
 
 
 def _pass_by(sample: int) -> None:

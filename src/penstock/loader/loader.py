@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.cpus import memory_limit_bytes
-from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, Fetcher, StagedBatch
+from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, StagedBatch
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
+from penstock.flow.work import Fetcher
 from penstock.loader.agreeing import leave_start, open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.files import sync_folder
-from penstock.flow.engine import Failed
+from penstock.flow.work import Failed
 from penstock.loader.loader import Loader
 from penstock.loader.resume import describe_data
 from penstock.loader.setup import reader_of

@@ -28,9 +28,9 @@ from penstock.arena import Arena
 from penstock.child import NoChild, start_child
 from penstock.errors import ClosedError, DataError
 from penstock.flow.channel import Channel, Reducers
-from penstock.flow.engine import Fetcher
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field, StagingBuffer
+from penstock.flow.work import Fetcher, FetcherOver, Request
 from penstock.loader.fetching import SourceFetcher, located
 from penstock.loader.global_draws import ONE_THREAD
 from penstock.loader.pickling import Pickled, pickled
@@ -76,7 +76,7 @@ class ProcessPlan:
     reducers: Reducers
 
 
-class Processes:
+class Processes(FetcherOver):
     """A `Fetcher` and a `Decoder` whose work worker processes do. Threads that call `begin` have one in turn.
 
     fetcher, decoder: that the processes have copies of; here they name samples and finish batches.
@@ -86,7 +86,8 @@ class Processes:
     def __init__(
         self, plan: ProcessPlan, fetcher: Fetcher, decoder: MovableDecoder, staging: StagingBuffer
     ) -> None:
-        self._plan, self._fetcher, self._decoder, self._staging = plan, fetcher, decoder, staging
+        super().__init__(fetcher)
+        self._plan, self._decoder, self._staging = plan, decoder, staging
         #: Whether bytes are read in this process, from a source or a tier, and decoded in the others.
         self._reads_here = isinstance(fetcher, SourceFetcher)
         self._parts = self._pickled_parts()
@@ -163,39 +164,23 @@ class Processes:
     def place(self) -> str:
         starting = self.starting
         waits = f", which waits for worker processes to start ({starting} of {self._plan.count})"
-        return f"{self._fetcher.place}{waits if starting else ''}"
+        return f"{super().place}{waits if starting else ''}"
 
-    def describe(self, sample: int) -> str:
-        return self._fetcher.describe(sample)
-
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any] | Pieces:
+    def fetch(self, request: Request) -> list[Any] | Pieces:
         """Return bytes; or nothing of each sample of a data set, where `decode` has the process make it."""
         if self._reads_here:
-            return self._fetcher.fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)
-        return [None] * len(samples)
-
-    def take_lost(self) -> Sequence[tuple[float, float]]:
-        return self._fetcher.take_lost()
+            return self._fetcher.fetch(request)
+        return [None] * len(request.samples)
 
     def end_waits(self) -> None:
         """Give processes a second to complete what nobody wants any more."""
-        self._fetcher.end_waits()
+        super().end_waits()
         self._ending = time.monotonic()
 
     def close(self) -> None:
         """End the processes and wait for them. No thread runs any more. Twice is harmless."""
         self.close_processes()
-        self._fetcher.close()
+        super().close()
 
     def close_processes(self) -> None:
         """End the processes and wait for them, while no thread asks them. Twice is harmless."""

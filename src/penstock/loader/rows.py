@@ -6,15 +6,12 @@ import copyreg
 import io
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.flow.channel import Reducers
-from penstock.flow.engine import Failed, Fetcher
+from penstock.flow.work import Failed, Fetcher, FetcherOver, Request
 from penstock.loader.structure import is_same
 from penstock.store import MemoryTier
 from penstock.trace.schema import SOURCE, STAGING
@@ -35,64 +32,42 @@ class RowPickler:
         return file.getvalue()
 
 
-class KeepingFetcher:
+class KeepingFetcher(FetcherOver):
     """A `Fetcher` of the samples of another that keeps in tiers what a plan says is worth it.
 
     What is asked of a tier that has no space for it, as samples turned out larger, is made again.
     """
 
     def __init__(self, fetcher: Fetcher, tiers: dict[int, MemoryTier], pickler: RowPickler) -> None:
-        self._fetcher, self._tiers, self._pickler = fetcher, tiers, pickler
+        super().__init__(fetcher)
+        self._tiers, self._pickler = tiers, pickler
 
-    @property
-    def place(self) -> str:
-        return self._fetcher.place
-
-    def describe(self, sample: int) -> str:
-        return self._fetcher.describe(sample)
-
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any]:
+    def fetch(self, request: Request) -> list[Any]:
         """Return samples, from a tier or made, and have a tier keep them where it is to; see `Fetcher`."""
-
-        def made(ids: list[int]) -> list[Any]:
-            rests = [STAGING] * len(ids)
-            return list(self._fetcher.fetch(ids, SOURCE, rests, at, lasting=lasting, into=into, epoch=epoch))
-
-        if origin == SOURCE:
-            found = made(samples)
-            for sample, rest, value in zip(samples, rests, found, strict=True):
+        samples = request.samples
+        if request.origin == SOURCE:
+            found = self._made(request, samples)
+            for sample, rest, value in zip(samples, request.rests, found, strict=False):
                 if rest != STAGING and not isinstance(value, Failed):
                     self._tiers[rest].put(sample, self._pickler.dump(value))
             return found
-        tier = self._tiers[origin]
-        at(samples[0])
+        tier = self._tiers[request.origin]
+        request.at(samples[0])
         found = [pickle.loads(tier.view(sample)) if tier.contains(sample) else None for sample in samples]
         missing = [index for index, sample in enumerate(samples) if not tier.contains(sample)]
         if missing:
-            for index, value in zip(missing, made([samples[index] for index in missing]), strict=True):
+            made = self._made(request, [samples[index] for index in missing])
+            for index, value in zip(missing, made, strict=True):
                 found[index] = value
         return found
 
-    def take_lost(self) -> Sequence[tuple[float, float]]:
-        return self._fetcher.take_lost()
-
-    def end_waits(self) -> None:
-        self._fetcher.end_waits()
+    def _made(self, request: Request, samples: list[int]) -> list[Any]:
+        return list(self._fetcher.fetch(request._replace(samples=samples, origin=SOURCE, rests=())))
 
     def close(self) -> None:
         for tier in self._tiers.values():
             tier.close()
-        self._fetcher.close()
+        super().close()
 
 
 def row_bytes(samples: Iterable[Any], pickler: RowPickler, place: str) -> int:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.channel import Reducers
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
-from penstock.flow.engine import Decoder, Fetcher
 from penstock.flow.staging import Field, slot_bytes
+from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.batch_sampler import DrawnBatches
 from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ClosedError
-from penstock.flow.engine import Engine, Fetcher
+from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
+from penstock.flow.work import Fetcher, FetcherOver, Request
 from penstock.loader.processes import THREADS_A_PROCESS, Processes
 from penstock.loader.worker import MovableDecoder
 from penstock.policy import Load
@@ -42,7 +43,7 @@ _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 2.0, 0.5, 2, 4
 _CLEAR, _WORTH = 1.4, 1.1
 
 
-class Switching:
+class Switching(FetcherOver):
     """A `Fetcher` and a `Decoder` whose work threads or worker processes do.
 
     make: makes the processes, and raises ConfigError where the data set cannot be copied.
@@ -60,7 +61,8 @@ class Switching:
         samples: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fetcher, self._decoder = fetcher, decoder
+        super().__init__(fetcher)
+        self._decoder = decoder
         self._make, self._report = make, report
         self._engine: Callable[[], Engine | None] = lambda: None
         self._cpus, self._samples, self._clock = cpus, samples, clock
@@ -88,24 +90,7 @@ class Switching:
 
     # As a fetcher
 
-    @property
-    def place(self) -> str:
-        return self._fetcher.place
-
-    def describe(self, sample: int) -> str:
-        return self._fetcher.describe(sample)
-
-    def fetch(
-        self,
-        samples: list[int],
-        origin: int,
-        rests: list[int],
-        at: Callable[[int], None],
-        *,
-        lasting: bool,
-        into: NDArray[np.uint8] | None = None,
-        epoch: int = 0,
-    ) -> list[Any] | Pieces:
+    def fetch(self, request: Request) -> list[Any] | Pieces:
         """See `Fetcher`. What fetches a Load decodes it, too."""
         if not self._is_settled and self._looking.acquire(blocking=False):
             try:
@@ -117,14 +102,11 @@ class Switching:
             self._inside += chosen is not None
         self._threads.chosen = chosen
         fetcher = self._fetcher if chosen is None else chosen
-        return fetcher.fetch(samples, origin, rests, at, lasting=lasting, into=into, epoch=epoch)
-
-    def take_lost(self) -> Sequence[tuple[float, float]]:
-        return self._fetcher.take_lost()
+        return fetcher.fetch(request)
 
     def end_waits(self) -> None:
         self._is_closed = True
-        self._fetcher.end_waits()
+        super().end_waits()
         if self._processes is not None:
             self._processes.end_waits()
 
@@ -135,7 +117,7 @@ class Switching:
             self._starting.join()
         if self._processes is not None:
             self._processes.close()
-        self._fetcher.close()
+        super().close()
 
     # As a decoder
 

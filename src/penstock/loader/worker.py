@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 from penstock.arena import Arena
 from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
-from penstock.flow.engine import Decoder, Failed, Fetcher
 from penstock.flow.staging import slot_arrays, slot_begin
+from penstock.flow.work import Decoder, Failed, Fetcher, Request
 from penstock.loader.global_draws import compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
-from penstock.trace.schema import SOURCE
 
 
 class Copy(NamedTuple):
@@ -241,8 +240,7 @@ class Worker:
 
     def _fetched(self, load: Load) -> Brought:
         assert self._fetcher is not None, "either process reads"
-        at = self._begin_sample
-        data = self._fetcher.fetch(load.ids, SOURCE, load.rests, at, lasting=False, epoch=load.epoch)
+        data = self._fetcher.fetch(Request(load.ids, self._begin_sample, epoch=load.epoch))
         return Brought(load.rows, load.ids, list(data))
 
     def _arrays_of(self, slot: int) -> tuple[NDArray[Any], ...]:

@@ -1,0 +1,137 @@
+"""What the engine's threads call: a fetcher brings what there is of samples, a decoder writes it into a batch slot."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.flow.pieces import Pieces
+from penstock.flow.staging import Field
+from penstock.policy import Load
+from penstock.trace.schema import SOURCE, STAGING
+
+
+class Failed(NamedTuple):
+    """Why one sample of a group could not be had, in the place of its bytes."""
+
+    error: Exception
+
+
+class Request(NamedTuple):
+    """Samples that a thread wants, all from one place.
+
+    origin: SOURCE, or the number of the tier to take them from.
+    rests: of each sample, the tier that is to keep what comes from the source, or STAGING; empty where none keeps any.
+    at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next request.
+    into: where their bytes may be put one behind the other, if all have one size and fill it.
+    epoch: that they are for; code of a user may ask for it.
+    """
+
+    samples: list[int]
+    at: Callable[[int], None]
+    origin: int = SOURCE
+    rests: Sequence[int] = ()
+    lasting: bool = False
+    into: NDArray[np.uint8] | None = None
+    epoch: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a tier is to keep any of them."""
+        return self.rests.count(STAGING) < len(self.rests)
+
+
+class Fetcher(Protocol):
+    """Brings the bytes of samples, from their source or a tier. Any thread may call it at any time."""
+
+    @property
+    def place(self) -> str:
+        """Name the store that is read from, for messages."""
+        ...
+
+    def fetch(self, request: Request) -> list[Any] | Pieces:
+        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`; `Pieces` where none is."""
+        ...
+
+    def describe(self, sample: int) -> str:
+        """Name a sample for messages, by its path where it has one."""
+        ...
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        """Return when attempts to read began that failed, and when they were made again, since the last call.
+
+        By the clock that a recorder has unless it is given another.
+        """
+        ...
+
+    def end_waits(self) -> None:
+        """Have reads that wait to be tried again fail: their results are not wanted any more."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds. No thread runs any more."""
+        ...
+
+
+class FetcherOver(ABC):
+    """A `Fetcher` that has another one do most of the work."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    @abstractmethod
+    def fetch(self, request: Request) -> list[Any] | Pieces:
+        """See `Fetcher`."""
+
+    @property
+    def place(self) -> str:
+        return self._fetcher.place
+
+    def describe(self, sample: int) -> str:
+        return self._fetcher.describe(sample)
+
+    def take_lost(self) -> Sequence[tuple[float, float]]:
+        return self._fetcher.take_lost()
+
+    def end_waits(self) -> None:
+        self._fetcher.end_waits()
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+
+class Decoder(Protocol):
+    """Turns what a fetcher brings into rows of a batch slot. Any thread may call it at any time."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The arrays of a batch: what it writes of each sample."""
+        ...
+
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> NDArray[np.uint8] | None:
+        """Return where in a slot the bytes of some rows belong as they are stored; None where they do not."""
+        ...
+
+    def decode(
+        self,
+        load: Load,
+        rows: Sequence[int],
+        samples: list[int],
+        data: Sequence[Any],
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Write some rows of a slot; return the failed ones, each by its index in `rows`, with the reason.
+
+        rows: of the batch. samples, data: of each row, its id and what the fetcher brought.
+        arrays: of the slot, [batch size, *shape] each.
+        """
+        ...
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        """Return what a batch is made of, once its arrays hold these rows of the slot."""
+        ...
