@@ -31,5 +31,6 @@ def test_the_numbers_of_kinds_and_special_places_never_change() -> None:
         "DRAIN": 8,
         "LOAD": 9,
         "RETRY": 10,
+        "LOCK": 11,
     }
     assert (SOURCE, STAGING, NO_PLACE, NO_EPOCH, NO_PEER, NO_FLOW) == (-1, 0, -128, -1, -1, 0)

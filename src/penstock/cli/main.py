@@ -15,6 +15,7 @@ from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
+from penstock.cli.explain import add_explain
 from penstock.cli.output import add_command, add_output_options, check_plot, needing, report_to, show
 from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add_snapshots(commands)
 
     add_trace(commands)
+    add_explain(commands)
     add_paper(commands)
     return parser
 

@@ -190,7 +190,7 @@ class EngineSettings:
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
         batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
-    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use`.
+    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use` and the trace.
     """
 
     readers: int
@@ -856,7 +856,7 @@ class Engine:
             if loop is not None:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
-        asked_seconds = self._ask_for_lock(worker, delay) if self._settings.watches_lock else None
+        asked_seconds = self._ask_for_lock(worker, ring, load, delay) if self._settings.watches_lock else None
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
@@ -996,15 +996,17 @@ class Engine:
         ring.record(kind, *seconds, samples[0], nbytes, epoch, step, origin, samples=len(data), flow=flow)
         return flow, has_failed
 
-    def _ask_for_lock(self, worker: int, delay: RunDelay) -> float | None:
-        """Return what `ask_for_lock` does; None if it is not due, or no other Load runs."""
+    def _ask_for_lock(self, worker: int, ring: Ring, load: Load, delay: RunDelay) -> float | None:
+        """Record what `ask_for_lock` returns, and return it where another Load runs; None if it is not due."""
         begin = self._clock()
-        # Without `_lock`: a number that is a moment old does as well.
-        if self._scheduler.loads_running < 2 or begin < self._next_ask.get(worker, begin):
+        if begin < self._next_ask.get(worker, begin):
             return None
         asked_seconds = ask_for_lock(self._clock, delay)
-        self._next_ask[worker] = self._clock() + ASK_EVERY_SECONDS
-        return asked_seconds
+        end = self._clock()
+        self._next_ask[worker] = end + ASK_EVERY_SECONDS
+        ring.record(Kind.LOCK, end - asked_seconds, end, epoch=load.epoch, step=load.step, samples=0)
+        # Without `_lock`: a number that is a moment old does as well.
+        return asked_seconds if self._scheduler.loads_running > 1 else None
 
 
 def _has_failed(data: list[Any] | Pieces) -> bool:

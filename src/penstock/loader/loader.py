@@ -281,7 +281,7 @@ class Loader:
                 patience_seconds=self._config.patience_seconds,
                 timeout_seconds=self._config.timeout_seconds,
                 works_in_own_thread=setup.works_in_own_thread,
-                watches_lock=setup.calls_python,
+                watches_lock=setup.calls_python or self._trace is not None,
             ),
             begin=partial(
                 _begin,
@@ -637,8 +637,9 @@ class Loader:
         assert epoch is not None, "the latest pass is not over"
         if not self._has_reported_start:
             self._ensure_started()
-        self._end_step()
+        # What ending the step takes, a drain of the trace perhaps, is the loader's time, which the training waits for.
         self._asked = self._recorder.clock()
+        self._end_step(self._asked)
         if self._ahead is not None:
             self._ahead.passed(self._position)
         try:
@@ -703,18 +704,18 @@ class Loader:
         self._ring.record(Kind.WAIT, begin, self._recorder.clock(), epoch=epoch, step=NO_STEP, samples=0)
         self._collector.consumed = max(self._collector.consumed, (epoch, NO_STEP))
 
-    def _end_step(self) -> None:
+    def _end_step(self, now: float) -> None:
         """The caller asks for more: what it did since the last batch was its own step."""
         if self._handed is None:
             return
         epoch, step, since, samples = self._handed
         self._handed = None
         left = None if self._pass.departure is None else self._pass.departure.seconds
-        end = self._recorder.clock() if left is None else left
+        end = now if left is None else left
         self._ring.record(Kind.STEP, since, end, epoch=epoch, step=step, samples=samples)
         # Workers collect when their own rings are half full; what a run that is killed has not written is seconds old.
-        if self._ring.is_half_full or self._recorder.clock() - self._drained >= _DRAIN_SECONDS:
-            self._drained = self._recorder.clock()
+        if self._ring.is_half_full or now - self._drained >= _DRAIN_SECONDS:
+            self._drained = now
             self._collector.collect()
 
     def _leave_epoch(self) -> None:
@@ -733,7 +734,7 @@ class Loader:
 
     def _end_epoch(self) -> None:
         """Close the sums of the epoch that a pass was in, and report them."""
-        self._end_step()
+        self._end_step(self._recorder.clock())
         self._pass.departure = None
         ended, self._pass.epoch = self._pass.epoch, None
         self._collector.collect()

@@ -15,6 +15,7 @@ item and is a cause of its own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -43,6 +44,24 @@ class Cause(StrEnum):
     UNSEEN = "unseen"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Critical:
+    """What m waits hung on: the critical item's spans, zero where there is none, and the seconds of each cause.
+
+    seen: bool[m], whether a `decode` is known. decode: SPAN[m], the group that was ready last.
+    was_read, read: bool[m] and SPAN[m], the read that brought its bytes. was_hit, hit: likewise the timed hit.
+    parts: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
+    """
+
+    seen: NDArray[np.bool_]
+    decode: Spans
+    was_read: NDArray[np.bool_]
+    read: Spans
+    was_hit: NDArray[np.bool_]
+    hit: Spans
+    parts: dict[Cause, NDArray[np.float64]]
+
+
 def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]:
     """Split waits into their causes.
 
@@ -50,14 +69,19 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     waits: SPAN[m], of kind `WAIT`.
     Returns: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
     """
+    return critical_items(spans, waits).parts
+
+
+def critical_items(spans: Spans, waits: Spans) -> Critical:
+    """Return what each wait hung on, and its causes. Arguments are those of `stall_causes`."""
     kind = spans["kind"]
     decodes, slots = choose_spans(spans, kind == _DECODE), choose_spans(spans, kind == _SLOT)
     begin, end = waits["start"], waits["end"]
     has_batch = waits["step"] != NO_STEP
-    seen, critical = _latest(decodes, _BATCH, waits, end)
+    seen, critical = latest_of(decodes, _BATCH, waits, end)
     seen &= has_batch
     decoded = np.where(seen, critical["end"], -np.inf)
-    has_slot, slot = _latest(slots, _BATCH, waits, decoded)
+    has_slot, slot = latest_of(slots, _BATCH, waits, decoded)
 
     moving = (kind == _READ) | (kind == _HIT)
     if not (critical["samples"] > 1).any():
@@ -98,10 +122,10 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
     parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
     parts[Cause.NO_BATCH] = np.where(has_batch, 0.0, end - begin)
     parts[Cause.UNSEEN] = np.where(seen | ~has_batch, 0.0, end - begin)
-    return parts
+    return Critical(seen, critical, was_read, read, was_hit, hit, parts)
 
 
-def _latest(
+def latest_of(
     spans: Spans, fields: tuple[str, ...], askers: Spans, deadlines: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], Spans]:
     """Find for each asker the span that equals it in `fields` and ends last at or before its deadline.
@@ -133,14 +157,14 @@ def _latest_move(
     moves: Spans, critical: Spans, deadlines: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], Spans]:
     """Find what brought the bytes of each critical item, as the module's first lines have it."""
-    found, answers = _latest(moves, _SAMPLE, critical, deadlines)
+    found, answers = latest_of(moves, _SAMPLE, critical, deadlines)
     is_group = critical["samples"] > 1
     if is_group.any():
-        by_batch, moved = _latest(moves, _BATCH, critical, critical["start"])
+        by_batch, moved = latest_of(moves, _BATCH, critical, critical["start"])
         answers[is_group], found[is_group] = moved[is_group], by_batch[is_group]
     has_flow = critical["flow"] != NO_FLOW
     if has_flow.any():
-        by_flow, moved = _latest(moves, _FLOW, critical, deadlines)
+        by_flow, moved = latest_of(moves, _FLOW, critical, deadlines)
         by_flow &= has_flow
         answers[by_flow] = moved[by_flow]
         found |= by_flow

@@ -29,6 +29,7 @@ class Kind(IntEnum):
     | `DRAIN`  | a piece of a snapshot is copied to the slow tier .. is    | -1     | 0       | written | copied to |
     | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
     | `RETRY`  | a request to a remote store that failed .. the next one, or it is given up | -1 | 0 | 0 | origin |
+    | `LOCK`   | a worker asks for the interpreter's lock .. has it        | -1     | 0       | 0       | none |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
     ids of the others are those recorded for its `flow`, if they were. A wait
@@ -43,6 +44,9 @@ class Kind(IntEnum):
     batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
     `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time.
+
+    `LOCK` is a sample: a worker that has work asks every 20 ms at most, releasing the lock before. What it waited for a
+    processor is not in it.
 
     `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
@@ -61,6 +65,7 @@ class Kind(IntEnum):
     DRAIN = 8
     LOAD = 9
     RETRY = 10
+    LOCK = 11
 
 
 #: Place of the source, the data set's home.

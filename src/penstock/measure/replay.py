@@ -1,0 +1,330 @@
+"""A recorded run as what can be predicted again: its plan, sizes, limits and steps, also with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.prediction import prepare_clock
+from penstock.loader.setup import with_memory
+from penstock.machine import Machine
+from penstock.plan import AccessPlan
+from penstock.plan.serialise import read_plan
+from penstock.policy import StagingLimits
+from penstock.policy.forms import CropForm
+from penstock.simulate import predict
+from penstock.simulate.policies import POLICY_NAMES
+from penstock.simulate.scheduled import MOST_READS
+from penstock.trace import NO_STEP, Kind, Spans, Trace
+from penstock.trace.metrics import is_of_snapshots
+from penstock.trace.schema import GroupIds
+
+Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
+
+#: The running number of each (epoch, step) in which a rank reads anything.
+_Numbers = dict[tuple[int, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a replay does otherwise than the run did; None leaves it.
+
+    memory_bytes: the loader's memory=. readers: threads that read. decoders: threads that decode.
+    machine: with measured costs.
+    """
+
+    memory_bytes: int | None = None
+    readers: int | None = None
+    decoders: int | None = None
+    machine: Machine | None = None
+
+
+NO_CHANGE = Change()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The rank's steps in the plan's order. Seconds of steps that were not consumed are the others' median.
+
+    number: of each (epoch, step). was_consumed: bool[steps].
+    own: float64[steps], from having the batch to asking for more.
+    until_next: float64[steps], from having the batch to asking for the next one, pauses between epochs included.
+    """
+
+    number: _Numbers
+    was_consumed: NDArray[np.bool_]
+    own: NDArray[np.float64]
+    until_next: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """A recorded run of one rank, to be predicted again. Made by `replay_of`.
+
+    sizes_bytes: int64[samples]. unknown, together: of how many the mean of all, or of a group, stands for the size.
+    first: (epoch, step) of the first batch. first_ask_seconds: when the training asked for it.
+    costs: the machine that the loader was made with, its memory and disks included; None where it was not measured.
+    """
+
+    trace: Trace
+    plan: AccessPlan
+    rank: int
+    first: tuple[int, int]
+    policy: str
+    limits: StagingLimits
+    form: CropForm | None
+    sizes_bytes: NDArray[np.int64]
+    unknown: int
+    together: int
+    recorded: Steps
+    first_ask_seconds: float
+    costs: Machine | None
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """How the run's memory was shared out. Raises: ConfigError if the header does not say."""
+        return _made(MemoryBudget, self.trace.meta, "memory")
+
+    def on(self, costs: Machine) -> Replay:
+        """Return the same run at other costs, with its own memory and disks."""
+        if self.costs is None:
+            costs = with_memory(costs, self.budget, self.limits.decoders, self.plan.ranks)
+        return replace(self, costs=costs)
+
+    def predict(self, change: Change = NO_CHANGE, step_seconds: float | None = None) -> Trace:
+        """Return the trace of the consumed steps, predicted.
+
+        step_seconds: of every step; what was recorded unless given.
+        Raises: ConfigError if no machine is known, or for memory that does not hold three batches.
+        """
+        budget, limits = self._limits_of(change)
+        on = change.machine or self.costs
+        if on is None:
+            raise ConfigError(
+                "the loader was made without a machine, so what a read should cost is not known: give --machine FILE, "
+                "which penstock calibrate writes"
+            )
+        if change.machine is not None or budget is not None or change.decoders is not None:
+            disks = [each for each in on.storage[1:] if each.backend != "memory" and change.machine is None]
+            on = with_memory(on, budget or self.budget, limits.decoders, self.plan.ranks, disks)
+        prepare_clock(self.plan.reads(self.rank))
+        until_next = self.recorded.until_next
+        seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
+        whole = predict(
+            self.plan,
+            on,
+            self.sizes_bytes,
+            limits=limits,
+            policy=self.policy,
+            rank=self.rank,
+            first=self.first,
+            step_seconds=seconds.tolist(),
+            first_ask_seconds=self.first_ask_seconds,
+            form=self.form,
+        )
+        was_consumed = self.recorded.was_consumed
+        spans = _only(whole.spans, self.recorded.number, was_consumed)
+        if step_seconds is None:
+            steps = np.flatnonzero(spans["kind"] == Kind.STEP)
+            # What passed between a step's end and the next wait, an evaluation say, is nobody's own time in the record.
+            spans["end"][steps] = spans["start"][steps] + self.recorded.own[was_consumed]
+        return Trace(spans, {**whole.meta, "loader": "predicted"})
+
+    def _limits_of(self, change: Change) -> tuple[MemoryBudget | None, StagingLimits]:
+        """Return the memory where it is changed, and the limits."""
+        limits = replace(
+            self.limits,
+            readers=self.limits.readers if change.readers is None else change.readers,
+            decoders=self.limits.decoders if change.decoders is None else change.decoders,
+            most_decoders=self.limits.most_decoders if change.decoders is None else 0,
+        )
+        if change.memory_bytes is None and change.readers is None:
+            return None, limits
+        was = self.budget
+        total_bytes = (
+            int(self.sizes_bytes.sum()) if self.form is None else self.form.bytes_for(self.sizes_bytes.size)
+        )
+        budget = share_memory(
+            (was.limit_bytes if change.memory_bytes is None else change.memory_bytes) - was.decoding_bytes,
+            slot_bytes=was.slot_bytes,
+            local_batch=self.plan.max_local_batch(self.rank),
+            readers=limits.readers,
+            largest_sample_bytes=int(self.sizes_bytes.max(initial=0)),
+            keep_bytes=0 if self.policy == "staging" else total_bytes,
+            decoders=limits.decoders,
+        )
+        budget = replace(
+            budget,
+            limit_bytes=budget.limit_bytes + was.decoding_bytes,
+            decoding_bytes=budget.decoding_bytes + was.decoding_bytes,
+        )
+        return budget, replace(limits, slots=budget.slots, undecoded_bytes=budget.undecoded_bytes)
+
+
+def replay_of(trace: Trace) -> Replay:
+    """Return a recorded run as what can be predicted again.
+
+    Raises: ConfigError naming what is missing in the record.
+    """
+    meta = trace.meta
+    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    if not waits.size:
+        raise ConfigError("no batch was consumed in the recorded run, so there is nothing to compare")
+    if "plan" not in meta:
+        raise ConfigError(
+            "its header does not say what was run: give a trace that a loader of this version wrote with trace="
+        )
+    if meta.get("reads") == "data set":
+        raise ConfigError(
+            "what a sample of a data set costs is known to its own code alone, so that nothing can be predicted: "
+            "compare a run over a folder or a source"
+        )
+    if meta.get("loads") == "when asked":
+        raise ConfigError(
+            "it loaded nothing ahead (decoders=0), and a prediction is of what does: record another run"
+        )
+    rank = int(_field(meta, "rank", int))
+    written = _field(meta, "plan", dict)
+    first = _first_of(meta)
+    if None in (written.get("order"), written.get("split")) and (trace.left_out.spans or any(first)):
+        raise ConfigError(
+            "its plan can only be had from its spans, and those of its first steps are not in it, as the run was too "
+            "long or began in the middle: record a shorter run from epoch 0 on"
+        )
+    plan, rank = read_plan(written, rank, trace.spans, trace.ids)
+    if (reads := plan.reads(rank)) > MOST_READS:
+        raise ConfigError(
+            f"its plan has {reads:,} reads, and at most {MOST_READS:,} are predicted: record a shorter run"
+        )
+    limits = _made(StagingLimits, meta, "limits")
+    form = None if meta.get("keep") is None else _made(CropForm, meta, "keep")
+    stored = trace.spans if form is None else trace.spans[trace.spans["place"] != form.TIER]
+    sizes_bytes, unknown, together = _sizes_bytes(stored, trace.ids, plan.samples)
+    number = _numbers(plan, rank, first)
+    recorded = steps_of(number, waits, trace.spans)
+    # Of a run that keeps only its last steps, nobody knows how it began.
+    begin = float(waits["start"].min())
+    if not trace.left_out.spans:
+        begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
+    policy = _field(meta, "policy", str)
+    if policy not in POLICY_NAMES:
+        raise ConfigError(
+            f"its header says policy = {policy!r}, a class of somebody's own: predict such a run by loader.predict()"
+        )
+    return Replay(
+        trace,
+        plan,
+        rank,
+        first,
+        policy,
+        limits,
+        form,
+        sizes_bytes,
+        unknown,
+        together,
+        recorded,
+        float(waits["start"].min()) - begin,
+        None if meta.get("machine") is None else Machine.from_toml(str(meta["machine"])),
+    )
+
+
+def steps_of(number: _Numbers, waits: Spans, spans: Spans) -> Steps:
+    steps = spans[spans["kind"] == Kind.STEP]
+    waits = waits[np.argsort(waits["start"], kind="stable")]
+    own, until_next = np.full(len(number), np.nan), np.full(len(number), np.nan)
+    was_consumed = np.zeros(len(number), np.bool_)
+    try:
+        placed = np.array([number[key] for key in _keys(waits)])
+        of_step = np.array([number[key] for key in _keys(steps)], np.intp)
+    except KeyError as error:
+        raise ConfigError(
+            f"the run read a batch {error.args[0]} (epoch, step), which its plan has not: its header is of another run"
+        ) from error
+    was_consumed[placed] = True
+    own[of_step] = steps["end"] - steps["start"]
+    until_next[placed[:-1]] = waits["start"][1:] - waits["end"][:-1]
+    until_next[np.isnan(until_next)] = own[np.isnan(until_next)]
+    for seconds in (own, until_next):
+        known = ~np.isnan(seconds)
+        seconds[~known] = np.median(seconds[known]) if known.any() else 0.0
+    return Steps(number, was_consumed, own, until_next)
+
+
+def _first_of(meta: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (epoch, step) of the batch that the run began with."""
+    match _field(meta, "first_step", list):
+        case [int() as epoch, int() as step]:
+            return epoch, step
+        case other:
+            raise ConfigError(
+                f"its header says first_step = {other!r}; that is an epoch and a step, such as [0, 0]"
+            )
+
+
+def _numbers(plan: AccessPlan, rank: int, first: tuple[int, int]) -> _Numbers:
+    read = [
+        (epoch, step)
+        for epoch in range(plan.epochs)
+        for step in range(plan.steps(epoch))
+        if (epoch, step) >= first and plan.local_batch_size(rank, epoch, step)
+    ]
+    return {place: number for number, place in enumerate(read)}
+
+
+def _keys(spans: Spans) -> list[tuple[int, int]]:
+    return list(zip(spans["epoch"].tolist(), spans["step"].tolist(), strict=True))
+
+
+def _sizes_bytes(spans: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.int64], int, int]:
+    """Return int64[samples], how many have no size in the trace, and of how many only a mean.
+
+    Of a group, the sum is known: each of its samples gets its part. What is not known gets the mean of all reads.
+    """
+    sized = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
+    if not sized.size:
+        raise ConfigError("the recorded run read no sample, so their sizes are not known")
+    sizes, is_mean = np.full(samples, -1, np.int64), np.zeros(samples, np.bool_)
+    for span in sized[sized["samples"] > 1]:
+        group = ids.get((int(span["rank"]), int(span["flow"])))
+        if group is not None and ((group >= 0) & (group < samples)).all():
+            sizes[group], is_mean[group] = span["bytes"] // span["samples"], True
+    alone = sized[sized["samples"] <= 1]
+    sizes[alone["sample"]], is_mean[alone["sample"]] = alone["bytes"], False
+    is_unknown = sizes < 0
+    sizes[is_unknown] = int(sized["bytes"].sum() // max(1, int(sized["samples"].sum())))
+    return sizes, int(is_unknown.sum()), int(is_mean.sum())
+
+
+def _field(meta: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    value = meta.get(name)
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"its header says {name} = {value!r}: give a trace that a loader of this version wrote with trace="
+        )
+    return value
+
+
+def _made(kind: type[Made], meta: Mapping[str, Any], name: str) -> Made:
+    values = _field(meta, name, dict)
+    try:
+        if not all(type(value) is int and value >= 0 for value in values.values()):
+            raise TypeError("not a count")
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(
+            f"its header says {name} = {values!r}: give a trace that a loader of this version wrote with trace="
+        ) from error
+
+
+def _only(spans: Spans, number: _Numbers, was_consumed: NDArray[np.bool_]) -> Spans:
+    """Return the prediction without the waits, steps and work for batches that the record did not come to."""
+    kept = np.array([step == NO_STEP or was_consumed[number[epoch, step]] for epoch, step in _keys(spans)])
+    last_epoch = max(epoch for (epoch, _), place in number.items() if was_consumed[place])
+    chosen: Spans = spans[kept & (spans["epoch"] <= last_epoch)]
+    return chosen[np.argsort(chosen["start"], kind="stable")]

@@ -1,0 +1,67 @@
+"""`penstock explain` as a user types it: a recorded run, and records of which not everything is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.measure.test_explain import FAULTS
+from tests.spans import spans_of
+
+from penstock.cli.main import main
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.trace import TraceWriter
+
+
+@pytest.fixture
+def run(image_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    folder = image_folder(images=48)
+    path = tmp_path / "run.trace"
+    with Loader(
+        folder,
+        batch_size=4,
+        epochs=2,
+        transforms=(Resize(16), ToTensor()),
+        memory="64 MiB",
+        trace=path,
+        report=None,
+    ) as loader:
+        for _ in range(2):
+            for _batch in loader:
+                pass
+    return path
+
+
+def test_a_run_is_explained_and_replayed_with_changes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(run), "--memory", "1GiB", "--readers", "8"]
+
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert sum(each["seconds"] for each in found["results"]) == pytest.approx(found["stall_seconds"])
+    assert [each["change"] for each in found["changes"]] == ["memory 1.07 GB", "8 readers", "all of these"]
+    assert all(each["stall_seconds"] >= 0 for each in found["changes"])
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("Lost ")
+
+
+def test_names_from_a_record_cannot_write_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file name with a line end, an escape sequence and a byte that is no UTF-8; nothing is known to replay it by."""
+    path = tmp_path / "run.trace"
+    with TraceWriter(path, {"rank": 0}) as writer:
+        writer.append(spans_of(FAULTS["three of sixty reads take two seconds"][1]))
+        writer.name({10: "photos/\n\x1b[2J\udcff.jpg"})
+
+    assert main(["explain", str(path)]) == 0
+
+    shown = capsys.readouterr().out
+    assert "most of it, 6 s, to: a few slow reads" in shown
+    assert r"photos/\n\x1b[2J\udcff.jpg" in shown
+    assert "what a change would bring is not known" in shown
+    assert main(["explain", str(path), "--memory", "1GiB"]) == 1
+    assert "its header does not say what was run" in capsys.readouterr().err

@@ -1,0 +1,287 @@
+"""Planted faults are the first reasons named, and the reasons add up to what was lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.spans import spans_of
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.measure.explain import Reason, explain, read_run
+from penstock.measure.outlook import look_ahead
+from penstock.measure.replay import Change
+from penstock.measure.slow_source import SlowSource
+from penstock.store import ImageFolder
+from penstock.trace import NO_PLACE, SOURCE, Kind, Trace, TraceWriter, epoch_metrics, read_trace
+
+Row = tuple[Any, ...]
+
+
+def steps_of(
+    stalls: list[float],
+    kind: Kind = Kind.READ,
+    place: int = SOURCE,
+    rank: int = 0,
+    peer: int = -1,
+    epoch: int = 0,
+) -> list[Row]:
+    """Steps of a second; before each the rank waits for one read of sample = step, then decodes in no time."""
+    rows: list[Row] = []
+    now = 0.0
+    for step, stall in enumerate(stalls):
+        ready = now + stall
+        rows += [
+            (now, ready, step, 10, epoch, step, kind, place, 1, rank, 1, peer, 1 + step),
+            (ready, ready, step, 0, epoch, step, Kind.DECODE, NO_PLACE, 2, rank, 1, -1, 1 + step),
+            (now, ready, -1, 0, epoch, step, Kind.WAIT, NO_PLACE, 0, rank),
+            (ready, ready + 1, -1, 0, epoch, step, Kind.STEP, NO_PLACE, 0, rank),
+        ]
+        now = ready + 1
+    return rows
+
+
+def beside(kind: Kind, begin: float, end: float) -> Row:
+    return (begin, end, -1, 10, -1, 7, kind, 0, 9, 0, 0)
+
+
+def held_up_by_lock() -> list[Row]:
+    asks = [(0.1 * n, 0.1 * n + 0.01, -1, 0, 0, 0, Kind.LOCK, NO_PLACE, 2, 0, 0) for n in range(40)]
+    return [
+        *asks,
+        (0.0, 0.0, 0, 10, 0, 0, Kind.HIT, 1, 2, 0),
+        (0.0, 4.0, 0, 0, 0, 0, Kind.DECODE, NO_PLACE, 2, 0),
+        (0.0, 4.0, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0),
+    ]
+
+
+FAULTS: dict[str, tuple[Reason, list[Row]]] = {
+    "three of sixty reads take two seconds": (
+        Reason.SLOW_READS,
+        steps_of([2.0 if step in (10, 30, 50) else 0.05 for step in range(60)]),
+    ),
+    "a reader is at a slow sample of the batch, and the last one is queued behind it": (
+        Reason.SLOW_READS,
+        [
+            *steps_of([0.01] * 60),
+            *((100.0 + 2.0 * n, 102.0 + 0.01 * n, 90 + n, 9, 0, 70, Kind.READ, SOURCE, 1, 0) for n in (0, 1)),
+            (102.0, 102.01, 91, 0, 0, 70, Kind.DECODE, NO_PLACE, 2, 0),
+            (100.0, 102.01, -1, 0, 0, 70, Kind.WAIT, NO_PLACE, 0, 0),
+        ],
+    ),
+    "all reads are alike": (Reason.SOURCE_READ, steps_of([0.5] * 20)),
+    "the next epoch has the samples in its tier": (
+        Reason.COLD_TIER,
+        [*steps_of([0.5] * 9), *((100.0, 100.0, n, 9, 1, 0, Kind.HIT, 1, 2, 0) for n in range(9))],
+    ),
+    "a local disk answers slowly": (Reason.TIER_READ, steps_of([0.5] * 9, Kind.HIT, place=2)),
+    "another rank answers slowly": (Reason.PEER_READ, steps_of([0.5] * 9, Kind.HIT, place=1, peer=3)),
+    "workers are kept from the interpreter's lock": (Reason.LOCK, held_up_by_lock()),
+    "slots are granted late": (
+        Reason.NO_FREE_SLOT,
+        [
+            (0.0, 3.0, -1, 0, 0, 0, Kind.SLOT, NO_PLACE, 1, 0, 0),
+            (3.0, 3.1, 0, 10, 0, 0, Kind.READ, SOURCE, 1, 0),
+            (3.1, 3.2, 0, 0, 0, 0, Kind.DECODE, NO_PLACE, 2, 0),
+            (0.0, 3.2, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0),
+        ],
+    ),
+    "reads are four times as slow while a snapshot is drained": (
+        Reason.SNAPSHOT,
+        [*steps_of([0.1] * 9 + [0.4] * 9), beside(Kind.DRAIN, 9.9, 40.0)],
+    ),
+    "a save waits for a drain that is capped": (
+        Reason.FULL_BUFFER,
+        [
+            *steps_of([0.01] * 40),
+            beside(Kind.SAVE, 1.0, 1.1),
+            beside(Kind.DRAIN, 1.1, 30.0),
+            beside(Kind.SAVE, 11.0, 30.1),
+        ],
+    ),
+    "one rank of four is slow": (
+        Reason.SLOW_RANK,
+        [row for rank in range(4) for row in steps_of([0.5 if rank == 2 else 0.02] * 9, rank=rank)],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_the_first_reason_named(fault: str) -> None:
+    reason, rows = FAULTS[fault]
+    trace = Trace(spans_of(rows))
+
+    found = explain(trace)
+
+    assert found.first == reason
+    assert found.moments[0].reason == reason
+    assert sum(found.by_reason.values()) == pytest.approx(found.lost_seconds)
+    if reason != Reason.SLOW_RANK:
+        assert found.stall_seconds == pytest.approx(
+            sum(each.stall_seconds for each in epoch_metrics(trace.spans))
+        )
+    else:
+        assert found.slow_rank == 2
+        assert found.stall_seconds == pytest.approx(9 * 0.5)
+
+
+def test_moments_lead_down_to_the_sample_that_came_last() -> None:
+    _, rows = FAULTS["three of sixty reads take two seconds"]
+    trace = Trace(spans_of(rows), names={10: "photos/\n\x1b[2Jten.jpg"})
+
+    found = explain(trace, describe="the {}th".format, moments=3)
+
+    assert [(each.step, each.samples, each.place) for each in found.moments] == [
+        (step, (step,), "the source") for step in (10, 30, 50)
+    ]
+    assert [each.names for each in found.moments] == [
+        ("photos/\n\x1b[2Jten.jpg",),
+        ("the 30th",),
+        ("the 50th",),
+    ]
+    assert found.moments[0].read_seconds == pytest.approx(2.0)
+    assert found.batches[Reason.SLOW_READS] == 3
+
+
+def test_a_group_is_named_by_the_samples_in_it() -> None:
+    rows = [(*row[:10], 9, -1, 77) if row[6] in (Kind.READ, Kind.DECODE) else row for row in steps_of([1.0])]
+
+    (moment,) = explain(Trace(spans_of(rows), ids={(0, 77): np.arange(100, 109)})).moments
+
+    assert (moment.samples, moment.group) == ((100, 101, 102, 103), 9)
+
+
+def test_what_a_long_run_left_out_is_in_the_sums() -> None:
+    spans = spans_of([*steps_of([0.5] * 4), *steps_of([0.25] * 4, epoch=1)])
+    later = spans["epoch"] == 1
+    whole = Trace(spans)
+    cut = Trace(
+        spans[later], left_out=replace(whole.left_out, spans=16, epochs=tuple(epoch_metrics(spans[~later])))
+    )
+
+    found, expected = explain(cut), explain(whole)
+
+    assert found.stall_seconds == pytest.approx(expected.stall_seconds)
+    assert found.run_seconds == pytest.approx(expected.run_seconds)
+    assert found.by_reason[Reason.SOURCE_READ] == pytest.approx(expected.by_reason[Reason.SOURCE_READ])
+
+
+def test_a_folder_is_the_traces_of_its_ranks_on_one_clock(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        meta = {"rank": rank, "started": f"2026-01-01T00:00:0{rank}+00:00"}
+        with TraceWriter(tmp_path / f"{rank}.trace", meta) as writer:
+            writer.append(spans_of(steps_of([0.5], rank=rank)))
+
+    trace = read_run(tmp_path)
+
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    assert dict(zip(waits["rank"].tolist(), waits["start"].tolist(), strict=True)) == {0: 0.0, 1: 1.0}
+    with TraceWriter(tmp_path / "again.trace", {"rank": 1}) as writer:
+        writer.append(spans_of(steps_of([0.5], rank=1)))
+    with pytest.raises(ConfigError, match="two traces of rank 1"):
+        read_run(tmp_path)
+
+
+def test_a_run_in_which_nobody_waited_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nobody asked for a batch"):
+        explain(Trace(spans_of([(0.0, 1.0, 0, 10, 0, 0, Kind.READ, SOURCE, 1, 0)])))
+
+
+class Delayed:
+    """Passes a source on; three samples come late."""
+
+    def __init__(self, source: Any, seconds: float) -> None:
+        self._source, self._seconds = source, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        if sample in (3, 11, 23):
+            time.sleep(self._seconds)
+        return int(self._source.read_into(sample, buffer))
+
+
+@pytest.mark.slow
+def test_three_delayed_files_of_a_real_run_are_named_and_the_reasons_add_up(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = image_folder(images=100)
+    outside = 0.0
+    with (
+        SlowSource(ImageFolder(folder), 1e-3, 1e-3, 10e6) as source,
+        Loader(
+            cast(Any, Delayed(source, 2.0)),
+            batch_size=4,
+            epochs=2,
+            transforms=(Resize(16), ToTensor()),
+            memory="64 MiB",
+            readers=1,
+            decoders=1,
+            trace=tmp_path / "run.trace",
+            report=None,
+        ) as loader,
+    ):
+        loader.start()
+        for _ in range(2):
+            epoch = iter(loader)
+            while True:
+                begin = time.perf_counter()
+                batch = next(epoch, None)
+                outside += time.perf_counter() - begin
+                if batch is None:
+                    break
+
+    found = explain(read_trace(tmp_path / "run.trace"))
+
+    assert found.first == Reason.SLOW_READS
+    assert {each.samples for each in found.moments[:3]} == {(3,), (11,), (23,)}
+    assert {Path(each.names[0]).is_file() for each in found.moments[:3]} == {True}
+    assert sum(found.by_reason.values()) == pytest.approx(outside, rel=0.05)
+
+
+@pytest.mark.slow
+def test_what_more_memory_is_predicted_to_bring_it_brings(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Memory for three batches and little else, and then for all samples, over a wire that limits three epochs."""
+    folder = image_folder(images=120)
+    explained = []
+    for number, memory in enumerate(("100 KiB", "16 MiB")):
+        path = tmp_path / f"{number}.trace"
+        source = SlowSource(ImageFolder(folder), 1e-3, 1e-3, 300e3)
+        with (
+            source,
+            Loader(
+                source,
+                batch_size=4,
+                epochs=3,
+                transforms=(Resize(16), ToTensor()),
+                memory=memory,
+                readers=4,
+                decoders=1,
+                trace=path,
+                report=None,
+            ) as loader,
+        ):
+            for _ in range(3):
+                for _batch in loader:
+                    time.sleep(1e-3)
+        explained.append((read_trace(path), explain(read_trace(path))))
+    (trace, found), (_, after) = explained
+
+    outlook = look_ahead(trace, [("memory", Change(memory_bytes=16 << 20))], found)
+
+    (prospect,) = outlook.prospects
+    assert after.stall_seconds < 0.6 * found.stall_seconds
+    assert prospect.stall_seconds == pytest.approx(after.stall_seconds, rel=0.2, abs=0.5)
