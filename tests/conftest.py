@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
@@ -56,9 +57,10 @@ SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
 GRACE_SECONDS = patient(3.0)
 
+FORK_SERVER = "penstock.forkserver:_serve"
 # Threads and processes of the tools, which outlive a test by design.
 ALLOWED_THREADS = ("pytest_timeout",)
-ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", FORK_SERVER)
 
 
 # -- Pictures ------------------------------------------------------------------------------------------
@@ -213,17 +215,23 @@ def _new_threads(before: set[threading.Thread]) -> list[str]:
 
 
 def _child_processes() -> dict[int, str]:
-    """Return the living children of this process: process id and command line."""
+    """Return the living children of this process, and those of a server of it: process id and command line."""
     multiprocessing.active_children()  # reaps those that ended
+    children = _children_of("self")
+    for server in [pid for pid, command in children.items() if FORK_SERVER in command]:
+        children |= dict.fromkeys(_children_of(server), "forked by a server")
+    return children
+
+
+def _children_of(process: int | str) -> dict[int, str]:
     children = {}
-    for task in os.listdir("/proc/self/task"):
-        try:
-            for pid in map(int, _read(f"/proc/self/task/{task}/children").split()):
-                state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
-                if state != b"Z":  # Z: it ended, and only its exit status is not collected yet
-                    children[pid] = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for pid in map(int, _read(f"/proc/{process}/task/{task}/children").split()):
+                    state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
+                    if state != b"Z":  # Z: it ended, and only its exit status is not collected yet
+                        children[pid] = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode()
     return children
 
 
@@ -244,7 +252,8 @@ def _end_processes(processes: set[int]) -> None:
     for pid, command in _child_processes().items():
         if pid in processes and not any(name in command for name in ALLOWED_PROCESSES):
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ChildProcessError):  # it is a server's
+                os.waitpid(pid, 0)
 
 
 def _shared_memory_files() -> set[str]:
@@ -277,9 +286,11 @@ def _is_held_by_another_process(path: Path) -> bool:
 
 
 def _open_files() -> dict[str, str]:
-    """Return the open file descriptors of this process and what they stand for."""
+    """Return the open file descriptors of this process and what they stand for, but for those to its servers."""
     files = {}
-    for descriptor in os.listdir("/proc/self/fd"):
+    forkserver = sys.modules.get("penstock.forkserver")
+    kept = {str(server.descriptor) for server in forkserver._servers} if forkserver is not None else set()
+    for descriptor in set(os.listdir("/proc/self/fd")) - kept:
         try:
             files[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")
         except FileNotFoundError:  # the listing's own descriptor

@@ -40,26 +40,23 @@ def start_child(
     stdout: int | None = subprocess.DEVNULL,
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
+    watches_parent: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start an interpreter that calls a function, and ends with it or with this process, however that ends.
 
     task: "module:function". words: its `sys.argv[1:]`. stdin, stdout, stderr: as for Popen, unbuffered.
     environment: variables that it has besides this process's.
+    watches_parent: by a thread; else the task has to end when its parent does.
     Raises: NoChild; RuntimeError where this interpreter is shutting down.
     """
     if not has_interpreter():
         raise NoChild("this program is no Python interpreter that another could be started with")
-    # Entries of other types are legal there, and nothing is imported from them.
-    places = [place for place in sys.path if isinstance(place, str) and place]
-    variables = os.environ | dict(environment or {}) | {"PYTHONPATH": os.pathsep.join(places)}
-    # With it, an interpreter that fails asks its standard input what to do next.
-    variables.pop("PYTHONINSPECT", None)
     # The child inherits the mask: signals stay pending until it ignores them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_THE_JOB)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), task, *words],
-            env=variables,
+            [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid() if watches_parent else 0), task, *words],
+            env=variables_of_a_child(environment or {}),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -72,13 +69,29 @@ def start_child(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def variables_of_a_child(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's variables and those besides them, with which a child imports from where this one does."""
+    # Entries of other types are legal there, and nothing is imported from them.
+    places = [place for place in sys.path if isinstance(place, str) and place]
+    variables = os.environ | dict(environment) | {"PYTHONPATH": os.pathsep.join(places)}
+    # With it, an interpreter that fails asks its standard input what to do next.
+    variables.pop("PYTHONINSPECT", None)
+    return variables
+
+
 def _run() -> None:
     """Do what a child does first, and then its task."""
     for number in _SIGNALS_OF_THE_JOB:
         signal.signal(number, signal.SIG_IGN)
     parent, task = sys.argv[1:3]
     del sys.argv[1:3]
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    call(task, int(parent))
+
+
+def call(task: str, parent: int) -> None:
+    """Call what a child is for. parent: the process that it ends with; 0 for none."""
+    if parent:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     module, _, function = task.partition(":")
     getattr(importlib.import_module(module), function)()
 

@@ -358,12 +358,12 @@ class Own:
         return 40
 
     def __getitem__(self, index):
-        return index + 1, os.getpid()
+        return index + 1, os.getpid(), os.getppid()
 
 def main():
     with penstock.Loader(Own(), batch_size=8, epochs=1, workers=1, shuffle=False, report=None) as loader:
-        for numbers, pids in loader:
-            print(*numbers, *set(pids.tolist()), flush=True)
+        for numbers, pids, servers in loader:
+            print(*numbers, pids[0], servers[0], flush=True)
             if sys.argv[1:] == ["wait"]:
                 time.sleep(3600)
 """
@@ -397,10 +397,11 @@ def test_processes_end_when_the_training_is_killed(tmp_path: Path) -> None:
         [sys.executable, str(tmp_path / "script.py"), "wait"], stdout=subprocess.PIPE, text=True
     ) as training:
         assert training.stdout is not None
-        worker = int(training.stdout.readline().split()[-1])
+        worker, server = map(int, training.stdout.readline().split()[-2:])
+        assert server != training.pid
         training.send_signal(signal.SIGKILL)
 
-        wait_until(lambda: not is_running(worker))
+        wait_until(lambda: not is_running(worker) and not is_running(server))
 
 
 def is_running(pid: int) -> bool:

@@ -614,7 +614,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out() -> None:
         Penstocks(Stream())
     with pytest.raises(ConfigError, match="worker_init_fn is for worker processes"):
         Penstocks(numbers(), num_workers=2, worker_init_fn=print)
-    with pytest.raises(ConfigError, match="worker processes are started anew"):
+    with pytest.raises(ConfigError, match="the training is never forked"):
         Penstocks(numbers(), num_workers=2, multiprocessing_context="spawn")
     with pytest.raises(ConfigError, match='workers is 3; it is "auto", "processes" or "threads"'):
         OfPenstock(numbers(), workers=3)  # type: ignore[arg-type]

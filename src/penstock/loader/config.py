@@ -607,7 +607,7 @@ _ADVICE = {
     "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
     "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",
     "timeout": "timeout_seconds=",
-    "multiprocessing_context": "worker processes are started anew, never forked",
+    "multiprocessing_context": "the training is never forked for worker processes",
 }
 
 

@@ -25,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.arena import Arena
-from penstock.child import NoChild, start_child
+from penstock.child import NoChild
 from penstock.errors import ClosedError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field, StagingBuffer
 from penstock.flow.work import Fetcher, FetcherOver, Request
+from penstock.forkserver import ForkedChild, fork_child
 from penstock.loader.fetching import SourceFetcher, located
 from penstock.loader.global_draws import ONE_THREAD
 from penstock.loader.pickling import Pickled, pickled
@@ -54,6 +55,8 @@ _LOOK_SECONDS = 0.5
 _END_SECONDS = 1.0
 _PAGE_BYTES = 4096
 _NOWHERE = -1
+#: Large libraries whose import starts no thread and uses no device: in all processes, if this one has them.
+_IMPORTED_ONCE = ("torch", "torch.utils.data")
 _EXIT_REASONS = {
     signal.SIGKILL: "by the kernel, if memory ran out: see `dmesg`, and take fewer worker processes or more memory",
     signal.SIGSEGV: "in compiled code that the data set calls: `python -X faulthandler` shows where",
@@ -246,7 +249,7 @@ class _Process:
         self._send_lock = threading.Lock()
         #: Held by the thread that asked last, until it has its answer.
         self._latest = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ForkedChild | None = None
         self._channel: Channel | None = None
         #: The sample that it is at, which it writes there itself: known also of one that has died.
         self._page = Arena(_PAGE_BYTES, is_shared=True)
@@ -257,17 +260,15 @@ class _Process:
         """Start it. Raises: DataError where no process can be started."""
         own, its = socket.socketpair()
         try:
-            self._child = start_child(
+            self._child = fork_child(
                 "penstock.loader.worker:serve",
+                ["penstock.loader.worker", *(name for name in _IMPORTED_ONCE if name in sys.modules)],
                 stdin=its.fileno(),
-                stdout=None,
                 environment={name: value for name, value in ONE_THREAD.items() if name not in os.environ},
             )
         except NoChild as error:
             own.close()
-            raise DataError(
-                f'worker processes cannot be started ({error}): take workers="threads"'
-            ) from error
+            raise _no_process(str(error)) from error
         finally:
             its.close()
         self._channel = Channel(own, self._plan.reducers)
@@ -400,6 +401,8 @@ class _Process:
         assert self._child is not None, "it was started"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_END_SECONDS)
+        if self._child.refusal is not None:
+            return _no_process(self._child.refusal)
         code = self._child.returncode
         if code is None:
             how = "does not answer any more"
@@ -427,6 +430,10 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+
+
+def _no_process(reason: str) -> DataError:
+    return DataError(f'worker processes cannot be started ({reason}): take workers="threads"')
 
 
 def _without(rows: Sequence[int], failed: list[int]) -> Sequence[int]:

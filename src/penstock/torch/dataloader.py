@@ -285,7 +285,7 @@ def _check_workers(workers: object, context: object, init: object) -> None:
         raise ConfigError(f'workers is {workers!r}; it is "auto", "processes" or "threads"')
     if context is not None:
         raise ConfigError(
-            "multiprocessing_context is given, and worker processes are started anew, never forked: leave it out"
+            "multiprocessing_context is given, and the training is never forked for worker processes: leave it out"
         )
     if init is not None and workers == "threads":
         raise ConfigError('worker_init_fn is for worker processes: leave it out, or workers="threads"')
