@@ -47,7 +47,7 @@ os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(300):.0f}")
 
 # No test fails because the machine is busy: neither by what an example takes, nor by what drawing one does.
 settings.register_profile(
-    "patient", parent=settings(), deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "patient", parent=settings(), deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 # make test ARGS="--hypothesis-profile=thorough": where a test does not say how many examples it takes.
 settings.register_profile("thorough", parent=settings.get_profile("patient"), max_examples=1000)

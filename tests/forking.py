@@ -19,12 +19,14 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,7 +35,7 @@ from typing import Any, NoReturn
 
 from tests.patience import patient
 
-#: The arguments of each of a job's processes.
+#: The arguments of each of a job's processes; before them, as `env` has them, variables of its environment.
 Job = list[list[str]]
 
 _MODULES = (
@@ -74,6 +76,16 @@ class Forks:
         os.close(their_out)
         os.close(their_result)
         return Forked(out, result)
+
+    def run(self, program: str, *arguments: str) -> tuple[str, int]:
+        """Run a program as one process; return what it writes, and its exit status, or minus a signal."""
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+            script.write(textwrap.dedent(program))
+            script.flush()
+            with self.start(Path(script.name), [[[list(arguments)]]]) as forked:
+                told, statuses = forked.wait()
+        (status,) = statuses.values()
+        return told, status
 
     def close(self) -> None:
         self._requests.close()  # it ends, and with it what it forked
@@ -216,6 +228,9 @@ def _run_job(requests: socket.socket, script: str, rows: list[list[Job]], out: i
 
 def _run_script(script: str, arguments: list[str], result: int) -> None:
     os.close(result)
+    while arguments and (variable := re.fullmatch("([A-Z_]+)=(.*)", arguments[0])):
+        os.environ[variable[1]] = variable[2]
+        arguments = arguments[1:]
     sys.argv = [script, *arguments]
     try:
         runpy.run_path(script, run_name="__main__")

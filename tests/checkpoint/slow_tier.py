@@ -1,13 +1,27 @@
-"""A slow tier on which a test decides when drains write."""
+"""A slow tier on which a test decides when drains write, and what is drained to it."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.tiers.tier import MANIFEST
+
+BIG = 1 << 16
+
+
+def state_of(step: int, nbytes: int = BIG) -> dict[str, Any]:
+    """Return a state of so many bytes, of which a little changes from step to step."""
+    generator = np.random.default_rng(0)
+    weights = generator.normal(size=nbytes // 4).astype(np.float32)
+    for number in range(1, step + 1):
+        weights[number % 7 :: 7] *= np.float32(1 + 1e-4 * number)
+    return {"weights": weights, "step": step}
 
 
 class SlowTier(LocalTier):

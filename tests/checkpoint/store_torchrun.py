@@ -1,6 +1,6 @@
 """What each process that torchrun started does with a store, for tests/checkpoint/test_store_ranks.py.
 
-Run as: python -m torch.distributed.run --nproc-per-node 2 store_torchrun.py FOLDER
+Run as: store_torchrun.py FOLDER, with torchrun's variables
 """
 
 from __future__ import annotations

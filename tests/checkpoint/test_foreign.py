@@ -228,7 +228,7 @@ def test_a_damaged_safetensors_file_is_an_error_that_names_it(tmp_path: Path, ho
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_header_with_any_byte_changed_is_read_or_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "m.safetensors"
     write_state(path, nested() | {"key": None}, replace=True)

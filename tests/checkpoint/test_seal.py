@@ -287,7 +287,7 @@ def test_a_hostile_seal_is_a_format_error(tmp_path: Path, how: str) -> None:
 
 
 @given(any_json)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_json_for_a_seal_is_a_format_error(tmp_path: Path, data: Any) -> None:
     path = tmp_path / SUFFIX
     known = {"format": "penstock seal", "version": 1, "chunk_bytes": 4096, "files": data}

@@ -147,7 +147,7 @@ def bits(value: Any) -> Any:
     return (type(value).__name__, np.float64(value).tobytes() if isinstance(value, float) else value)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     states=st.lists(STATES, min_size=1, max_size=4), codec=st.sampled_from(["rle4", "dynrle", "gzip-delta"])
 )

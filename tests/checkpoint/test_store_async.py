@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
-from tests.patience import patient
+from tests.forking import Forks
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
@@ -361,7 +361,7 @@ def test_a_failure_anywhere_on_the_way_is_told_and_what_is_listed_is_whole(
     store.close()
 
 
-def test_a_copy_that_is_interrupted_ends_the_save() -> None:
+def test_a_copy_that_is_interrupted_ends_the_save(forks: Forks) -> None:
     """Ctrl-C while the state is copied: in a process of its own, which may hang."""
     script = """
     import sys, tempfile
@@ -382,17 +382,7 @@ def test_a_copy_that_is_interrupted_ends_the_save() -> None:
         store.save(2, {"a": np.arange(5)}).wait()
         print([one.step for one in store.list()], flush=True)
     """
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            capture_output=True,
-            timeout=patient(6),
-            text=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        pytest.fail(f"it hangs after {expired.stdout!r}")
-    assert ended.stdout.split("\n")[:2] == ["interrupted", "[2]"]
+    assert forks.run(script)[0].split("\n")[:2] == ["interrupted", "[2]"]
 
 
 # -- Interrupted -----------------------------------------------------------------------------------------------
@@ -447,7 +437,10 @@ if sys.argv[3] == "exit":
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("raise", 1), *(pytest.param(*end, marks=pytest.mark.slow) for end in (("return", 0), ("exit", 3)))],
+)
 def test_a_save_is_finished_when_the_interpreter_ends(folder: Path, end: str, code: int) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", END, str(folder), "rle4", end], capture_output=True, check=False
@@ -612,7 +605,7 @@ def test_a_user_sees_of_a_save_what_there_is_to_ask() -> None:
     assert [name for name in dir(Saving) if name[0] != "_"] == ["is_done", "saved", "step", "wait"]
 
 
-def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Path) -> None:
+def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Path, forks: Forks) -> None:
     script = """
     import os, signal, sys
     import numpy as np
@@ -623,8 +616,7 @@ def test_a_process_that_is_killed_leaves_what_the_next_writer_removes(folder: Pa
     local.LocalWriter.finish = lambda writer: os.kill(os.getpid(), signal.SIGKILL)
     store.save(2, {"a": np.arange(5)}).wait()
     """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(folder)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert forks.run(script, str(folder)) == ("", -signal.SIGKILL)
     assert len(list(folder.glob(".unfinished*"))) == 1
 
     with opened(folder) as store:

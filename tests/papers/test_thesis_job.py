@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.simulate.given import Given
 
@@ -336,7 +336,6 @@ def _run(seed: int) -> tuple[Job, Loading]:
         return job, Loading()
 
 
-@settings(max_examples=300)
 @given(st.integers(0, 2**64 - 1))
 def test_ranks_that_go_one_after_the_other_are_as_in_the_plain_model(seed: int) -> None:
     job, loading = _run(seed)

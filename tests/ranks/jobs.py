@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,15 @@ from tests.patience import patient
 def torch_job(*arguments: str, size: int, address: str) -> Job:
     """Return a job whose ranks also get the address, their rank and the number of ranks."""
     return [[*arguments, "torch", address, str(rank), str(size)] for rank in range(size)]
+
+
+def torchrun_job(*arguments: str, size: int) -> Job:
+    """Return a job whose ranks have what torchrun tells them, without the interpreters that it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    rows = [job | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(size)]
+    return [[*(f"{name}={value}" for name, value in row.items()), *arguments] for row in rows]
 
 
 def start_mpi_jobs(script: Path, jobs: list[tuple[int, list[str]]]) -> subprocess.Popen[str]:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ranks.agreement import Messages, StopAgreement
@@ -39,7 +39,6 @@ class Job:
             self.deliver(0)
 
 
-@settings(max_examples=400)
 @given(
     st.integers(1, 5),
     st.lists(

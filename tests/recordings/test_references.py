@@ -9,7 +9,7 @@ from typing import Any
 import libcachesim
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataError, FormatError
@@ -240,7 +240,6 @@ def test_a_string_that_is_none_is_refused(fields: dict[str, Any]) -> None:
         References.of(**({"ids": [1, 2]} | fields))
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**62, -1, 2**40])),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +12,12 @@ import numpy as np
 import torch
 from tests.forking import Forks
 from tests.patience import patient
+from tests.ranks.jobs import torchrun_job, wait_for
 
 from penstock import SnapshotStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ddp-under-torchrun.md"
 COUNT = 70
-#: What torchrun does for a rank, without starting an interpreter for it.
-LAUNCH = """
-import os, runpy, sys
-script, port, rank = sys.argv[1:]
-os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-os.chdir(os.path.dirname(script))
-runpy.run_path(script, run_name="__main__")
-"""
 
 
 def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, forks: Forks) -> None:
@@ -70,14 +62,9 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, 
         before = store.restore(2)["model"]
         after = store.restore(3)["model"]
         store.delete(3)
-    (tmp_path / "launch.py").write_text(LAUNCH)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ranks = [[str(tmp_path / "train.py"), port, rank] for rank in "01"]
-    with forks.start(tmp_path / "launch.py", [[ranks]]) as forked:
-        told, statuses = forked.wait()
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
+    wait_for(forks.start(tmp_path / "train.py", [[torchrun_job(size=2)]]))
 
-    assert set(statuses.values()) == {0}, told
     assert saved() == [1, 2, 3]
     again = SnapshotStore(tmp_path / "runs" / "ddp", report=None).restore(3)["model"]
     assert all(torch.equal(again[name], after[name]) for name in after)

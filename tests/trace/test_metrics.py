@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests import spans
 
@@ -341,7 +341,6 @@ def samples_of(rows: Iterable[Row]) -> int:
     return sum(row.samples for row in rows)
 
 
-@settings(max_examples=300)
 @given(st.lists(random_row(), max_size=40))
 @example([SLOT, READ, DECODE, Row(0, 12)])
 def test_the_vectorised_sums_equal_those_of_a_slow_count(rows: list[Row]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_bits import model_bits
 
@@ -223,7 +223,6 @@ def blocks(draw: st.DrawFn) -> tuple[DType, Bytes, Bytes | None]:
     return dtype, as_bytes[0], as_bytes[1] if draw(st.integers(0, 3)) else None
 
 
-@settings(max_examples=150, deadline=None)
 @given(blocks(), st.sampled_from(sorted(CODERS)))
 def test_the_plain_reader_and_the_kernels_read_what_was_encoded(
     block: tuple[DType, Bytes, Bytes | None], name: str

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
@@ -131,7 +131,6 @@ def algorithm_1(differences: list[str]) -> int:
     st.sampled_from(["uint8", "int16", "float32", "float64", "complex64"]),
     st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 64)), min_size=1, max_size=60),
 )
-@settings(deadline=None)  # the first one waits for the compiler
 def test_the_width_of_headings_is_that_of_algorithm_1(name: str, drawn: list[tuple[int, int]]) -> None:
     dtype = DTYPES[name]
     bits = word_bits(dtype)
@@ -174,7 +173,6 @@ def test_words_of_another_size_have_a_width_of_their_own() -> None:
     st.integers(0, 6),
     st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 64)), min_size=1, max_size=60),
 )
-@settings(deadline=None)
 def test_run_lengths_are_those_written_by_hand(
     name: str, heading_bits: int, drawn: list[tuple[int, int]]
 ) -> None:
@@ -417,7 +415,6 @@ def survives(kind: Kind, payload: Bytes, pair: Pair) -> Bytes | None:
 
 
 @given(st.sampled_from(HONEST), st.data())
-@settings(max_examples=300, deadline=None)
 def test_a_damaged_block_is_refused_or_decoded_to_something(
     honest: tuple[Kind, Bytes, Pair], data: st.DataObject
 ) -> None:
@@ -441,7 +438,6 @@ def test_a_damaged_block_is_refused_or_decoded_to_something(
 @example(Kind.HUFFMAN_EXPONENTS, b"\0\0\x02\0\x01\x01" + bytes(200), FLOAT32, 50, False)
 @example(Kind.HEADING_ZEROS, b"\x07" + bytes(100), FLOAT32, 25, True)
 @example(Kind.HEADING_ZEROS, b"\x06" + b"\xff" * 100, FLOAT32, 25, True)
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_refused_or_decoded_to_something(
     kind: Kind, payload: bytes, dtype: DType, count: int, has_reference: bool
 ) -> None:

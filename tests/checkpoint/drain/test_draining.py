@@ -11,8 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.checkpoint.boxes import save_rows
-from tests.checkpoint.slow_tier import SlowTier
+from tests.checkpoint.slow_tier import BIG, SlowTier, state_of
+from tests.forking import Forks
 from tests.patience import patient
 
 from penstock.checkpoint import Keep, SnapshotStore
@@ -48,16 +47,6 @@ from penstock.errors import ConfigError, DataError, FormatError
 
 #: Of a test's small states, as a tier counts them before they are written.
 TABLES_BYTES = 16 << 10
-BIG = 1 << 16
-
-
-def state_of(step: int, nbytes: int = BIG) -> dict[str, Any]:
-    """Return a state of so many bytes, of which a little changes from step to step."""
-    generator = np.random.default_rng(0)
-    weights = generator.normal(size=nbytes // 4).astype(np.float32)
-    for number in range(1, step + 1):
-        weights[number % 7 :: 7] *= np.float32(1 + 1e-4 * number)
-    return {"weights": weights, "step": step}
 
 
 def assert_is(restored: Any, step: int, nbytes: int = BIG) -> None:
@@ -627,8 +616,7 @@ import os, signal, sys, threading
 from penstock.checkpoint import SnapshotStore, opened as opened_module
 from penstock.checkpoint.tiers.local import LocalTier
 import numpy as np
-sys.path.insert(0, sys.argv[2])
-from tests.checkpoint.drain.test_draining import state_of
+from tests.checkpoint.slow_tier import state_of
 
 class Stuck(LocalTier):
     def begin(self, *arguments, **named):
@@ -647,12 +635,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_process_did_not_drain_the_next_store_drains_and_so_does_the_command(
-    top: Path,
+    top: Path, forks: Forks
 ) -> None:
     from penstock.cli.main import main
 
-    command = [sys.executable, "-c", KILLED, str(top), str(Path(__file__).parents[3])]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert forks.run(KILLED, str(top)) == ("", -signal.SIGKILL)
     assert (steps_in(top / "fast"), steps_in(top / "slow")) == ([1, 2], [])
     shutil.copytree(top, top / "copy")
 
@@ -966,7 +953,7 @@ def test_drains_write_no_more_bytes_a_second_than_they_may_and_saves_are_not_hel
 SAVE, DRAIN, REFUSE, REOPEN = "save", "drain", "refuse", "reopen"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(
     keep=st.sampled_from([Keep(last=1), Keep(last=2), Keep(last=3), Keep(last=1, every_steps=3)]),
     scheme=st.sampled_from(["progressive", "chain", "complete"]),

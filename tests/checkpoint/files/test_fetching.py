@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import UID
 from xxhash import xxh3_128_intdigest
@@ -66,7 +66,6 @@ def part_of(blocks: list[bytes], number: int = 0) -> tuple[PartReader, CountedFi
 Need = tuple[int, int]
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_each_thing_has_what_it_needs_while_it_is_worked_on(data: st.DataObject) -> None:
     draw = np.random.default_rng(data.draw(st.integers(0, 1000)))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import OTHER_UID, UID, sealed
 
@@ -287,7 +287,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(said())
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     changes=st.lists(
         st.tuples(
@@ -346,7 +345,6 @@ def test_a_layout_comes_back_as_it_was_written(layout: Layout) -> None:
     assert read_layout(json.loads(json.dumps(write_layout(layout)))) == layout
 
 
-@settings(max_examples=50, deadline=None)
 @given(written=ANYTHING)
 def test_what_is_no_layout_is_refused(written: Any) -> None:
     with pytest.raises(FormatError, match="a layout says what cannot be"):

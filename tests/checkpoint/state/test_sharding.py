@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -133,7 +133,6 @@ def test_ranks_that_disagree_on_a_tensor_are_refused(other: Layout, message: str
 # Whether parts make up the whole
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_parts_of_a_cut_box_make_up_the_whole_and_any_one_is_missed(data: st.DataObject) -> None:
     whole = data.draw(wholes)
@@ -147,7 +146,6 @@ def test_parts_of_a_cut_box_make_up_the_whole_and_any_one_is_missed(data: st.Dat
             check_whole(rest)
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_parts_are_told_apart_as_a_count_of_every_number_tells_them(data: st.DataObject) -> None:
     """Boxes at random, most of which overlap or leave gaps; the reference counts who covers each number."""
@@ -218,23 +216,22 @@ def test_parts_along_the_first_dimension_of_a_large_job_are_checked_in_linear_ti
 
 
 def test_parts_in_columns_and_points_are_checked_in_linear_time() -> None:
-    """A hundred million pairs: these come from files that a stranger made, too."""
-    columns = [part("weight", (2, 10_000), (0, column), (2, 1)) for column in range(10_000)]
+    """Millions of pairs: these come from files that a stranger made, too."""
+    columns = [part("weight", (2, 4_000), (0, column), (2, 1)) for column in range(4_000)]
     check_whole(columns)
     with pytest.raises(ConfigError, match=r"weight lacks \[0:2, 0:1\]"):
         check_whole(columns[1:])
-    assert len(copies_into(full("weight", 2, 10_000), columns)) == 10_000
+    assert len(copies_into(full("weight", 2, 4_000), columns)) == 4_000
 
-    bits = [tuple(number >> bit & 1 for bit in range(40)) for number in range(5_000)]
+    bits = [tuple(number >> bit & 1 for bit in range(40)) for number in range(2_000)]
     points = [part("weight", (2,) * 40, place, (1,) * 40) for place in bits]
-    with pytest.raises(ConfigError, match="weight has 5,000 parts that do not fill"):
+    with pytest.raises(ConfigError, match="weight has 2,000 parts that do not fill"):
         check_whole(points)
 
 
 # Laid out anew
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_any_part_is_put_together_from_any_other_cut_of_the_tensor(data: st.DataObject) -> None:
     whole = data.draw(wholes)

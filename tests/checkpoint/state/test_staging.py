@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.files.writing import Piece
@@ -55,7 +55,6 @@ ARRAYS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(shapes=ARRAYS, limit_bytes=st.one_of(st.none(), st.integers(1, 1000)))
 def test_waves_put_together_are_the_state_and_none_is_larger_than_the_limit(
     shapes: list[tuple[str, int]], limit_bytes: int | None

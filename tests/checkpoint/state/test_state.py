@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.checkpoint.rebuilt import Tensor, load_into, tensors_of, unflatten
@@ -710,7 +710,6 @@ states = st.recursive(
 
 
 @given(states)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
     flat = flatten(state)
     tree = json.loads(json.dumps(flat.tree))
@@ -726,7 +725,6 @@ def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
 
 
 @given(st.lists(arrays(), min_size=2, max_size=4), st.integers(0, 200))
-@settings(max_examples=100, deadline=None)
 def test_any_arrays_that_share_a_byte_share_it_again(state: list[Any], value: int) -> None:
     back = through(state)
     for index, one in enumerate(state):
@@ -854,7 +852,6 @@ json_values = st.recursive(
 
 
 @given(states, st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_tree_with_anything_in_any_place_is_read_or_is_a_format_error(
     state: Any, data: st.DataObject
 ) -> None:
@@ -875,7 +872,6 @@ def test_a_tree_with_anything_in_any_place_is_read_or_is_a_format_error(
 
 
 @given(json_values)
-@settings(max_examples=100, deadline=None)
 def test_any_json_is_read_or_is_a_format_error(tree: Any) -> None:
     with contextlib.suppress(FormatError):
         unflatten(tree, TENSORS)
@@ -973,7 +969,6 @@ def strided(draw: st.DrawFn) -> tuple[str, Any, bytes]:
 
 
 @given(strided(), st.data())
-@settings(max_examples=400, deadline=None)
 def test_any_part_of_any_array_is_copied_as_it_is_in_the_whole(
     drawn: tuple[str, Any, bytes], data: st.DataObject
 ) -> None:

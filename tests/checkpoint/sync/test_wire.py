@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.boxes import save_rows
 from tests.forking import Forks
@@ -428,7 +428,6 @@ def damaged(messages: list[bytes], place: int, byte: int, bit: int) -> list[byte
 DAMAGES = st.tuples(st.integers(0, 7), st.integers(0, 31) | st.integers(0, 10_000), st.integers(0, 7))
 
 
-@settings(max_examples=150, deadline=None)
 @given(damages=st.lists(DAMAGES, min_size=1, max_size=4), is_tampered=st.booleans())
 def test_a_worker_at_a_queue_gets_over_messages_that_are_left_of_failed_refreshes(
     sent: dict[str, list[bytes]], damages: list[tuple[int, int, int]], is_tampered: bool
@@ -767,7 +766,6 @@ def test_hops_of_nothing_do_not_take_time() -> None:
     assert refresher.apply(sealed([(START, start), LAST])).step == 1
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     messages=st.lists(
         st.tuples(
