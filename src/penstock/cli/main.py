@@ -109,11 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     add_pack(commands)
     add_plan(commands)
     add_compare(commands)
+    add_explain(commands)
     add_simulate(commands)
     add_snapshots(commands)
 
     add_trace(commands)
-    add_explain(commands)
     add_paper(commands)
     return parser
 
