@@ -43,7 +43,7 @@ if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
 from tests.patience import patient  # noqa: E402
 
 # pytest-timeout takes it from here: a limit in pyproject.toml would be the same on every machine.
-os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(300):.0f}")
+os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(120):.0f}")
 
 # No test fails because the machine is busy: neither by what an example takes, nor by what drawing one does.
 settings.register_profile(
