@@ -1,0 +1,62 @@
+"""The dataflow engine: reading, computing and saving as one graph, run over PyTorch's kernels.
+
+model/   what a graph is: types, nodes, JSON, the checks that let a node in, how programs build one
+ops/     the operations and their kernels
+run/     sessions: lowering, merging, regions, the executor
+state/   variables, queues, mutexes, readers, and their saving
+"""
+
+from penstock.graph.errors import (
+    CancelledError,
+    CorruptError,
+    CycleError,
+    DeadFetchError,
+    DuplicateError,
+    GraphError,
+    InfeasibleError,
+    KernelError,
+    MismatchError,
+    MissingFeedError,
+    NotFoundError,
+    OutOfRangeError,
+    UninitializedError,
+    UnknownOperationError,
+    UnsupportedError,
+    WorkerLostError,
+)
+from penstock.graph.model.graph import Edge, Graph
+from penstock.graph.model.node import Endpoint, Node, Subgraph
+from penstock.graph.ops.table import operations
+from penstock.graph.run.session import Session
+from penstock.graph.run.statistics import Statistics
+from penstock.graph.state.containers import reset_container
+from penstock.graph.state.readers import write_tfrecords
+
+__all__ = [
+    "CancelledError",
+    "CorruptError",
+    "CycleError",
+    "DeadFetchError",
+    "DuplicateError",
+    "Edge",
+    "Endpoint",
+    "Graph",
+    "GraphError",
+    "InfeasibleError",
+    "KernelError",
+    "MismatchError",
+    "MissingFeedError",
+    "Node",
+    "NotFoundError",
+    "OutOfRangeError",
+    "Session",
+    "Statistics",
+    "Subgraph",
+    "UninitializedError",
+    "UnknownOperationError",
+    "UnsupportedError",
+    "WorkerLostError",
+    "operations",
+    "reset_container",
+    "write_tfrecords",
+]

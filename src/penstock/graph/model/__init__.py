@@ -1,0 +1,1 @@
+"""What a graph is: values and their types, nodes, the checks that let a node in."""

@@ -1,0 +1,1 @@
+"""The operations: what each takes and gives, and its kernels."""

@@ -1,0 +1,126 @@
+"""Any operation of PyTorch's ATen library by its name, such as "aten.relu.default".
+
+Its attributes are `args` and `kwargs`, in which {"input": i} stands for input i and {"dtype": "float32"} for a dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from penstock.graph.errors import MismatchError
+from penstock.graph.model.dtypes import common, dtype_of_torch, torch_dtype
+from penstock.graph.model.node import Node, Spec
+from penstock.graph.ops.registry import Operation, register_family
+
+#: What unknown sizes are tried as: the sizes of outputs that differ between two trials are unknown.
+_TRIALS = (2, 3)
+_WORDS: dict[str, Any] = {
+    "dtype": torch_dtype,
+    "layout": lambda name: getattr(torch, name),
+    "device": torch.device,
+}
+
+
+def encode(value: Any) -> Any:
+    """Return an argument as JSON has it. Raises: MismatchError if it cannot."""
+    if isinstance(value, torch.dtype):
+        return {"dtype": dtype_of_torch(value)}
+    if isinstance(value, torch.layout):
+        return {"layout": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, list | tuple):
+        return [encode(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise MismatchError(f"an argument is {value!r:.80}, which no graph text can hold")
+
+
+def _filled(template: Any, values: Sequence[Any]) -> Any:
+    if isinstance(template, dict) and len(template) == 1:
+        ((kind, value),) = template.items()
+        if kind == "input":
+            return values[value]
+        if kind == "memory_format":
+            return getattr(torch, value)
+        return _WORDS[kind](value)
+    if isinstance(template, list | tuple):
+        return [_filled(each, values) for each in template]
+    return template
+
+
+def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Sequence[Spec]:
+    found: list[list[Spec]] = []
+    for trial in _TRIALS:
+        values = []
+        for spec in specs:
+            if spec.kind not in ("tensor", "variable") or spec.dtype == "bytes" or spec.shape is None:
+                raise MismatchError(
+                    f"{node.op} takes tensors of numbers of known rank, and an input is {spec}"
+                )
+            sizes = [trial if size is None else size for size in spec.shape]
+            values.append(torch.empty(sizes, dtype=torch_dtype(spec.dtype), device="meta"))
+        try:
+            args, kwargs = _arguments(node, values)
+            results = call(*args, **kwargs)
+        except Exception as error:
+            raise MismatchError(f"{node.op} refuses these inputs: {error!s:.300}") from error
+        outputs = results if isinstance(results, tuple | list) else [results]
+        found.append([Spec(dtype_of_torch(each.dtype), tuple(each.shape)) for each in outputs])
+        if all(spec.shape is not None and None not in spec.shape for spec in specs):
+            return found[0]
+    return [Spec(one.dtype, common(one.shape, two.shape)) for one, two in zip(*found, strict=True)]
+
+
+def _arguments(node: Node, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    args = node.attr.get("args")
+    if args is None:
+        return list(values), {}
+    kwargs = node.attr.get("kwargs") or {}
+    return _filled(args, values), {name: _filled(each, values) for name, each in kwargs.items()}
+
+
+def _kernel(node: Node, call: Callable[..., Any]) -> Callable[..., Any]:
+    if node.attr.get("args") is None:
+        return call
+    result_is_list = len(node.outputs) > 1
+
+    def kernel(*values: Any) -> Any:
+        args, kwargs = _arguments(node, values)
+        results = call(*args, **kwargs)
+        if isinstance(results, list):
+            results = tuple(results)
+        return (
+            results[0] if isinstance(results, tuple) and not result_is_list and len(results) == 1 else results
+        )
+
+    return kernel
+
+
+@functools.cache
+def aten_operation(name: str) -> Operation | None:
+    """Return PyTorch's operation of a name, or None if it has none or one that changes its inputs."""
+    parts = name.split(".")
+    packet = getattr(torch.ops.aten, parts[1], None) if len(parts) in (2, 3) and parts[1] else None
+    call = getattr(packet, parts[2] if len(parts) == 3 else "default", None) if packet else None
+    if not isinstance(call, torch._ops.OpOverload) or call._schema.is_mutable:
+        return None
+    if torch.Tag.nondeterministic_seeded in call.tags:
+        return None
+    return Operation(
+        name,
+        lambda node, specs: _infer(node, specs, call),
+        inputs=(0, None),
+        attributes={"args": None, "kwargs": None},
+        kernels={"cpu": lambda node: _kernel(node, call)},
+        differentiable=True,
+    )
+
+
+register_family("aten.", aten_operation)

@@ -1,0 +1,21 @@
+"""The table of operations, filled: whoever looks one up imports this."""
+
+from __future__ import annotations
+
+from penstock.graph.ops import (  # noqa: F401
+    arrays,
+    aten,
+    calls,
+    control,
+    elementwise,
+    matrix,
+    net,
+    random,
+    stacks,
+    state,
+    vjp,
+    waiting,
+)
+from penstock.graph.ops.registry import Operation, checked_attributes, operation, operations
+
+__all__ = ["Operation", "checked_attributes", "operation", "operations"]

@@ -1,0 +1,466 @@
+"""A run's nodes as primitives: loops and conditions become Switch, Merge, Enter, Leave and NextIteration.
+
+While, for each carry:   Enter -> Merge -> Switch -(false)-> Leave
+                                   ^         `-(true)-> body -> NextIteration -.
+                                   `---------------------------------------------'
+Cond, for each argument: Switch -(true)-> then -> Merge
+                            `--(false)-> else ----^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.graph.errors import MismatchError
+from penstock.graph.model.check import TRIPS, carry_specs
+from penstock.graph.model.dtypes import is_known, shape_text
+from penstock.graph.model.node import (
+    Endpoint,
+    Node,
+    Scope,
+    Spec,
+    Subgraph,
+    outer_controls,
+    parse_endpoint,
+)
+from penstock.graph.ops.control import PARALLEL_ITERATIONS
+from penstock.graph.ops.table import operation
+from penstock.graph.run.reach import has_effect, needed_nodes, representatives
+
+
+@dataclass(slots=True, eq=False)
+class Flat:
+    """A primitive of a plan.
+
+    node: as written, but with its full name; None for what lowering adds. call: the kernel of a pure primitive that
+    lowering adds. inputs: (primitive, port); controls: primitives.
+    """
+
+    op: str
+    inputs: list[tuple[int, int]]
+    controls: list[int] = field(default_factory=list)
+    node: Node | None = None
+    call: Callable[..., Any] | None = None
+    ports: int = 1
+    attr: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    counts: bool = True
+
+
+Port = tuple[int, int]
+
+
+class _Env:
+    """What names mean in a scope: primitives and ports; what lies outside comes in as `bring` says."""
+
+    def __init__(self, parent: _Env | None = None, bring: Callable[[Port], Port] | None = None) -> None:
+        self.parent = parent
+        self.ports: dict[Endpoint, Port] = {}
+        self.done: dict[str, Callable[[], int]] = {}
+        self._bring = bring
+        self._brought: dict[Port, Port] = {}
+
+    def find(self, endpoint: Endpoint) -> Port:
+        found = self.ports.get(endpoint)
+        if found is None:
+            assert self.parent is not None, f"{endpoint} is not there"
+            assert self._bring is not None, "only the whole graph has nothing around it"
+            outside = self.parent.find(endpoint)
+            found = self._brought.get(outside)
+            if found is None:
+                found = self._brought[outside] = self._bring(outside)
+            self.ports[endpoint] = found
+        return found
+
+
+class Lowering:
+    """Collects the primitives of a plan."""
+
+    def __init__(self) -> None:
+        self.flats: list[Flat] = []
+
+    def add(self, op: str, inputs: Iterable[Port], **more: Any) -> int:
+        self.flats.append(Flat(op, list(inputs), **more))
+        return len(self.flats) - 1
+
+    # -- A scope ---------------------------------------------------------------------------------------------
+
+    def top(
+        self, scope: Scope, roots: Sequence[Endpoint], targets: Sequence[str], fed: Sequence[Endpoint]
+    ) -> _Env:
+        """Lower what a run needs of a whole graph; feeds become primitives of op "Feed"."""
+        order, used = needed_nodes(scope.nodes, roots, targets, set(fed))
+        env = _Env()
+        for place, endpoint in enumerate(fed):
+            env.ports[endpoint] = (
+                self.add("Feed", [], attr={"feed": place}, name=str(endpoint), counts=False),
+                0,
+            )
+        self._scope(scope, order, used, env, "", None, set(fed))
+        return env
+
+    def _scope(
+        self,
+        scope: Scope,
+        order: Sequence[Node],
+        used: set[Endpoint],
+        env: _Env,
+        prefix: str,
+        pivot: Callable[[], int] | None,
+        fed: Collection[Endpoint] = (),
+    ) -> None:
+        same = representatives(order, fed)
+        own = {*scope.nodes, *scope.args}
+        later: list[tuple[int, Node]] = []
+        for node in order:
+            if node.name in same:
+                kept = same[node.name]
+                for port in range(len(node.outputs)):
+                    env.ports[Endpoint(node.name, port)] = env.ports[Endpoint(kept, port)]
+                env.done[node.name] = env.done[kept]
+                continue
+            self._node(scope, node, used, env, prefix, pivot, own, later, fed)
+        for index, node in later:
+            self.flats[index].inputs = [env.find(endpoint) for endpoint in node.inputs]
+
+    def _node(
+        self,
+        scope: Scope,
+        node: Node,
+        used: set[Endpoint],
+        env: _Env,
+        prefix: str,
+        pivot: Callable[[], int] | None,
+        own: set[str],
+        later: list[tuple[int, Node]],
+        fed: Collection[Endpoint],
+    ) -> None:
+        controls = [env.done[name]() for name in node.controls if name in env.done]
+        if pivot is not None and all(endpoint.node not in own for endpoint in node.inputs):
+            controls.append(pivot())
+        named = Node(
+            prefix + node.name,
+            node.op,
+            node.inputs,
+            node.controls,
+            node.attr,
+            node.device,
+            node.where,
+            node.placement,
+            node.takes,
+            node.outputs,
+        )
+        # Outer nodes that nodes of a subgraph wait for: the loop or condition waits.
+        if node.op in ("While", "Cond"):
+            for _, subgraph in node.subgraphs():
+                controls += [env.done[name]() for name in outer_controls(subgraph) if name in env.done]
+            lower = self._while if node.op == "While" else self._cond
+            ports, done = lower(scope, named, used, env, controls, node.name, pivot)
+        else:
+            back = any(endpoint not in env.ports and endpoint.node in scope.nodes for endpoint in node.inputs)
+            inputs = (
+                [] if back else [self._input(node, place, env, named) for place in range(len(node.inputs))]
+            )
+            index = self.add(
+                node.op,
+                inputs,
+                controls=controls,
+                node=named,
+                ports=len(node.outputs),
+                attr=node.attr,
+                name=named.name,
+            )
+            if back:
+                later.append((index, node))
+            ports = [(index, port) for port in range(len(node.outputs))]
+            done = _always(index)
+        for port, found in enumerate(ports):
+            if found is not None and Endpoint(node.name, port) not in fed:
+                env.ports[Endpoint(node.name, port)] = found
+        env.done[node.name] = done
+
+    def _input(self, node: Node, place: int, env: _Env, named: Node) -> Port:
+        """Return an input; a variable where a value is needed is read."""
+        found = env.find(node.inputs[place])
+        if node.takes[place].kind == "variable" and not operation(node.op).handles:
+            return self.read(found, node.takes[place], named)
+        return found
+
+    def read(self, handle: Port, spec: Spec, user: Node) -> Port:
+        read = Node(f"{user.name}/Read", "Read", where=user.where, takes=(spec,), outputs=(Spec(spec.dtype),))
+        return (self.add("Read", [handle], node=read, name=read.name, counts=False), 0)
+
+    def _pass(self, port: Port, controls: Sequence[int] = ()) -> int:
+        return self.add("Pass", [port], controls=list(controls), call=_same, counts=False)
+
+    def _roots(self, subgraph: Subgraph, saved: Iterable[str]) -> tuple[list[Endpoint], list[str]]:
+        """Return what a subgraph has to give, and the nodes that it runs for their effect."""
+        extra = [parse_endpoint(text) for text in saved if text != TRIPS]
+        return [*subgraph.out, *extra], [node.name for node in subgraph.nodes.values() if has_effect(node)]
+
+    def _body(
+        self,
+        scope: Scope,
+        subgraph: Subgraph,
+        args: Sequence[Port],
+        env: _Env,
+        prefix: str,
+        pivot: Callable[[], int],
+        saved: Iterable[str] = (),
+    ) -> list[int]:
+        """Lower a subgraph into its environment; return what has to be done for its effects."""
+        roots, effects = self._roots(subgraph, saved)
+        for name, port in zip(subgraph.args, args, strict=True):
+            env.ports[Endpoint(name)] = port
+        inner = Scope(subgraph.nodes, subgraph.specs, scope)
+        order, used = needed_nodes(subgraph.nodes, roots, effects)
+        self._scope(inner, order, used, env, prefix, pivot)
+        reached, _ = needed_nodes(subgraph.nodes, subgraph.out, ())
+        unreached = set(effects) - {node.name for node in reached}
+        return [env.done[name]() for name in effects if name in unreached]
+
+    def _result(self, endpoint: Endpoint, subgraph: Subgraph, scope: Scope, env: _Env, node: Node) -> Port:
+        found = env.find(endpoint)
+        spec = Scope(subgraph.nodes, subgraph.specs, scope).find(endpoint)
+        if spec is not None and spec.kind == "variable":
+            return self.read(found, spec, node)
+        return found
+
+    # -- Cond ------------------------------------------------------------------------------------------------
+
+    def _cond(
+        self,
+        scope: Scope,
+        node: Node,
+        used: set[Endpoint],
+        env: _Env,
+        controls: list[int],
+        name: str,
+        around: Callable[[], int] | None,
+    ) -> tuple[list[Port | None], Callable[[], int]]:
+        predicate = self._input_of(node, 0, env)
+        if controls:
+            predicate = (self._pass(predicate, controls), 0)
+        args = [self._input_of(node, place, env) for place in range(1, len(node.inputs))]
+        number = len(node.attr["then"].out)
+        saved = [
+            (number + place, which, text)
+            for place, (which, text) in enumerate(node.attr.get("saved", ()))
+            if Endpoint(name, number + place) in used
+        ]
+        results: dict[str, list[Port]] = {}
+        kept: dict[int, Port] = {}
+        ends: dict[str, Callable[[], int]] = {}
+        for port, which in ((1, "then"), (0, "else")):
+            subgraph = node.attr[which]
+            branch = _Env(env, bring=lambda outside, port=port: (self._switch(outside, predicate), port))  # type: ignore[misc]
+            pivot = _once(lambda port=port: self._pass((self._switch(predicate, predicate), port)))  # type: ignore[misc]
+            inside = [(self._switch(arg, predicate), port) for arg in args]
+            texts = [text for _, owner, text in saved if owner == which]
+            effects = self._body(scope, subgraph, inside, branch, f"{node.name}/", pivot, texts)
+            results[which] = [self._result(out, subgraph, scope, branch, node) for out in subgraph.out]
+            for place, owner, text in saved:
+                if owner == which:
+                    kept[place] = branch.find(parse_endpoint(text))
+                else:
+                    nothing = self.add("Nothing", [], controls=[pivot()], call=_nothing, counts=False)
+                    results.setdefault(f"saved{place}", []).append((nothing, 0))
+            all_done = [index for index, _ in results[which]] if not subgraph.out else []
+            ends[which] = _once(
+                lambda pivot=pivot, effects=effects, outs=tuple(results[which]), more=all_done: self._end(  # type: ignore[misc]
+                    pivot, [*effects, *more], outs
+                )
+            )
+        ports: list[Port | None] = [
+            (self.add("Merge", [other, then], ports=2, name=node.name, counts=place == 0), 0)
+            for place, (then, other) in enumerate(zip(results["then"], results["else"], strict=True))
+        ]
+        ports += [None] * len(node.attr.get("saved", ()))
+        for place, _, _ in saved:
+            (nothing_port,) = results[f"saved{place}"]
+            ports[place] = (self.add("Merge", [nothing_port, kept[place]], ports=2, counts=False), 0)
+        done = _once(
+            lambda: self.add("Merge", [(ends["else"](), 0), (ends["then"](), 0)], ports=2, counts=False)
+        )
+        return ports, done
+
+    def _end(self, pivot: Callable[[], int], effects: Sequence[int], outs: Sequence[Port]) -> int:
+        """Return what is done once a branch is, dead if it was not taken."""
+        passed = [self._pass(out) for out in outs]
+        return self._pass((pivot(), 0), [*effects, *passed])
+
+    def _switch(self, value: Port, predicate: Port) -> int:
+        return self.add("Switch", [value, predicate], ports=2, counts=False)
+
+    def _input_of(self, node: Node, place: int, env: _Env) -> Port:
+        found = env.find(node.inputs[place])
+        if node.takes[place].kind == "variable":
+            return self.read(found, node.takes[place], node)
+        return found
+
+    # -- While -----------------------------------------------------------------------------------------------
+
+    def _while(
+        self,
+        scope: Scope,
+        node: Node,
+        used: set[Endpoint],
+        env: _Env,
+        controls: list[int],
+        name: str,
+        outer_pivot: Callable[[], int] | None,
+    ) -> tuple[list[Port | None], Callable[[], int]]:
+        cond, body = node.attr["cond"], node.attr["body"]
+        count = len(node.inputs)
+        texts = list(node.attr.get("saved", ()))
+        saved = [place for place in range(len(texts)) if Endpoint(name, count + place) in used]
+        starts = [self._input_of(node, place, env) for place in range(count)]
+        begun = [*controls, *([outer_pivot()] if outer_pivot else [])]
+        starts += [self._start_of(texts[place], begun) for place in saved]
+        hidden = not starts
+        if hidden:
+            starts.append((self.add("Start", [], controls=begun, call=_zero, counts=False), 0))
+        enters = [self._enter(node, start, controls, is_constant=False) for start in starts]
+        merges = [self.add("Merge", [(enter, 0)], ports=2, counts=False) for enter in enters]
+
+        def bring(outside: Port) -> Port:
+            return (self._enter(node, outside, [], is_constant=True), 0)
+
+        around = _Env(env, bring)
+        asked = _Env(around, bring=lambda outside: outside)
+        self._body(
+            scope, cond, [(merge, 0) for merge in merges[:count]], asked, f"{node.name}/", _always(merges[0])
+        )
+        (test,) = cond.out
+        predicate = self._result(test, cond, scope, asked, node)
+        switches = [self._switch((merge, 0), predicate) for merge in merges]
+        leaves = [
+            self.add("Leave", [(switch, 0)], name=node.name, counts=place == 0)
+            for place, switch in enumerate(switches)
+        ]
+        done = _once(lambda: self._pass((leaves[0], 0), leaves[1:]))
+        taken = _Env(around, bring=lambda outside: outside)
+        pivot = _once(lambda: self._pass((switches[0], 1)))
+        args = [(switch, 1) for switch in switches]
+        chosen = [texts[place] for place in saved]
+        effects = self._body(scope, body, args[:count], taken, f"{node.name}/", pivot, chosen)
+        results = [self._next_of(node, place, taken, scope, pivot, args) for place in range(count)]
+        for place, text in enumerate(chosen):
+            results.append(self._kept(text, args[count + place], taken, pivot, body))
+        if hidden:
+            results.append(args[0])
+        if effects:
+            results[0] = (self._pass(results[0], effects), 0)
+        for merge, result in zip(merges, results, strict=True):
+            following = self.add("NextIteration", [result], counts=False)
+            self.flats[merge].inputs.append((following, 0))
+        ports: list[Port | None] = [(leave, 0) for leave in leaves[:count]]
+        ports += [None] * len(texts)
+        for place, leave in zip(saved, leaves[count : count + len(saved)], strict=True):
+            ports[count + place] = (leave, 0)
+        return ports, done
+
+    def _enter(self, node: Node, value: Port, controls: Sequence[int], *, is_constant: bool) -> int:
+        attr = {
+            "frame": node.name,
+            "is_constant": is_constant,
+            "parallel_iterations": node.attr.get("parallel_iterations", PARALLEL_ITERATIONS),
+        }
+        return self.add("Enter", [value], controls=list(controls), attr=attr, counts=False)
+
+    def _start_of(self, text: str, controls: Sequence[int]) -> Port:
+        call = _zero if text == TRIPS else _nothing
+        return (self.add("Start", [], controls=list(controls), call=call, counts=False), 0)
+
+    def _kept(self, text: str, arg: Port, taken: _Env, pivot: Callable[[], int], body: Subgraph) -> Port:
+        if text == TRIPS:
+            return (self.add("Count", [arg], call=_one_more, counts=False), 0)
+        endpoint = parse_endpoint(text)
+        value = taken.find(endpoint)
+        return (self.add("StackPush", [arg, value], call=_push, counts=False), 0)
+
+    def _next_of(
+        self,
+        node: Node,
+        place: int,
+        taken: _Env,
+        scope: Scope,
+        pivot: Callable[[], int],
+        args: Sequence[Port],
+    ) -> Port:
+        body = node.attr["body"]
+        endpoint = body.out[place]
+        found = self._result(endpoint, body, scope, taken, node)
+        if endpoint.node not in body.nodes and endpoint.node not in body.args:
+            found = (self._pass(found, [pivot()]), 0)
+        carry = carry_specs(node, node.takes)[place]
+        given = Scope(body.nodes, body.specs, scope).find(endpoint)
+        is_open = node.attr.get("carry_shapes") is not None and node.attr["carry_shapes"][place] is not None
+        if carry.kind != "tensor" or endpoint == Endpoint(body.args[place]):
+            return found
+        if given is not None and is_known(given.shape) and is_known(carry.shape):
+            return found
+        check = _keeps(node, place, carry.shape if is_open else None, carry)
+        return (self.add("KeepShape", [found, args[place]], call=check, counts=False, name=node.name), 0)
+
+
+def _keeps(node: Node, place: int, shape: Any, carry: Spec) -> Callable[..., Any]:
+    def check(value: Any, before: Any) -> Any:
+        asked = tuple(before.shape) if shape is None and not _was_opened(node, place) else shape
+        now = tuple(value.shape)
+        if asked is not None and (
+            len(asked) != len(now) or any(one not in (None, two) for one, two in zip(asked, now, strict=True))
+        ):
+            raise MismatchError(
+                f"carry {place} had shape {shape_text(asked)}, and body returned {shape_text(now)}: a carry keeps its "
+                "shape (carry_shapes may leave sizes open)",
+                node=node.name,
+                where=node.where,
+            )
+        return value
+
+    return check
+
+
+def _was_opened(node: Node, place: int) -> bool:
+    shapes = node.attr.get("carry_shapes")
+    return shapes is not None and shapes[place] is not None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _nothing() -> None:
+    return None
+
+
+def _zero() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.int64)
+
+
+def _one_more(value: torch.Tensor) -> torch.Tensor:
+    return value + 1
+
+
+def _push(stack: Any, value: Any) -> Any:
+    return (value, stack)
+
+
+def _always(index: int) -> Callable[[], int]:
+    return lambda: index
+
+
+def _once(make: Callable[[], int]) -> Callable[[], int]:
+    made: list[int] = []
+
+    def get() -> int:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get

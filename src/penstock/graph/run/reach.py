@@ -1,0 +1,121 @@
+"""What a run needs of a scope, and which of its nodes are one computation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from penstock.graph.model.check import control_dependencies, dependencies, in_order
+from penstock.graph.model.dtypes import bits_of
+from penstock.graph.model.node import Constant, Endpoint, Node, Subgraph, captures
+from penstock.graph.model.text import subgraph_to_json
+from penstock.graph.ops.table import operation
+
+#: State that is only looked at, or made: a body runs it where something needs it.
+_WITHOUT_EFFECT = {
+    "Placeholder",
+    "Variable",
+    "Read",
+    "FIFOQueue",
+    "RandomShuffleQueue",
+    "Mutex",
+    "QueueSize",
+    "Restore",
+}
+
+
+def needed_nodes(
+    nodes: Mapping[str, Node],
+    roots: Iterable[Endpoint],
+    controls: Iterable[str],
+    fed: Collection[Endpoint] = (),
+) -> tuple[list[Node], set[Endpoint]]:
+    """Return the nodes that a run needs, in an order in which they can run, and the endpoints that are used.
+
+    roots: what is fetched or returned; controls: nodes that have to run; fed: endpoints whose nodes are not asked.
+    """
+    used: set[Endpoint] = set()
+    needed: set[str] = set()
+    open_names: list[str] = []
+
+    def use(endpoint: Endpoint) -> None:
+        used.add(endpoint)
+        if endpoint not in fed and endpoint.node in nodes and endpoint.node not in needed:
+            needed.add(endpoint.node)
+            open_names.append(endpoint.node)
+
+    for endpoint in roots:
+        use(endpoint)
+    for name in controls:
+        if name in nodes and name not in needed:
+            needed.add(name)
+            open_names.append(name)
+    while open_names:
+        node = nodes[open_names.pop()]
+        for endpoint in dependencies(node):
+            use(endpoint)
+        for name in control_dependencies(node):
+            if name in nodes and name not in needed:
+                needed.add(name)
+                open_names.append(name)
+    return in_order({name: node for name, node in nodes.items() if name in needed}), used
+
+
+def has_effect(node: Node) -> bool:
+    """Return whether a body runs a node even where nothing needs its outputs."""
+    if any(has_effect(inner) for _, subgraph in node.subgraphs() for inner in subgraph.nodes.values()):
+        return True
+    kind = operation(node.op).kind
+    return kind == "waiting" or (kind == "state" and node.op not in _WITHOUT_EFFECT)
+
+
+def is_pure(node: Node) -> bool:
+    """Return whether two nodes like this one give the same: no state, no draw, no primitive of control flow."""
+    if node.op in ("While", "Cond"):
+        return all(is_pure(inner) for _, subgraph in node.subgraphs() for inner in subgraph.nodes.values())
+    return operation(node.op).kind == "pure"
+
+
+def representatives(order: Iterable[Node], fed: Collection[Endpoint] = ()) -> dict[str, str]:
+    """Return, for each node that computes what one before it does, the name of that one."""
+    fed_names = {endpoint.node for endpoint in fed}
+    first: dict[Any, str] = {}
+    same: dict[str, str] = {}
+    for node in order:
+        if node.name in fed_names or not is_pure(node):
+            continue
+        key = (
+            node.op,
+            node.device,
+            tuple((same.get(name, name), port) for name, port in dependencies(node)),
+            tuple(sorted({same.get(name, name) for name in control_dependencies(node)})),
+            _attribute_key(node.attr),
+        )
+        found = first.setdefault(key, node.name)
+        if found != node.name:
+            same[node.name] = found
+    return same
+
+
+def _attribute_key(attr: Mapping[str, Any]) -> str:
+    return json.dumps(attr, sort_keys=True, default=_as_key)
+
+
+def _as_key(value: Any) -> Any:
+    if isinstance(value, Constant):
+        bits = bits_of(value.value)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in bits if isinstance(bits, tuple) else (bits,):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return [value.dtype, list(value.value.shape), digest.hexdigest()]
+    if isinstance(value, Subgraph):
+        return [_without_sites(subgraph_to_json(value)), [list(endpoint) for endpoint in captures(value)]]
+    return str(value)
+
+
+def _without_sites(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _without_sites(value) for name, value in given.items() if name != "where"}
+    return [_without_sites(each) for each in given] if isinstance(given, list) else given

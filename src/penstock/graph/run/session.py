@@ -1,0 +1,290 @@
+"""Sessions: a graph, its state, and the runs of it."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from penstock.graph.errors import (
+    CancelledError,
+    GraphError,
+    KernelError,
+    MismatchError,
+    NotFoundError,
+    nearest,
+)
+from penstock.graph.model.dtypes import fits, shape_text, to_client, to_value
+from penstock.graph.model.graph import Edge, Graph
+from penstock.graph.model.node import Endpoint, Node, parse_endpoint
+from penstock.graph.run.executor import Step
+from penstock.graph.run.lower import Flat, Lowering
+from penstock.graph.run.plan import Plan, make_plan
+from penstock.graph.run.statistics import Statistics
+from penstock.graph.state.resources import Resources
+from penstock.graph.state.tensors import read_state, write_state
+from penstock.units import is_integer
+
+
+class Session:
+    """Runs a graph.
+
+        with Session(graph, seed=0) as session:
+            cost = session.run(c, {x: batch})
+
+    A run executes in the thread that calls it; any number of threads may call, and the graph may grow meanwhile.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        *,
+        seed: int = 0,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        batches: Mapping[str, Iterable[Any]] | None = None,
+        regions: bool = True,
+        compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        """Open a session.
+
+        graph: None: an empty one, for `extend`. seed: of all draws, 0 to 2**64 - 1. functions, batches: what Call and
+        NextBatch nodes name. regions: whether pure nodes run as one function where they can. compiler: compiles these
+        functions, such as torch.compile. check_finite: raise where a node gives NaN or infinity, naming it (slow).
+        """
+        if not is_integer(seed) or not 0 <= seed < 2**64:
+            raise MismatchError(f"seed is {seed!r:.40}; give an integer from 0 to 2**64 - 1")
+        self.graph = Graph() if graph is None else graph
+        self.resources = Resources(int(seed), functions, batches)
+        self._regions = regions and not check_finite
+        self._compiler = compiler
+        self._observe = _check_finite if check_finite else None
+        self._plans: dict[Any, Plan] = {}
+        self._steps: set[Step] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def extend(self, nodes: Any) -> None:
+        """Add nodes to the graph, as `Graph.extend` does."""
+        self._check_open()
+        self.graph.extend(nodes)
+
+    # -- Running ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fetches: Any = (),
+        feeds: Mapping[Any, Any] | None = None,
+        targets: Sequence[Any] = (),
+        *,
+        statistics: Statistics | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """Run what the fetches and targets need, and return the fetched values.
+
+        fetches: one, or a list, tuple or mapping of edges or texts. "node:port" is a tensor; "node" is an operation,
+            which runs and gives None.
+        feeds: arrays in place of outputs, by edge or text; they are copied. targets: operations that run besides.
+        statistics: filled with what ran. timeout_seconds: None waits for ever.
+        Returns: NumPy arrays, the caller's own, arranged as `fetches` is.
+        Raises: GraphErrors; WaitTimeout; KeyboardInterrupt passes. The session stays usable.
+        """
+        self._check_open()
+        wanted, arrange = _arranged(fetches)
+        endpoints, operations = self._asked(wanted, targets)
+        fed, values = self._fed(feeds or {})
+        plan = self._plan(endpoints, operations, fed)
+        step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe)
+        del values
+        with self._lock:
+            self._steps.add(step)
+        try:
+            self._check_open()
+            results = step.run()
+        except GraphError as error:
+            # Without the frames of the executor, which would keep alive what the step had computed.
+            raise _bare(error) from error.__cause__
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            with self._lock:
+                self._steps.discard(step)
+        found = dict(zip(dict.fromkeys(endpoints), results, strict=True))
+        del results
+        return arrange([None if each is None else to_client(found[each]) for each in self._places(wanted)])
+
+    def _places(self, wanted: Sequence[Any]) -> list[Endpoint | None]:
+        return [_endpoint_of(each) for each in wanted]
+
+    def _asked(self, wanted: Sequence[Any], targets: Sequence[Any]) -> tuple[list[Endpoint], list[str]]:
+        """Return the endpoints and the operations that a run asks for. Raises: NotFoundError."""
+        scope = self.graph.scope
+        endpoints, operations = [], []
+        targets = [targets] if isinstance(targets, str | Edge | Node) else targets
+        for each in wanted:
+            endpoint = _endpoint_of(each)
+            if endpoint is None:
+                operations.append(_name_of(each))
+                continue
+            spec = scope.find(endpoint)
+            if spec is None:
+                raise NotFoundError(
+                    f"fetch {str(endpoint)!r} is not there{nearest(endpoint.node, scope.nodes)}"
+                )
+            if spec.kind not in ("tensor", "variable"):
+                raise MismatchError(
+                    f"fetch {str(endpoint)!r} is a {spec.kind}, and no tensor", node=endpoint.node
+                )
+            endpoints.append(endpoint)
+        operations += [_name_of(each) for each in targets]
+        for name in operations:
+            if name not in scope.nodes:
+                raise NotFoundError(f"target {name!r} is not there{nearest(name, scope.nodes)}")
+        return endpoints, operations
+
+    def _fed(self, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
+        """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
+        endpoints, values = [], []
+        for key, array in feeds.items():
+            endpoint = key.endpoint if isinstance(key, Edge) else parse_endpoint(str(key))
+            spec = self.graph.scope.find(endpoint)
+            if spec is None:
+                raise NotFoundError(
+                    f"feed {str(endpoint)!r} is not there{nearest(endpoint.node, self.graph.nodes)}"
+                )
+            node = self.graph.nodes[endpoint.node]
+            try:
+                if spec.kind not in ("tensor", "variable"):
+                    raise MismatchError(f"its output is a {spec.kind}, which cannot be fed")
+                value = to_value(array, spec.dtype)
+                if not fits(spec.shape, tuple(value.shape)):
+                    raise MismatchError(
+                        f"{shape_text(tuple(value.shape))} is fed, and its shape is {shape_text(spec.shape)}"
+                    )
+            except MismatchError as error:
+                raise MismatchError(error.text, node=node.name, where=node.where) from None
+            if endpoint in endpoints:
+                raise MismatchError("it is fed twice", node=node.name, where=node.where)
+            endpoints.append(endpoint)
+            values.append(value)
+        return endpoints, values
+
+    def _plan(self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]) -> Plan:
+        key = (tuple(endpoints), tuple(operations), tuple(fed))
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        with self.graph.lock:
+            lowering = Lowering()
+            env = lowering.top(self.graph.scope, endpoints, operations, fed)
+            for place, endpoint in enumerate(dict.fromkeys(endpoints)):
+                node = self.graph.nodes[endpoint.node]
+                port = env.find(endpoint)
+                spec = node.outputs[endpoint.port]
+                if spec.kind == "variable" and endpoint not in fed:
+                    port = lowering.read(port, spec, node)
+                attr = {"fetch": place, "where": node.where}
+                lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
+            plan = make_plan(lowering.flats, self.resources, regions=self._regions, compiler=self._compiler)
+        if any(unit.frame for unit in plan.units if unit.flat.op == "Fetch"):
+            raise MismatchError("a tensor inside of a loop was fetched; Leave brings one out of it")
+        with self._lock:
+            return self._plans.setdefault(key, plan)
+
+    # -- State -----------------------------------------------------------------------------------------------
+
+    def save(self, folder: str) -> None:
+        """Save variables, queues, positions of readers and counts of draws together, as a snapshot."""
+        self._check_open()
+        write_state(folder, self.resources.state())
+
+    def restore(self, folder: str) -> None:
+        """Go on from what `save` wrote; call it while no run is under way.
+
+        Raises: NotFoundError if nothing was saved there, CorruptError if it is something else.
+        """
+        self._check_open()
+        self.resources.load(read_state(folder))
+
+    def waits(self) -> list[str]:
+        """Return one line for each node that waits: which, for how long."""
+        with self._lock:
+            steps = list(self._steps)
+        return [line for step in steps for line in step.waits()]
+
+    # -- Closing ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session: runs that wait raise CancelledError. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            steps = list(self._steps)
+            self._plans.clear()
+        for step in steps:
+            step.cancel(CancelledError("the session was closed while this run was under way"))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CancelledError("the session is closed")
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bare(error: GraphError) -> GraphError:
+    if error.__cause__ is not None:
+        traceback.clear_frames(error.__cause__.__traceback__)
+    traceback.clear_frames(error.__traceback__)
+    return error.with_traceback(None)
+
+
+def _endpoint_of(given: Any) -> Endpoint | None:
+    """Return the endpoint that a fetch names, or None if it names an operation."""
+    if isinstance(given, Edge):
+        return given.endpoint
+    if isinstance(given, Node):
+        return None
+    if isinstance(given, Endpoint):
+        return given
+    if not isinstance(given, str):
+        raise MismatchError(f"a fetch is {given!r:.80}; give an edge, a node or a text")
+    return parse_endpoint(given) if ":" in given else None
+
+
+def _name_of(given: Any) -> str:
+    if isinstance(given, Edge):
+        return given.endpoint.node
+    return given.name if isinstance(given, Node) else str(given).partition(":")[0]
+
+
+def _arranged(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the fetches as a list, and what arranges their values as they are."""
+    if isinstance(fetches, Mapping):
+        return list(fetches.values()), lambda values: dict(zip(fetches, values, strict=True))
+    if isinstance(fetches, list):
+        return fetches, lambda values: values
+    if isinstance(fetches, tuple) and not isinstance(fetches, Endpoint):
+        return list(fetches), tuple
+    return [fetches], lambda values: values[0]
+
+
+def _check_finite(flat: Flat, outputs: Sequence[Any]) -> None:
+    for port, value in enumerate(outputs):
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                raise KernelError(
+                    f"output {port} of {flat.op} has {bad} of {value.numel()} elements that are NaN or infinite",
+                    node=flat.name,
+                    where=flat.node.where if flat.node else "",
+                )

@@ -1,0 +1,1 @@
+"""What lives longer than a run: variables, queues, mutexes, positions of readers, counts of draws; and their saving."""

@@ -1,0 +1,91 @@
+"""Tensors in a snapshot store: all thirteen types, bit for bit, also empty ones.
+
+A tensor is a mapping of its dtype and one or three arrays: bytes are kept end to end, with their ends and their shape;
+quantised numbers as the integers that they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.checkpoint import SnapshotStore
+from penstock.graph.errors import CorruptError, MismatchError, NotFoundError, nearest
+from penstock.graph.model.dtypes import Value, check_dtype, to_client, torch_dtype
+from penstock.ranks import alone
+
+
+def encode(dtype: str, value: Value) -> dict[str, Any]:
+    """Return a tensor as a snapshot holds it."""
+    if dtype != "bytes":
+        return {"dtype": dtype, "data": value.detach().cpu().contiguous()}
+    flat = to_client(value).ravel().tolist()
+    ends = np.cumsum([len(each) for each in flat], dtype=np.int64) if flat else np.zeros(0, np.int64)
+    return {
+        "dtype": dtype,
+        "data": np.frombuffer(b"".join(flat), np.uint8).copy(),
+        "ends": ends,
+        "shape": list(value.shape),
+    }
+
+
+def decode(document: Mapping[str, Any]) -> tuple[str, Value]:
+    """Return the dtype and the tensor that `encode` took. Raises: CorruptError if the document is none."""
+    try:
+        dtype = check_dtype(document["dtype"])
+        if dtype != "bytes":
+            value = torch.as_tensor(document["data"])
+            if value.dtype != torch_dtype(dtype):
+                raise CorruptError(f"the saved tensor is {value.dtype} and says {dtype}")
+            return dtype, value
+        data, ends = np.asarray(document["data"]).tobytes(), np.asarray(document["ends"]).tolist()
+        array = np.empty(len(ends), object)
+        begin = 0
+        for place, end in enumerate(ends):
+            array[place], begin = data[begin:end], end
+        return dtype, array.reshape(document["shape"])
+    except (KeyError, TypeError, ValueError, MismatchError) as error:
+        raise CorruptError(f"this is no saved tensor: {error}") from error
+
+
+def write_state(path: str, state: Mapping[str, Any]) -> None:
+    """Write a state as the newest snapshot of a folder; the one before it is removed."""
+    with _store(path) as store:
+        listed = store.list()
+        store.save(max((each.step for each in listed), default=-1) + 1, dict(state)).wait()
+
+
+def read_state(path: str) -> Any:
+    """Return the newest state of a folder. Raises: NotFoundError if there is none."""
+    with _store(path) as store:
+        if not store.list():
+            raise NotFoundError(f"nothing was saved in {path}")
+        return store.restore()
+
+
+def _store(path: str) -> SnapshotStore:
+    return SnapshotStore(
+        path, ranks=alone, report=None, keep=1, scheme="complete", codec="stored", reference="stored"
+    )
+
+
+def write_tensors(path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
+    """Write tensors by name, beside those that are in the folder under other names."""
+    with _store(path) as store:
+        kept = dict(store.restore()["tensors"]) if store.list() else {}
+    kept.update({name: encode(dtype, value) for name, (dtype, value) in tensors.items()})
+    write_state(path, {"tensors": kept})
+
+
+def read_tensor(path: str, name: str, dtype: str) -> Value:
+    """Return a saved tensor. Raises: NotFoundError if there is none of the name, MismatchError if its dtype differs."""
+    tensors = read_state(path)["tensors"]
+    if name not in tensors:
+        raise NotFoundError(f"no tensor {name!r} was saved in {path}{nearest(name, tensors)}")
+    found, value = decode(tensors[name])
+    if found != dtype:
+        raise MismatchError(f"the saved tensor {name!r} is {found}, and the node says {dtype}")
+    return value

@@ -1,0 +1,213 @@
+"""What a graph's text keeps, and what Extend refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.graph.graphs import body, constant, evaluate, node
+
+from penstock.graph import Graph, GraphError, Session
+
+TYPES: dict[str, Any] = {
+    "float32": np.array([[-0.0, np.nan, np.inf], [-np.inf, 1e-45, 3.4028235e38]], np.float32),
+    "float64": np.array([-0.0, np.nan, 5e-324, 0.1]),
+    "int8": np.array([-128, 127], np.int8),
+    "int16": np.array([-(2**15), 2**15 - 1], np.int16),
+    "int32": np.array(2**31 - 1, np.int32),
+    "int64": np.array([-(2**63), 2**63 - 1]),
+    "uint8": np.zeros((0, 3), np.uint8),
+    "bytes": np.array([b"\xff\x00", b"", b"a\x00"], object),
+    "bool": np.array([True, False]),
+    "complex64": np.array([complex(-0.0, np.nan), complex(np.inf, 1)], np.complex64),
+    "qint8": np.array([-128, 127], np.int8),
+    "quint8": np.array([[255]], np.uint8),
+    "qint32": np.zeros((2, 0), np.int32),
+}
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    if one.dtype == object:
+        return bool(one.shape == other.shape and one.tolist() == other.tolist())
+    same: bool = (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return same
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_is_fed_held_saved_restored_and_kept_as_json_bit_for_bit(
+    dtype: str, tmp_path: Any
+) -> None:
+    array, path = TYPES[dtype], str(tmp_path / "saved")
+    graph = Graph(
+        [
+            node("x", "Placeholder", dtype=dtype, shape=list(array.shape)),
+            node("v", "Variable", dtype=dtype, shape=list(array.shape)),
+            node("set", "Assign", "v:0 x:0"),
+            node("get", "Read", "v:0"),
+            node("save", "Save", "get:0", names=["a/b"], path=path),
+            node("back", "Restore", tensor="a/b", dtype=dtype, path=path),
+        ]
+    )
+    graph.constant(array, dtype=dtype, name="c")
+    text = graph.to_json()
+
+    read = Graph.from_json(text)
+    with Session(read) as session:
+        session.run("set", {"x": array})
+        results = session.run(["get:0", "v:0", "c:0"])
+        session.run("save")
+        results.append(session.run("back:0"))
+
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no strict JSON"))
+    assert read.to_json() == text
+    for result in results[:-2] + results[-1:]:
+        assert same_bits(result, array)
+    # A NaN of JSON has no payload.
+    assert np.array_equal(results[2], array, equal_nan=dtype in ("float32", "float64", "complex64"))
+    if dtype == "float64":
+        assert np.signbit(results[2][0])
+
+
+def test_nodes_come_in_any_order_and_keep_where_they_were_made() -> None:
+    nodes = [
+        node("sum", "Add", "a:0 b:0", where="model.py:7"),
+        constant("a", 1.0),
+        constant("b", 2.0, group="g", only="cpu", cost={"cpu:0": 1.5}, bytes=4),
+    ]
+    graph = Graph(nodes)
+
+    assert evaluate(nodes, "sum:0") == 3.0
+    written = {each["name"]: each for each in json.loads(graph.to_json())["nodes"]}
+    assert written["sum"]["where"] == "model.py:7"
+    assert written["b"]["cost"] == {"cpu:0": 1.5}
+    assert written["b"]["group"] == "g"
+
+
+REFUSED = {
+    "unknown operation": ([node("n", "Adds", "x:0 x:0")], "unknown_op", "Add"),
+    "unknown attribute": ([node("n", "Sum", "x:0", axes=0)], "mismatch", "axis"),
+    "missing attribute": ([node("n", "Concat", "x:0 x:0")], "mismatch", "axis"),
+    "duplicate": ([node("n", "Neg", "x:0"), node("n", "Neg", "x:0")], "duplicate", "n"),
+    "there already": ([node("x", "Neg", "k:0")], "duplicate", "x"),
+    "cycle": ([node("n", "Neg", "m:0"), node("m", "Neg", "n:0")], "cycle", "n"),
+    "input": ([node("n", "Neg", "xx:0")], "not_found", "xx"),
+    "port": ([node("n", "Neg", "x:1")], "not_found", "x:1"),
+    "control": ([node("n", "Neg", "x:0", ctrl=["y"])], "not_found", "y"),
+    "dtypes": ([node("n", "Add", "x:0 k:0")], "mismatch", "int32"),
+    "shapes": ([constant("b", [1.0, 2.0]), node("n", "Add", "x:0 b:0")], "mismatch", "[?, 3]"),
+    "quantised": (
+        [
+            node("q", "Placeholder", dtype="qint8", shape=[3]),
+            node("p", "Placeholder", dtype="int8", shape=[3]),
+            node("n", "Concat", "q:0 p:0", axis=0),
+        ],
+        "mismatch",
+        "qint8",
+    ),
+    "number of inputs": ([node("n", "Add", "x:0")], "mismatch", "2 inputs"),
+    "slice": ([node("n", "Slice", "x:0", begin=[0, 2], size=[1, 2])], "mismatch", "axis 1"),
+    "split": ([node("n", "Split", "x:0", axis=1, num=2)], "mismatch", "2 does not divide"),
+    "not square": ([constant("b", [[1.0, 2.0]]), node("n", "MatrixInverse", "b:0")], "mismatch", "square"),
+    "body": (
+        [
+            node(
+                "n",
+                "While",
+                "k:0",
+                cond=body("i", [constant("t", True, "bool")], "t:0"),
+                body=body("i", [constant("f", 1.0)], "f:0"),
+            )
+        ],
+        "mismatch",
+        "carry 0",
+    ),
+    "carries": (
+        [
+            node(
+                "n",
+                "While",
+                "k:0",
+                cond=body("i", [constant("t", True, "bool")], "t:0"),
+                body=body("i", [], ""),
+            )
+        ],
+        "mismatch",
+        "0 values",
+    ),
+    "branches": (
+        [
+            constant("p", True, "bool"),
+            node("n", "Cond", "p:0", then=body("", [], "x:0"), else_=body("", [], "k:0")),
+        ],
+        "mismatch",
+        "result 0",
+    ),
+    "name": ([node("a:b", "Neg", "x:0")], "mismatch", "colon"),
+    "data": (
+        [node("n", "Constant", value={"dtype": "int8", "shape": [2], "data": [1, 300]})],
+        "mismatch",
+        "int8",
+    ),
+    "size": (
+        [node("n", "Constant", value={"dtype": "int8", "shape": [10**12], "data": [1]})],
+        "mismatch",
+        "elements",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_names_its_node_and_adds_nothing(case: str) -> None:
+    nodes, kind, part = REFUSED[case]
+    graph = Graph([node("x", "Placeholder", dtype="float32", shape=[None, 3]), constant("k", 1, "int32")])
+    before = graph.to_json()
+
+    with pytest.raises(GraphError) as caught:
+        graph.extend([{**each, "where": f"model.py:{line}"} for line, each in enumerate(nodes)])
+
+    assert caught.value.kind == kind
+    assert part in str(caught.value)
+    assert caught.value.node in str(caught.value)
+    assert "model.py:" in str(caught.value)
+    assert graph.to_json() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"penstock_graph": 9, "nodes": []}',
+        "[1]",
+        '[{"name": "a"}]',
+        "[NaN]",
+        '{"a": 1, "a": 2}',
+        "nothing",
+    ],
+)
+def test_hostile_text_is_an_error_of_a_graph(text: str) -> None:
+    with pytest.raises(GraphError):
+        Graph.from_json(text)
+
+
+def test_subgraphs_that_are_nested_too_deep_are_refused() -> None:
+    inner = [constant("c", 1.0)]
+    for _ in range(60):
+        inner = [
+            constant("p", True, "bool"),
+            node("n", "Cond", "p:0", then=body("", inner, ""), else_=body("", [], "")),
+        ]
+
+    with pytest.raises(GraphError, match="deep"):
+        Graph(inner)
+
+
+def test_python_programs_name_the_line_that_made_a_node() -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [3], name="x")
+
+    with graph.name_scope("layer"), pytest.raises(GraphError, match=r"test_graph_json_and_checks\.py:\d+"):
+        graph.add("MatMul", x, x, name="product")
+
+    assert (x + 1.0).name == "Add:0"
