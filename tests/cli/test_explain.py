@@ -65,3 +65,16 @@ def test_names_from_a_record_cannot_write_to_the_terminal(
     assert "what a change would bring is not known" in shown
     assert main(["explain", str(path), "--memory", "1GiB"]) == 1
     assert "its header does not say what was run" in capsys.readouterr().err
+
+
+def test_a_run_becomes_a_page_and_its_tables_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = run.with_name("report.html")
+
+    assert main(["report", str(run), "-o", str(page), "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    titles = [each["title"] for each in found["results"]]
+    assert "Stall so far, predicted and measured" in titles
+    assert found["verdict"] in page.read_text(encoding="utf-8")
+    assert [each.name for each in page.parent.iterdir() if "unfinished" in each.name] == []
+    assert main(["report", str(run), "-o", str(run.parent / "missing" / "report.html")]) == 1

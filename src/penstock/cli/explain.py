@@ -14,7 +14,7 @@ from penstock.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.measure.explain import Explanation, Moment, Reason
+    from penstock.measure.explain import Explanation, Reason
     from penstock.measure.outlook import Outlook
     from penstock.measure.replay import Change
     from penstock.store import Source
@@ -94,22 +94,8 @@ def _explain(options: argparse.Namespace) -> None:
     if trace.meta.get("source"):
         notes.append(f"the source: {trace.meta['source']}")
     if not options.json:
-        print_line(verdict(found))
+        print_line(found.verdict)
     show(options, _values(found, outlook, notes), tables, notes)
-
-
-def verdict(found: Explanation) -> str:
-    """Return the sentence that comes first."""
-    total = found.run_seconds
-    if found.first is None:
-        return f"Nothing was lost in {format_seconds(total)}."
-    saves = f", {format_seconds(found.blocked_seconds)} of them in saves" if found.blocked_seconds else ""
-    of = f" of {format_seconds(total)} ({100 * found.lost_seconds / total:.1f} %)" if total else ""
-    first = str(found.first)
-    if found.first == "one slow rank":
-        first += f" (rank {found.slow_rank})"
-    most = format_seconds(found.by_reason[found.first])
-    return f"Lost {format_seconds(found.lost_seconds)}{of}{saves}, most of it, {most}, to: {first}."
 
 
 def _opened(name: str) -> Source:
@@ -220,7 +206,7 @@ def _moments(found: Explanation, trace: Trace) -> Table:
             format_seconds(each.start_seconds),
             format_seconds(each.seconds),
             str(each.reason),
-            samples_of(each),
+            each.samples_text,
             each.place,
             format_seconds(each.read_seconds) if each.read_seconds else "",
         )
@@ -237,13 +223,6 @@ def _moments(found: Explanation, trace: Trace) -> Table:
         "its read",
     )
     return Table("The worst moments", columns, rows)
-
-
-def samples_of(moment: Moment) -> str:
-    """Return what a moment hung on, in words: names, and how many came with them."""
-    named = ", ".join(moment.names)
-    more = moment.group - len(moment.names)
-    return f"{named} and {more} more" if named and more > 0 else named
 
 
 def _prospects(outlook: Outlook | None) -> Table:

@@ -20,6 +20,7 @@ from penstock.cli.output import add_command, add_output_options, check_plot, nee
 from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
 from penstock.cli.plan import add_plan
+from penstock.cli.report import add_report
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
 from penstock.cli.trace import add_trace
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_compare(commands)
     add_explain(commands)
+    add_report(commands)
     add_simulate(commands)
     add_snapshots(commands)
 

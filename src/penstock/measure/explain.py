@@ -24,6 +24,7 @@ from penstock.trace.causes import Critical, critical_items, latest_of
 from penstock.trace.metrics import overlap_seconds
 from penstock.trace.schema import NO_SAMPLE, join_spans
 from penstock.trace.summary import Summary, joined_epochs
+from penstock.units import format_seconds
 
 Seconds = NDArray[np.float64]
 
@@ -109,6 +110,12 @@ class Moment:
     place: str
     read_seconds: float
 
+    @property
+    def samples_text(self) -> str:
+        """What it hung on, in words: names, and how many came with them."""
+        named, more = ", ".join(self.names), self.group - len(self.names)
+        return f"{named} and {more} more" if named and more > 0 else named
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -138,6 +145,18 @@ class Explanation:
     def first(self) -> Reason | None:
         """The reason of most of the lost time; None where none was lost."""
         return next((reason for reason, seconds in self.by_reason.items() if seconds > 0), None)
+
+    @property
+    def verdict(self) -> str:
+        """The sentence that comes first."""
+        total, lost = format_seconds(self.run_seconds), format_seconds(self.lost_seconds)
+        if self.first is None:
+            return f"Nothing was lost in {total}."
+        saves = f", {format_seconds(self.blocked_seconds)} of them in saves" if self.blocked_seconds else ""
+        share = f" ({100 * self.lost_seconds / self.run_seconds:.1f} %)" if self.run_seconds else ""
+        which = f" (rank {self.slow_rank})" if self.first == Reason.SLOW_RANK else ""
+        most = format_seconds(self.by_reason[self.first])
+        return f"Lost {lost} of {total}{share}{saves}, most of it, {most}, to: {self.first}{which}."
 
 
 def read_run(path: str | os.PathLike[str]) -> Trace:

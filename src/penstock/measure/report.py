@@ -1,0 +1,442 @@
+"""A recorded run as one page: it opens offline, asks nobody for anything, and has a table behind every picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, printable
+from penstock.measure import charts
+from penstock.measure.charts import Layer
+from penstock.measure.compare import lay_over
+from penstock.measure.explain import ADVICE, Explanation, explain, place_name
+from penstock.measure.from_trace import learn
+from penstock.trace import NO_PLACE, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, stall_causes
+from penstock.units import format_bytes, format_seconds
+
+#: Bounds what a page takes, whatever the run: times that are told apart, points of a scatter, rows of a table.
+_MOST_BINS, _MOST_POINTS, _MOST_ROWS = 240, 4000, 500
+_COLOUR_OF = {
+    Cause.SOURCE_READ: 0,
+    Cause.TIER_READ: 1,
+    Cause.DECODE: 2,
+    Cause.NO_FREE_SLOT: 4,
+    Cause.HAND_OVER: 3,
+    Cause.NO_BATCH: 7,
+    Cause.UNSEEN: 8,
+}
+_OF_KIND = {
+    Kind.WAIT: 0,
+    Kind.STEP: 6,
+    Kind.READ: 1,
+    Kind.HIT: 5,
+    Kind.DECODE: 2,
+    Kind.SLOT: 4,
+    Kind.RETRY: 7,
+    Kind.LOCK: 8,
+}
+_OF_SNAPSHOTS = {Kind.SAVE: 0, Kind.WRITE: 2, Kind.DRAIN: 1, Kind.LOAD: 3}
+_STYLE = """
+body{margin:0 auto;max-width:60rem;padding:1rem 1.25rem 4rem;background:var(--page);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}h1{font-size:1.5rem}h2{font-size:1.15rem;margin:2.2rem 0 .4rem}a{color:var(--link)}
+.skip{position:absolute;left:-99rem}.skip:focus{position:static}.verdict{font-size:1.15rem}.quiet{color:var(--quiet)}
+section{border-top:1px solid var(--line)}.key{display:inline-block;width:.8rem;height:.8rem;margin-right:.4rem}
+.legend{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;list-style:none;margin:.3rem 0;padding:0;color:var(--quiet);
+font-size:.85rem}summary{cursor:pointer;color:var(--link)}
+.scroll{overflow:auto;max-height:24rem;background:var(--panel)}
+table{border-collapse:collapse;font-size:.85rem}th,td{padding:.2rem .7rem;text-align:right;vertical-align:top}
+th:first-child,td:first-child{text-align:left}thead th{border-bottom:1px solid var(--line)}
+:focus-visible{outline:2px solid var(--link);outline-offset:2px}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: a picture, SVG as text, and the table behind it, of text cells."""
+
+    title: str
+    picture: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a page says. verdict: its first sentence. facts: what was run, as name and value."""
+
+    verdict: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    notes: Sequence[str]
+
+    def html(self) -> str:
+        """Return the page. What names files in it cannot be markup."""
+        facts = " · ".join(f"{_text(name)}: {_text(value)}" for name, value in self.facts)
+        notes = "".join(f"<li>{_text(note)}</li>" for note in self.notes)
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Penstock: report of a run</title>'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            # Nothing may be asked for, whatever a name in the trace tries.
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            f"<style>{charts.STYLE}{_STYLE}</style></head><body>"
+            '<a class="skip" href="#content">Skip to the pictures</a><header><h1>Report of a run</h1>'
+            f'<p class="verdict">{_text(self.verdict)}</p><p class="quiet">{facts}</p>'
+            f"{f'<ul>{notes}</ul>' if notes else ''}</header>"
+            f'<main id="content">{"".join(map(_section, self.sections))}</main></body></html>\n'
+        )
+
+
+def report_of(trace: Trace) -> Report:
+    """Return the report of a run. Raises: ConfigError if nobody waited for a batch in it."""
+    explained = explain(trace)
+    notes = list(explained.notes)
+    parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
+    parts += [_accesses(trace), *_timelines(trace), _snapshots(trace)]
+    try:
+        parts.append(_against_prediction(trace))
+    except ConfigError as error:
+        notes.append(f"no prediction to compare with: {error}")
+    meta = trace.meta
+    shown = ("source", "started", "host", "policy")
+    facts = [(name, str(meta[name])) for name in shown if meta.get(name)]
+    return Report(explained.verdict, facts, [part for part in parts if part is not None], notes)
+
+
+def write_report(trace: Trace, path: str | os.PathLike[str]) -> Report:
+    """Write the report of a run as HTML; the file is replaced at once, when all of it is there.
+
+    Raises: as `report_of`; OSError where the file cannot be written.
+    """
+    report = report_of(trace)
+    unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_text(report.html(), encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return report
+
+
+def _section(part: Section) -> str:
+    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in part.columns)
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{_text(cell)}</th>' if not place else f"<td>{_text(cell)}</td>"
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in part.rows[:_MOST_ROWS]
+    )
+    note = f'<p class="quiet">{_text(part.note)}</p>' if part.note else ""
+    more = len(part.rows) - _MOST_ROWS
+    cut = f'<p class="quiet">and {more:,} rows more</p>' if more > 0 else ""
+    table = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(part.title)}, table"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>{cut}"
+    )
+    if part.picture:
+        table = f"<details><summary>Table: {_text(part.title)}</summary>{table}</details>"
+    return f"<section><h2>{_text(part.title)}</h2>{note}{part.picture}{table}</section>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _reasons(explained: Explanation) -> Section | None:
+    lost = [(reason, seconds) for reason, seconds in explained.by_reason.items() if seconds > 0]
+    if not lost:
+        return None
+    title = "What was waited for"
+    picture = charts.bars(
+        title,
+        [(str(reason), [Layer("", np.array([seconds]), 0)]) for reason, seconds in lost[:8]],
+        format_seconds,
+    )
+    rows = [
+        (
+            str(reason),
+            format_seconds(seconds),
+            f"{100 * seconds / explained.lost_seconds:.1f} %",
+            f"{explained.batches[reason]:,}",
+            ADVICE[reason],
+        )
+        for reason, seconds in lost
+    ]
+    return Section(title, picture, ("reason", "lost", "share", "batches", "what to do"), rows)
+
+
+def _moments(explained: Explanation) -> Section | None:
+    rows = [
+        (
+            f"epoch {each.epoch}, step {each.step}" if each.epoch >= 0 else f"save at step {each.step}",
+            str(each.rank),
+            format_seconds(each.start_seconds),
+            format_seconds(each.seconds),
+            str(each.reason),
+            each.samples_text,
+            each.place,
+        )
+        for each in explained.moments
+    ]
+    columns = ("when", "rank", "at", "lost", "reason", "last sample", "from")
+    return Section("The worst moments", "", columns, rows) if rows else None
+
+
+def binned(spans: Spans, amounts: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return float64[bins]: how much of each span's amount falls between edges, if it goes evenly while the span lasts.
+
+    What has no duration counts where it is. O((n + bins) log n).
+    """
+    seconds = spans["end"] - spans["start"]
+    lasts = seconds > 0
+    found = np.histogram(spans["start"][~lasts], edges, weights=amounts[~lasts])[0].astype(np.float64)
+    rate = amounts[lasts] / seconds[lasts]
+    for field, sign in (("start", 1.0), ("end", -1.0)):
+        order = np.argsort(spans[field][lasts], kind="stable")
+        times = spans[field][lasts][order]
+        until = np.searchsorted(times, edges)
+        rates, moments = (
+            np.concatenate([[0.0], np.cumsum(each[order])]) for each in (rate, rate * spans[field][lasts])
+        )
+        found += sign * np.diff(edges * rates[until] - moments[until])
+    return np.maximum(found, 0.0)
+
+
+def _edges(trace: Trace) -> NDArray[np.float64]:
+    """Return the edges of at most `_MOST_BINS` times of the run, a twentieth of a second long at least."""
+    first, last = float(trace.spans["start"].min()), float(trace.spans["end"].max())
+    bins = max(1, min(_MOST_BINS, int((last - first) / 0.05)))
+    return np.linspace(first, max(last, first + 1e-6), bins + 1)
+
+
+def _over_time(trace: Trace) -> Section:
+    edges = _edges(trace)
+    width = np.diff(edges)
+    steps = trace.spans[trace.spans["kind"] == Kind.STEP]
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    ranks = max(1, np.unique(waits["rank"]).size)
+    rate = binned(steps, steps["samples"].astype(np.float64), edges) / width
+    stalls = [
+        Layer(str(cause), 100 * binned(waits, seconds, edges) / width / ranks, _COLOUR_OF[cause])
+        for cause, seconds in stall_causes(trace.spans, waits).items()
+    ]
+    title = "Throughput and stall over time"
+    picture = charts.stacked_areas(
+        "Samples per second over time",
+        edges,
+        [Layer("samples per second", rate, 6)],
+        lambda each: f"{each:,.0f}/s",
+    ) + charts.stacked_areas("Share of time waited, by cause", edges, stalls, lambda each: f"{each:.0f} %")
+    rows = [
+        (
+            format_seconds(float(begin)),
+            f"{rate[place]:,.1f}",
+            *(f"{layer.values[place]:.1f} %" for layer in stalls),
+        )
+        for place, begin in enumerate(edges[:-1].tolist())
+    ]
+    note = "Above: samples that steps took. Below: share of the time that the training waited."
+    if trace.left_out.spans:
+        note += " The last part of a long run; the sums of all of it are above."
+    return Section(
+        title, picture, ("from", "samples per second", *(layer.name for layer in stalls)), rows, note
+    )
+
+
+def _moves(trace: Trace) -> tuple[Spans, list[int]]:
+    moves = trace.spans[np.isin(trace.spans["kind"], (Kind.READ, Kind.HIT))]
+    return moves, np.unique(moves["place"]).tolist()
+
+
+def _colour_of_place(place: int) -> int:
+    return 0 if place == SOURCE else (5, 3, 2, 4, 1)[(place - 1) % 5]
+
+
+def _traffic(trace: Trace) -> Section | None:
+    moves, places = _moves(trace)
+    if not moves["bytes"].any():
+        return None
+    edges = _edges(trace)
+    layers = []
+    for place in places:
+        own = moves[moves["place"] == place]
+        flow = binned(own, own["bytes"].astype(np.float64), edges) / np.diff(edges)
+        layers.append(Layer(place_name(trace, place), flow, _colour_of_place(place)))
+    title = "Bytes read, by place"
+    picture = charts.stacked_areas(title, edges, layers, lambda each: f"{format_bytes(each)}/s")
+    rows = [
+        (format_seconds(float(begin)), *(f"{format_bytes(layer.values[place])}/s" for layer in layers))
+        for place, begin in enumerate(edges[:-1].tolist())
+    ]
+    return Section(title, picture, ("from", *(layer.name for layer in layers)), rows)
+
+
+def _hits(trace: Trace) -> Section | None:
+    epochs = [each for each in trace.epochs() if each.steps]
+    taken = []
+    for each in epochs:
+        by_place = dict(each.reads_by_place)
+        for place, samples in each.hits_by_place.items():
+            by_place[place] = by_place.get(place, 0) + samples
+        taken.append(by_place)
+    places = sorted({place for each in taken for place in each if place != NO_PLACE})
+    if not places:
+        return None
+    title = "Where samples came from, by epoch"
+    layers = [
+        Layer(
+            place_name(trace, place),
+            np.array([float(each.get(place, 0)) for each in taken]),
+            _colour_of_place(place),
+        )
+        for place in places
+    ]
+    if len(epochs) <= 20:
+        each_row = [
+            (epoch.name, [Layer(layer.name, layer.values[row : row + 1], layer.colour) for layer in layers])
+            for row, epoch in enumerate(epochs)
+        ]
+        picture = charts.bars(title, each_row, lambda each: f"{each:,.0f}") + charts.legend(layers)
+    else:
+        edges = np.arange(len(epochs) + 1, dtype=np.float64)
+        picture = charts.stacked_areas(title, edges, layers, lambda each: f"{each:,.0f}")
+    rows = [
+        (epoch.name, *(f"{layer.values[row]:,.0f}" for layer in layers)) for row, epoch in enumerate(epochs)
+    ]
+    note = "Reads that fill a tier in the background count to the epoch that was being staged."
+    return Section(title, picture, ("epoch", *(layer.name for layer in layers)), rows, note)
+
+
+def _accesses(trace: Trace) -> Section | None:
+    moves, places = _moves(trace)
+    moves = moves[moves["sample"] >= 0]
+    if not moves.size:
+        return None
+    chosen = moves[:: -(-moves.size // _MOST_POINTS)]
+    layers = []
+    rows = []
+    for place in places:
+        own = chosen[chosen["place"] == place]
+        name = place_name(trace, place)
+        layers.append((name, own["start"].copy(), own["sample"].astype(np.float64), _colour_of_place(place)))
+        of_place = moves[moves["place"] == place]
+        rows.append(
+            (
+                name,
+                f"{of_place.size:,}",
+                f"{int(of_place['samples'].sum()):,}",
+                f"{np.unique(of_place['sample']).size:,}",
+                format_bytes(float(of_place["bytes"].sum())),
+            )
+        )
+    title = "Which samples were read when"
+    note = f"The first sample of each read, upwards, over time; {chosen.size:,} of {moves.size:,} are drawn."
+    picture = charts.points(title, layers)
+    columns = ("from", "calls", "samples", "different first samples", "bytes")
+    return Section(title, picture, columns, rows, note)
+
+
+def _timelines(trace: Trace) -> list[Section]:
+    """Return the batch of the median wait and of the longest one, span by span."""
+    spans = trace.spans
+    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    if not waits.size:
+        return []
+    order = np.argsort(waits["end"] - waits["start"], kind="stable")
+    found = []
+    for what, wait in (("median", waits[order[order.size // 2]]), ("longest", waits[order[-1]])):
+        own = spans[
+            (spans["rank"] == wait["rank"])
+            & (spans["epoch"] == wait["epoch"])
+            & (spans["step"] == wait["step"])
+        ]
+        own = own[np.argsort(own["start"], kind="stable")][:400]
+        rows, drawn = [], []
+        for kind, colour in _OF_KIND.items():
+            of_kind = own[own["kind"] == kind]
+            for worker in np.unique(of_kind["worker"]).tolist()[:8]:
+                lane = of_kind[of_kind["worker"] == worker]
+                drawn.append(
+                    (
+                        f"{kind.name.lower()}, worker {worker}"
+                        if kind not in (Kind.WAIT, Kind.STEP)
+                        else kind.name.lower(),
+                        [(float(span["start"]), float(span["end"]), colour) for span in lane],
+                    )
+                )
+        for span in own:
+            if span["kind"] > max(Kind):
+                continue
+            sample = int(span["sample"])
+            rows.append(
+                (
+                    Kind(int(span["kind"])).name.lower(),
+                    format_seconds(float(span["start"] - own["start"].min())),
+                    format_seconds(float(span["end"] - span["start"])),
+                    "" if sample < 0 else trace.names.get(sample, f"sample {sample}"),
+                    f"{int(span['samples']):,}",
+                    str(int(span["worker"])),
+                )
+            )
+        title = f"The step with the {what} wait: epoch {int(wait['epoch'])}, step {int(wait['step'])}"
+        seconds = format_seconds(float(wait["end"] - wait["start"]))
+        columns = ("span", "began", "took", "first sample", "samples", "worker")
+        found.append(Section(title, charts.lanes(title, drawn), columns, rows, f"It waited {seconds}."))
+    return found
+
+
+def _snapshots(trace: Trace) -> Section | None:
+    spans = trace.spans[np.isin(trace.spans["kind"], list(_OF_SNAPSHOTS))]
+    if not spans.size:
+        return None
+    title = "Saves and drains"
+    drawn = [
+        (kind.name.lower(), [(float(each["start"]), float(each["end"]), colour) for each in own[:1000]])
+        for kind, colour in _OF_SNAPSHOTS.items()
+        if (own := spans[spans["kind"] == kind]).size
+    ]
+    rows = [
+        (
+            Kind(int(span["kind"])).name.lower(),
+            str(int(span["step"])),
+            format_seconds(float(span["start"])),
+            format_seconds(float(span["end"] - span["start"])),
+            format_bytes(float(span["bytes"])),
+        )
+        for span in spans
+    ]
+    return Section(title, charts.lanes(title, drawn), ("what", "step", "began", "took", "bytes"), rows)
+
+
+def _against_prediction(trace: Trace) -> Section:
+    learned = None if trace.meta.get("machine") else learn(trace).machine
+    comparison = lay_over(trace, machine=learned)
+    notes = [*comparison.notes, *(["The costs were learned from this run."] if learned is not None else [])]
+    grown = []
+    for side in (comparison.measured, comparison.predicted):
+        waits = side.spans[side.spans["kind"] == Kind.WAIT]
+        waits = waits[np.argsort(waits["start"], kind="stable")]
+        grown.append(np.cumsum(waits["end"] - waits["start"]))
+    size = min(each.size for each in grown)
+    shown = np.unique(np.linspace(0, size - 1, min(size, 2 * _MOST_BINS)).astype(np.int64))
+    layers = [Layer("measured", grown[0][shown], 2), Layer("predicted", grown[1][shown], 0)]
+    title = "Stall so far, predicted and measured"
+    picture = charts.lines(title, shown, layers, lambda each: f"step {each:g}", format_seconds)
+    rows = [
+        (
+            f"epoch {pair.epoch}",
+            format_seconds(pair.predicted.stall_seconds),
+            format_seconds(pair.measured.stall_seconds),
+        )
+        for pair in comparison.epochs
+    ]
+    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(notes))
