@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -53,6 +53,9 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
+#: A run takes one of so many examples that a property says, 15 at least; a thorough one and slow tests take all.
+EXAMPLES_SHARE = 4
+
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
 GRACE_SECONDS = patient(3.0)
@@ -61,6 +64,25 @@ FORK_SERVER = "penstock.forkserver:_serve"
 # Threads and processes of the tools, which outlive a test by design.
 ALLOWED_THREADS = ("pytest_timeout",)
 ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", FORK_SERVER)
+
+
+# -- Properties ----------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--hypothesis-profile", None) == "thorough":
+        return
+    seen = set[Any]()
+    for item in items:
+        function = getattr(item, "obj", None)
+        function = getattr(function, "__func__", function)
+        machine = getattr(item, "cls", None)
+        for owner, name in ((function, "_hypothesis_internal_use_settings"), (machine, "settings")):
+            said = getattr(owner, name, None)
+            if isinstance(said, settings) and owner not in seen and item.get_closest_marker("slow") is None:
+                seen.add(owner)
+                fewer = max(min(15, said.max_examples), said.max_examples // EXAMPLES_SHARE)
+                setattr(owner, name, settings(said, max_examples=fewer))
 
 
 # -- Pictures ------------------------------------------------------------------------------------------
