@@ -1,5 +1,6 @@
 """The command line as a user types it."""
 
+import gzip
 import importlib.metadata
 import json
 import os
@@ -74,9 +75,7 @@ def test_trace_shows_stages_and_the_slowest_by_name_and_writes_what_perfetto_rea
         writer.append(SPANS)
         writer.name({3: "cat/0003.jpg"})
 
-    assert (
-        main(["trace", str(trace), "--stages", "--slowest", "1", "--chrome", str(tmp_path / "run.json")]) == 0
-    )
+    assert main(["trace", str(trace), "--stages", "--slowest", "1", "--export", "perfetto"]) == 0
 
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
@@ -100,8 +99,9 @@ def test_trace_shows_stages_and_the_slowest_by_name_and_writes_what_perfetto_rea
         "s",
     ] in rows
     assert ["decode", "500", "ms", "1", "s", "0", "0", "1", "cat/0003.jpg"] in rows
-    assert "ui.perfetto.dev" in out
-    assert len(json.loads((tmp_path / "run.json").read_text())["traceEvents"]) > SPANS.size
+    exported = trace.with_name("run.json.gz")
+    assert f"The export: {exported}" in out
+    assert len(json.loads(gzip.decompress(exported.read_bytes()))["traceEvents"]) > SPANS.size
 
 
 @pytest.mark.usefixtures("fonts")
@@ -193,7 +193,8 @@ def test_a_trace_of_a_run_that_only_read_ahead_says_so(
         (["trace", "{empty}", "--plot", "{tmp}/picture.png"], "no batch was consumed yet"),
         (["trace", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
         (["trace", "{trace}", "--slowest", "0"], "--slowest is 0; ask for at least one"),
-        (["trace", "{trace}", "--chrome", "{tmp}/none/run.json"], "none"),
+        (["trace", "{trace}", "--export", "perfetto", "--out", "{tmp}/none/run.json"], "none"),
+        (["trace", "{trace}", "--out", "{tmp}/run.json"], "give --export, too"),
         (["demo", "--epochs", "0"], "--epochs is 0"),
         (["demo", "--data", "/nowhere/to/be/found", "--out", "{tmp}"], "/nowhere/to/be/found"),
         (["ps", str(os.getpid())], "no loader runs in process"),

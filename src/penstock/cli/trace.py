@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Table, add_command, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, needing, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_seconds
 
@@ -22,7 +22,7 @@ def add_trace(commands: Any) -> None:
         "trace",
         _trace,
         "sum a recorded trace up, and plot it; trace blocks: record what a command reads",
-        epilog="Example: penstock trace run.trace --stages --plot trace.png\n"
+        epilog="Example: penstock trace run.trace --stages --export perfetto\n"
         "JSON: is_complete, and results[], one for each epoch: epoch, seconds, samples, steps, stall_seconds,\n"
         "stall_by_cause{}, own_seconds, blocked_seconds (of these, by saves) and stages[] of stage, calls, samples,\n"
         "bytes, seconds, median_seconds, p99_seconds, slowest_seconds.\n"
@@ -32,10 +32,13 @@ def add_trace(commands: Any) -> None:
     parser.add_argument("--stages", action="store_true", help="show how long each stage of an epoch took")
     parser.add_argument("--slowest", type=int, metavar="N", help="show the N slowest spans of each kind")
     parser.add_argument(
-        "--chrome",
-        type=Path,
-        metavar="FILE",
-        help="write all spans as chrome://tracing and Perfetto read them",
+        "--export",
+        choices=("perfetto", "parquet", "tensorboard"),
+        help="write it as gzipped JSON, which ui.perfetto.dev and chrome://tracing open; as a table of spans; or as "
+        "event files of scalars by step",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="where an export goes (default: next to the trace)"
     )
     add_output_options(parser)
 
@@ -43,6 +46,8 @@ def add_trace(commands: Any) -> None:
 def _trace(options: argparse.Namespace) -> None:
     from penstock.trace import limiting, read_trace
 
+    if options.out is not None and options.export is None:
+        raise ConfigError("--out says where an export goes: give --export, too")
     if options.slowest is not None and options.slowest < 1:
         raise ConfigError(f"--slowest is {options.slowest}; ask for at least one of each kind")
     trace = read_trace(options.trace)
@@ -68,11 +73,13 @@ def _trace(options: argparse.Namespace) -> None:
     tables = [_stages(trace)] if options.stages else []
     if options.slowest is not None:
         tables.append(_slowest(trace, options.slowest))
-    if options.chrome is not None:
-        from penstock.measure.chrome import write_chrome
+    if options.export is not None:
+        from penstock.measure.export import export_path, export_trace
 
-        write_chrome(trace, options.chrome)
-        notes.append(f"To be opened in chrome://tracing or ui.perfetto.dev: {options.chrome}")
+        path = options.out or export_path(options.trace, options.export)
+        with needing(f"--export {options.export}", {"parquet": "arrow"}.get(options.export, "tensorboard")):
+            export_trace(trace, options.export, path)
+        notes.append(f"The export: {path}")
     data = {"is_complete": trace.is_complete, "results": [_values(epoch) for epoch in epochs]}
     show(options, data, tables, notes, lambda: _drawn(options.trace, trace))
 

@@ -1,0 +1,80 @@
+"""Exports are read back by the libraries of the programs that they are for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.measure.test_chrome import ROWS
+from tests.spans import a_run, spans_of
+
+from penstock.errors import ConfigError
+from penstock.measure.export import export_path, export_trace
+from penstock.trace import SPAN, Trace
+
+
+def exported(trace: Trace, form: str, folder: Path) -> Path:
+    path = export_path(folder / "run.trace", form)
+    export_trace(trace, form, path)
+    assert list(folder.rglob("*unfinished*")) == []
+    return path
+
+
+def test_json_for_perfetto_is_gzipped(tmp_path: Path) -> None:
+    path = exported(Trace(spans_of(ROWS)), "perfetto", tmp_path)
+
+    assert path.name == "run.json.gz"
+    assert (
+        len(
+            [
+                each
+                for each in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+                if each["ph"] == "X"
+            ]
+        )
+        == 10
+    )
+
+
+def test_a_table_has_every_field_of_every_span(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    trace = Trace(spans_of(ROWS), {"rank": 0}, names={7: "\n\udcff.jpg"})
+
+    table = pq.read_table(exported(trace, "parquet", tmp_path))
+
+    for name in SPAN.names or ():
+        if name != "kind":
+            assert table[name].to_pylist() == trace.spans[name].tolist()
+    assert table["kind"].to_pylist()[:4] == ["read", "decode", "decode", "slot"]
+    assert set(table["name"].to_pylist()) == {None, "\n\\udcff.jpg"}
+    assert json.loads(table.schema.metadata[b"penstock"]) == {"rank": 0}
+
+
+def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    trace = Trace(a_run([[0.5, 0.25], [2.0]], decode=0.125).spans, {"started": "1970-01-01T00:01:40+00:00"})
+    (path,) = exported(trace, "tensorboard", tmp_path).iterdir()
+
+    found: dict[str, list[tuple[float, int, float]]] = {}
+    reader = PyRecordReader_New(str(path))
+    with suppress(OutOfRangeError):
+        while True:
+            reader.GetNext()
+            event = Event.FromString(reader.record())
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.wall_time, event.step, value.simple_value))
+
+    assert path.name.startswith("events.out.tfevents.")
+    assert found["step/stall_seconds"] == [(100.5, 0, 0.5), (101.75, 1, 0.25), (104.75, 2, 2.0)]
+    assert [value for _, _, value in found["stall/decode"]] == [0.125] * 3
+    assert [value for _, _, value in found["epoch/stall_seconds"]] == [0.75, 2.0]
+    with pytest.raises(ConfigError, match="no wait"):
+        export_trace(Trace(np.empty(0, SPAN)), "tensorboard", tmp_path / "nothing")
