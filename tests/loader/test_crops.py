@@ -84,13 +84,15 @@ RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3)
 @pytest.mark.parametrize(
     ("transforms", "keep", "how"),
     [
-        ((*FIXED, ToTensor(), NORMALIZE), "crops", {}),
         ((*FIXED, ToTensor(), NORMALIZE), "crops", {"layout": "NHWC", "dtype": "bfloat16", "decoders": 0}),
         ((*FIXED, ColorJitter(0.4), ToTensor()), "crops", {}),
-        ((*RANDOM, ToTensor(), NORMALIZE), "crops", {}),
-        ((*RANDOM, ToTensor()), "2 crops", {"dtype": "float16", "decoders": 0}),
+        pytest.param(
+            (*RANDOM, ToTensor()), "2 crops", {"dtype": "float16", "decoders": 0}, marks=pytest.mark.slow
+        ),
         (RANDOM, "5 crops", {"dtype": "uint8", "layout": "NHWC", "decoders": 3}),
-        ((*RANDOM, ColorJitter(0.4, 0.4, 0.4, 0.1), ToTensor()), "3 crops", {}),
+        pytest.param(
+            (*RANDOM, ColorJitter(0.4, 0.4, 0.4, 0.1), ToTensor()), "3 crops", {}, marks=pytest.mark.slow
+        ),
         ((RandomResizedCrop(40, antialias=False), *RANDOM, ToTensor()), "3 crops", {}),
         ((*RANDOM, ToTensor()), "3 crops", {"mix_images": MixUp(3)}),
         # No longer than the run, and used from a state in its midst.

@@ -44,7 +44,7 @@ def batches_of(dataset: Any, **arguments: Any) -> list[dict[str, Any]]:
         return [{name: array.copy() for name, array in batch.items()} for batch in loader]
 
 
-@pytest.mark.parametrize("kind", [Documents, AsHuggingFace])
+@pytest.mark.parametrize("kind", [pytest.param(Documents, marks=pytest.mark.slow), AsHuggingFace])
 def test_every_token_comes_once_and_positions_begin_with_each_document(kind: Any) -> None:
     found = []
     for batch in batches_of(packed(kind())):

@@ -78,9 +78,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("ranks", [2, 64])
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "is_large", "is_kept"),
+    [(2, False, True), (2, True, False), (5, False, False), (16, True, True)],
+)
 def test_a_job_makes_one_listing(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, ranks: int, is_large: bool, is_kept: bool
 ) -> None:
@@ -93,8 +94,7 @@ def test_a_job_makes_one_listing(
     assert folder.listed == folder.once
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize(("is_large", "is_list"), [(False, True), (True, False)])
 def test_a_job_indexes_each_shard_once(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool, is_list: bool
 ) -> None:

@@ -1163,7 +1163,7 @@ def test_asking_for_fewer_than_no_samples_is_refused(folder: Path) -> None:
 
 def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folder: Path) -> None:
     """A lock that some thread holds at that moment is held for ever in the child."""
-    for _ in range(20):
+    for _ in range(5):
         loader = make(folder)
         loader.start()
         with warnings.catch_warnings():

@@ -71,7 +71,7 @@ def record_step(recorder: Recorder, step: int, now: float) -> None:
         recorder.ring(9).record(Kind.DRAIN, now + 0.5, now + 4, -1, 9, NO_EPOCH, step, 1, samples=0)
 
 
-@pytest.mark.parametrize("every", [1, 7, 90])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 7, 90])
 def test_a_run_too_long_for_its_file_keeps_its_last_steps_its_slowest_spans_and_all_sums(
     tmp_path: Path, every: int
 ) -> None:

@@ -80,7 +80,7 @@ def test_a_run_goes_on_with_the_next_batch_wherever_it_was_stopped(
 ) -> None:
     full = rest_of(load(folder))
 
-    for count in (0, 1, 3, STEPS - 1, STEPS, STEPS + 2, 3 * STEPS - 1):
+    for count in (0, 3, STEPS - 1, STEPS, 3 * STEPS - 1):
         state = stopped_after(count, load(folder))
         assert (state["epoch"], state["step"]) == divmod(count, STEPS)
         assert rest_of(load(folder, state=state, **changes)) == full[count:]
@@ -125,8 +125,7 @@ def ids_by_step(
 # Epochs as people use them
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("policy", ["frequency", "staging"])
+@pytest.mark.parametrize(("world_size", "policy"), [(1, "staging"), (2, "frequency")])
 def test_a_loader_without_end_gives_the_epochs_of_one_with_an_end_and_then_others(
     folder: Path, world_size: int, policy: str, tmp_path: Path
 ) -> None:

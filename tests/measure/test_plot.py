@@ -181,7 +181,7 @@ def test_of_a_run_too_long_for_its_file_all_epochs_are_drawn_and_the_steps_that_
         draw([("", replace(long, spans=trace.spans[:0]))])
 
 
-@pytest.mark.parametrize("epochs", [1, 3, 40])
+@pytest.mark.parametrize("epochs", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_file_is_a_picture_with_something_on_it(tmp_path: Path, epochs: int) -> None:
     trace = a_run([[0.5, 0.25]] * epochs)
 

@@ -155,7 +155,7 @@ def test_rounds_of_two_threads_count_where_neither_waited_for_a_processor(
 @pytest.mark.parametrize(
     "names",
     [
-        ["limit: write + sync raw"],
+        pytest.param(["limit: write + sync raw"], marks=pytest.mark.slow),
         pytest.param(["limit: write + sync raw", "penstock balance"], marks=pytest.mark.slow),
     ],
     ids=["raw", "ours"],

@@ -23,7 +23,9 @@ from penstock.policy.loading import NotSupported
 from penstock.simulate.policies import POLICY_NAMES
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    "number", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_the_tables_of_the_thesis_come_out_within_one_percent(number: int) -> None:
     repeated = getattr(thesis, f"table_5_{number}")()
 

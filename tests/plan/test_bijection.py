@@ -174,27 +174,27 @@ def raw_network(size: int, rounds: int, count: int, seed: int) -> Ids:
 def test_all_120_permutations_of_five_are_equally_likely_over_seeds_and_epochs() -> None:
     permutations = {p: index for index, p in enumerate(itertools.permutations(range(5)))}
 
-    found = orders_of(5, seeds=range(60), epochs=range(200))
+    found = orders_of(5, seeds=range(60), epochs=range(60))
 
     cells = np.array([permutations[tuple(order)] for order in found.tolist()])
     assert chance_of(cells, 120) > CHANCE
 
 
 def test_every_sample_is_as_likely_at_every_position() -> None:
-    found = orders_of(40, seeds=range(40), epochs=range(100))
+    found = orders_of(40, seeds=range(40), epochs=range(40))
 
     assert chance_of(np.arange(40) * 40 + found, 1600, constraints=79) > CHANCE
 
 
 def test_every_ordered_pair_is_as_likely_at_neighbouring_positions() -> None:
-    found = orders_of(20, seeds=range(80), epochs=range(100))
+    found = orders_of(20, seeds=range(60), epochs=range(60))
 
     first, second = found[:, 7], found[:, 8]
     assert chance_of(first * 19 + second - (second > first), 20 * 19) > CHANCE
 
 
 def test_small_orders_of_one_epoch_say_nothing_of_the_next() -> None:
-    found = orders_of(24, seeds=range(60), epochs=range(60)).reshape(60, 60, 24)
+    found = orders_of(24, seeds=range(40), epochs=range(40)).reshape(40, 40, 24)
 
     same_place = found[:, :-1] * 24 + found[:, 1:]
     # Pairs of one pair of epochs exclude each other: 23 * 23 degrees of freedom, as in a contingency table.
@@ -241,14 +241,14 @@ def test_as_many_samples_stay_in_place_as_in_a_random_permutation() -> None:
     assert stats.chisquare(observed, 10_000 * np.array(chances)).pvalue > CHANCE
 
 
-@pytest.mark.parametrize("size", [5, 6, 7, 8])
+@pytest.mark.parametrize("size", [5, 6, *(pytest.param(size, marks=pytest.mark.slow) for size in (7, 8))])
 def test_the_network_makes_all_permutations_of_tiny_domains_equally_likely(size: int) -> None:
     """Harder than it ever has to be: from 65,536 samples on nobody sees a whole permutation twice."""
     assert permutation_chance(size, ROUNDS) > CHANCE
 
 
 def test_the_test_of_tiny_domains_sees_too_few_rounds() -> None:
-    assert permutation_chance(7, rounds=12) < 1e-9
+    assert permutation_chance(6, rounds=12) < 1e-9
 
 
 def permutation_chance(size: int, rounds: int) -> float:

@@ -176,7 +176,7 @@ def test_a_sampler_that_drops_its_tail_leaves_samples_unread() -> None:
 # -- DataLoader(shuffle=True) --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [1, 2, 30, 701, 65_537])
+@pytest.mark.parametrize("samples", [1, 2, 30, 701, pytest.param(65_537, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(10, False), (7, True), (None, False)])
 def test_epochs_of_a_dataloader_with_its_own_generator_are_foreseen(
     samples: int, batch_size: int | None, drop_last: bool

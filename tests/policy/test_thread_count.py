@@ -94,7 +94,16 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
+#: Of so many samples that a run of half a minute takes seconds here.
+LONG = {
+    "a store that answers after 1 s",
+    "holds the lock",
+    "holds the lock, and threads disturb each other",
+    "many processors",
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CODES)
 def test_the_rate_comes_near_that_of_the_best_number_of_threads(name: str, noise: float) -> None:
     code = CODES[name]
@@ -106,7 +115,9 @@ def test_the_rate_comes_near_that_of_the_best_number_of_threads(name: str, noise
     assert run.go_on(code, settling) >= 0.9 * code.best(32) / (1 + noise / 2) ** 2
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in CODES]
+)
 def test_the_number_settles_whatever_the_noise(name: str) -> None:
     code = CODES[name]
     run = Run(ThreadCount(code.processors, 32), noise=0.3)

@@ -294,8 +294,19 @@ WAYS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("epochs", [None, 8], ids=["by steps", "by epochs"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "epochs"),
+    [
+        ("accumulating", None),
+        ("cut short", 8),
+        *(
+            pytest.param(way, epochs, marks=pytest.mark.slow)
+            for way in WAYS
+            for epochs in (None, 8)
+            if (way, epochs) not in (("accumulating", None), ("cut short", 8))
+        ),
+    ],
+)
 def test_the_batches_that_follow_are_those_of_an_unbroken_run(
     fit: Callable[..., Net], tmp_path: Path, way: str, epochs: int | None
 ) -> None:

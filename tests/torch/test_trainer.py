@@ -135,9 +135,15 @@ class Reading(Trainer):
         return super().training_step(model, inputs, *rest)
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("is_skipped", [True, False], ids=["skipping", "with its state"])
-@pytest.mark.parametrize("step", [3, 4], ids=["within an epoch", "between epochs"])
+@pytest.mark.parametrize(
+    ("accumulated", "is_skipped", "step"),
+    [
+        pytest.param(2, False, 3, id="with its state within an epoch"),
+        pytest.param(1, True, 3, id="skipping within an epoch"),
+        pytest.param(1, False, 4, id="with its state between epochs"),
+        pytest.param(2, True, 4, id="skipping between epochs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_loader_of_penstock_goes_on_with_the_next_batch(
     open_store: Open, tmp_path: Path, accumulated: int, is_skipped: bool, step: int
 ) -> None:
