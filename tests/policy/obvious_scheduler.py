@@ -23,6 +23,7 @@ from penstock.policy.decisions import (
     MEMORY,
     OWN_SLOWER,
     SLOWER,
+    SURE_CORRECTION,
     SURE_SHARE,
     TRIED_AGAIN_SECONDS,
     TRIED_LOADS,
@@ -131,6 +132,7 @@ class ObviousScheduler:
 
         origins = [SOURCE, *self.to_keep]
         self.corrections: dict[int, float] = {}
+        self.least_corrections: dict[int, float] = {}
         self.worker_seconds = {origin: self._first_worker_seconds(origin) for origin in origins}
         self.probes = set(origins)
         #: Workers' own reads of the source that readers wait for at most before they begin: where it may be quick.
@@ -296,7 +298,8 @@ class ObviousScheduler:
         if tier is not None and is_present:
             nbytes = self.sizes[sample]
             is_sooner = self._expected_seconds(tier, nbytes) <= self._expected_seconds(SOURCE, nbytes)
-            if is_sooner or self._is_read_by_workers(tier):
+            is_faster = self._busy_seconds(tier, nbytes) <= self._busy_seconds(SOURCE, nbytes)
+            if is_sooner or is_faster or self._is_read_by_workers(tier):
                 origin = tier
         by_worker = is_second_choice or origin in self.probes or self._is_read_by_workers(origin)
         self.probes.discard(origin)
@@ -492,6 +495,14 @@ class ObviousScheduler:
         wire = (before + nbytes) / self._rate(origin, reads)
         return (self._latency_seconds(origin) + wire) * self.corrections.get(origin, 1.0)
 
+    def _busy_seconds(self, origin: int, nbytes: int) -> float:
+        """Of one of many reads, by all readers, whatever is queued; of a tier by the fastest reads of late."""
+        if self._is_read_by_workers(origin):
+            return self.worker_seconds[origin]
+        readers = self.limits.readers
+        each = self._latency_seconds(origin) / readers + nbytes / self._rate(origin, readers)
+        return each * (self.corrections if origin == SOURCE else self.least_corrections).get(origin, 1.0)
+
     def _group_size(self, origin: int, sample: int) -> int:
         """As many as a reader reads in GROUP_SECONDS."""
         reads = max(1, self._in_flight(origin))
@@ -529,6 +540,8 @@ class ObviousScheduler:
             return
         known = self.corrections.get(origin)
         ratio = seconds / modelled
+        least = min(ratio, OWN_SLOWER * self.least_corrections.get(origin, 1.0))
+        self.least_corrections[origin] = max(SURE_CORRECTION, least)
         self.corrections[origin] = ratio if known is None else known + (ratio - known) / MEMORY
 
     def _observe_worker(self, read: OwnRead) -> None:

@@ -831,6 +831,40 @@ def test_a_store_that_turns_out_slow_gives_way_to_a_tier_that_the_machine_calls_
     assert (len(hits) > 64) == is_slow
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_second", "are_from_store"), [(5e8, False), (1.2e7, True)], ids=["fast disk", "slow disk"]
+)
+def test_a_queue_at_a_disk_sends_reads_to_the_store_only_where_the_disk_is_the_slower_one(
+    bytes_per_second: float, are_from_store: bool
+) -> None:
+    """Twenty batches are staged at once: 32 ms of work for the fast disk. A read of the store takes 12 ms."""
+    samples = np.full(160, 100_000, np.int64)
+    disk = StorageClass("ssd", 10**9, 1, Curve(((1, bytes_per_second),)), latency_seconds=1e-4)
+    one = replace(machine(latency_seconds=0.01), source=SharedStore(None, Curve(((1, 5e7),)), 0.01))
+    one = replace(one, storage=(*one.storage[:2], disk))
+    plan, ids = AccessPlan(FullShuffle(160, 1), 8, 1), np.arange(160)
+    scheduler = Scheduler(
+        plan,
+        0,
+        samples,
+        Placement(np.full(160, 2, np.int8), ids),
+        one,
+        StagingLimits(slots=20, readers=8, decoders=1, undecoded_bytes=10**9),
+        held={2: ids},
+    )
+
+    queue = moves_in(scheduler.start(0.0))
+    origins = [move.origin for move in queue]
+    while queue:  # each takes what the machine says
+        move = queue.pop(0)
+        rate = 5e7 if move.origin == SOURCE else bytes_per_second
+        more = moves_in(scheduler.moved(move, 1e-4 + 1e5 * len(move.samples) / rate, [], 0.0))
+        origins += [move.origin for move in more]
+        queue += more
+
+    assert (SOURCE in origins) == are_from_store
+
+
 def test_a_tier_that_turns_out_slow_is_no_longer_read_by_the_workers_themselves() -> None:
     """The machine calls it memory; each read of it takes 5 ms."""
     quick, slow = (

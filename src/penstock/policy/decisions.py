@@ -170,8 +170,10 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
 ) = range(11)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
-# its bytes; bytes/s of so many reads together.
-LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, RATES = 0, 1, 2, 3, 4
+# its bytes; the least observed over modelled seconds of late; bytes/s of so many reads together.
+LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, LEAST_CORRECTION, RATES = 0, 1, 2, 3, 4, 5
+# No reads are believed to take a smaller share of what is modelled.
+SURE_CORRECTION = 1e-3
 # The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
 COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
 UNIT, OFFSET = 0, 1
@@ -495,6 +497,8 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
     if is_complete and modelled > 0.0:
         ratio, known = seconds / modelled, f[cost + CORRECTION]
         f[cost + CORRECTION] = ratio if known == 0.0 else known + (ratio - known) / MEMORY
+        least = min(ratio, OWN_SLOWER * f[cost + LEAST_CORRECTION])
+        f[cost + LEAST_CORRECTION] = max(SURE_CORRECTION, least)
     m[rank + MOVES] -= 1
     m[row + IN_FLIGHT] -= 1
     if is_fill:
@@ -683,6 +687,22 @@ def expected_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
     return _corrected(f, cost, f[cost + LATENCY] + wire)
 
 
+def _busy_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
+    """Return what one read adds to the time of a place that all readers read from: how fast it is, whatever is queued.
+
+    Of a tier by its fastest reads of late: others may have waited for a processor, which takes as long for any place.
+    """
+    m, f = s.ints, s.floats
+    if reads_by_itself(s, rank, origin):
+        return expected_seconds(s, rank, origin, nbytes)
+    cost, reads = m[_row(m, rank, origin) + COSTS], m[rank + READERS]
+    seconds = f[cost + LATENCY] / reads + nbytes / f[cost + RATES + reads]
+    if origin == SOURCE:
+        return _corrected(f, cost, seconds)
+    fastest: float = seconds * f[cost + LEAST_CORRECTION]
+    return fastest
+
+
 def _corrected(f: Floats, cost: int, seconds: float) -> float:
     factor: float = f[cost + CORRECTION]
     return seconds if factor == 0.0 else seconds * factor
@@ -837,7 +857,8 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
     least = expected_seconds(s, rank, SOURCE, nbytes) if m[rank + STAGES_UNTIL] == ALWAYS else UNKNOWN
     if own != SOURCE:
         seconds = expected_seconds(s, rank, own, nbytes)
-        if seconds <= least:
+        # Batches are staged far ahead, so that a queue at the tier holds up nobody unless the tier is the slower one.
+        if seconds <= least or _busy_seconds(s, rank, own, nbytes) <= _busy_seconds(s, rank, SOURCE, nbytes):
             origin, least = own, seconds
     if m[rank + READS_PEERS] == 0 or reads_by_itself(s, rank, SOURCE):
         return origin

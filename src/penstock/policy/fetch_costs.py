@@ -21,6 +21,7 @@ def cost_tables(machine: Machine, readers: int, sample_bytes: float) -> NDArray[
     places = 2 * tiers + 2
     counts = [1, *range(1, max(readers, 1) + 1)]
     costs = np.zeros((places, decisions.RATES + len(counts)))
+    costs[:, decisions.LEAST_CORRECTION] = 1.0
     rate = costs[:, decisions.RATES :]
     rate[1] = np.inf
     costs[0, decisions.LATENCY] = machine.source.latency_seconds
