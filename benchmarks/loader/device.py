@@ -36,12 +36,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from make_images import draw_images
 from tests.stand_in import StandIn
 
 import penstock
@@ -63,18 +63,6 @@ cuda: Any = torch.cuda
 def spread(values: list[float], form: str) -> str:
     """Return the median with least and most."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def write_images(root: Path, count: int, side: int) -> None:
-    """Write JPEG files of smooth random pictures, whose size is about that of photographs."""
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        place = root / f"label{number % 10}"
-        place.mkdir(parents=True, exist_ok=True)
-        coarse = rng.integers(0, 256, (side // 8, side // 8, 3), np.uint8)
-        picture = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC)
-        picture = cv2.add(picture, rng.integers(0, 24, picture.shape, np.uint8))
-        cv2.imwrite(str(place / f"{number:05d}.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 90])
 
 
 class Block(nn.Module):
@@ -392,7 +380,7 @@ def images_in(given: str | None, count: int, side: int) -> Iterator[Path]:
         yield Path(given)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        write_images(Path(folder), count, side)
+        draw_images(Path(folder), count, side, side)
         yield Path(folder)
 
 

@@ -32,7 +32,10 @@ class Files:
 
 
 def write(root: Path, mode: str) -> Path:
-    """Write the images in FFCV's format unless that is done. mode: "jpg" (quality 90) or "raw"."""
+    """Write the images in FFCV's format unless that is done.
+
+    mode: "jpg" (quality 90), "raw" or "proportion" (half each).
+    """
     files = Files(root)
     path = CACHE / f"ffcv-{mode}-{len(files)}.beton"
     if not path.exists():

@@ -28,6 +28,7 @@ from penstock.loader.transforms import (
     compile_pipeline,
 )
 from penstock.loader.transforms.compiled import GROUP_KERNELS, KERNELS
+from penstock.loader.transforms.crops import CropPass
 from penstock.loader.transforms.memory import DecodeMemory
 
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -149,6 +150,36 @@ def test_a_group_has_the_bits_and_the_errors_of_its_pictures_one_by_one(
     assert one_by_one(pipeline, data, samples, left, out) == errors
     for index in set(range(len(data))) - {index for index, _ in errors}:
         assert out[index].tobytes() == expected[index].tobytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(files(), min_size=1, max_size=4),
+    st.sampled_from(sorted(set(PIPELINES) - {"as stored"})),
+    st.sampled_from(["float32", "float16", "bfloat16", "uint8"]),
+    st.sampled_from(["NCHW", "NHWC"]),
+    st.integers(0, 2**34),
+)
+def test_crops_of_several_epochs_are_those_of_decoding_for_each_and_so_is_what_becomes_of_them(
+    data: list[bytes], name: str, dtype: str, layout: str, first: int
+) -> None:
+    tail = [] if dtype == "uint8" else [ToTensor(), NORMALIZE]
+    pipeline = compile_pipeline([*PIPELINES[name], *tail], seed=5, dtype=dtype, layout=layout)
+    crops, samples, epochs = CropPass(pipeline), np.arange(first, first + len(data)), range(3, 6)
+    made = np.zeros((len(data), len(epochs), *crops.shape), np.uint8)
+
+    left = crops.make_group(arrays(data), samples.tolist(), epochs[0], list(map(list, made)), with_buffers())
+
+    # Those whose crops lie within damage that none of them shows may be left.
+    assert set(left) >= set(by_group(pipeline, data, samples, with_buffers())[1])
+    done = [index for index in range(len(data)) if index not in left]
+    out = np.zeros((len(data), *pipeline.output_shape), pipeline.storage_dtype)
+    for place, epoch in enumerate(epochs if done else ()):
+        assert crops.finish_group([made[index, place] for index in done], out, done)
+        draws, expected = pipeline.draw(epoch, samples), np.zeros_like(out)
+        for index in done:
+            pipeline.run(data[index], expected[index], draws, index, Scratch())
+        assert out.tobytes() == expected.tobytes()
 
 
 def jpeg(height: int = 40, width: int = 50, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:

@@ -156,6 +156,7 @@ def _compile(options: argparse.Namespace) -> None:
         STAT_FILES,
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),
+        *compiled.CROP_KERNELS.values(),
         DECISIONS,
         CLOCK,
         *ours.KERNELS.values(),

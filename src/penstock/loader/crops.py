@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,20 @@ class CropFetcher(SourceFetcher):
         self._kept.tier.close()
 
 
+class _Making(NamedTuple):
+    """A sample whose crops are made.
+
+    index: in its group. later: the epochs after this one that get a crop; none where one serves all.
+    blocks: that are kept.
+    crops: where they go: of this epoch, then of the later ones.
+    """
+
+    index: int
+    later: range
+    blocks: list[int]
+    crops: list[Crop]
+
+
 class CropDecoder(ImageDecoder):
     """An `ImageDecoder` that makes the crops that are kept, and finishes those that it gets in place of bytes."""
 
@@ -84,74 +98,80 @@ class CropDecoder(ImageDecoder):
         self, group: ImageGroup, which: Sequence[int], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `ImageDecoder`."""
-        plain, to_make = list[int](), list[int]()
+        plain, to_make, kept = list[int](), list[int](), list[tuple[int, Crop]]()
         failed: list[tuple[int, Exception]] = []
         for index in which:
             if group.data[index].ndim == 3:
-                self._finish(group, index, group.data[index], failed)
+                kept.append((index, group.data[index]))
             else:
                 (to_make if self._kept.is_kept[group.samples[index]] else plain).append(index)
+        self._finish(group, kept, failed)
         for first in range(0, len(to_make), FRONTS):
             some = to_make[first : first + FRONTS]
             at(group.samples[some[0]])
-            plain += (self._make_random if self._kept.form.epochs else self._make_lasting)(
-                group, some, failed
-            )
+            plain += self._make(group, some, failed)
         return failed + super()._write_images(group, sorted(plain), at)
 
-    def _finish(self, group: ImageGroup, index: int, crop: Crop, failed: list[tuple[int, Exception]]) -> None:
-        row = group.rows[index]
-        try:
-            self._crops.finish(crop, group.images[row], group.draws, row, group.scratch)
-        except Exception as error:
-            failed.append((index, self._located(error, group.samples[index])))
+    def _finish(
+        self, group: ImageGroup, crops: Sequence[tuple[int, Crop]], failed: list[tuple[int, Exception]]
+    ) -> None:
+        """Write crops to the slot. crops: of each, its index in the group."""
+        rows = [group.rows[index] for index, _ in crops]
+        if not crops or self._crops.finish_group([crop for _, crop in crops], group.images, rows):
+            return
+        for (index, crop), row in zip(crops, rows, strict=True):
+            try:
+                self._crops.finish(crop, group.images[row], group.draws, row, group.scratch)
+            except Exception as error:
+                failed.append((index, self._located(error, group.samples[index])))
 
-    def _make_lasting(
-        self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]
-    ) -> list[int]:
-        """Make the one crop of some samples, keep and use it; return those of which none is made."""
-        tier = self._kept.tier
-        blocks = tier.take(len(which))
-        data = [group.data[index] for index in which[: len(blocks)]]
-        left = self._crops.make_group(data, tier.array, blocks, group.scratch) if data else []
-        wrong = {
-            place for place in left if not self._is_made(group, which[place], [], [tier.array[blocks[place]]])
-        }
-        for place, block in enumerate(blocks):
-            if place in wrong:
-                tier.give_back([block])
-                continue
-            self._finish(group, which[place], tier.array[block], failed)
-            tier.keep(block, group.samples[which[place]])
-        return [index for place, index in enumerate(which) if place in wrong or place >= len(blocks)]
+    def _make(self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]) -> list[int]:
+        """Make the crops of some samples, keep those of later epochs and use this one's.
 
-    def _make_random(
-        self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]
-    ) -> list[int]:
-        """Make the crops of some samples for this epoch and the next ones, keep those and use this one.
-
-        Returns: the samples of which none is made.
+        Returns: the samples of which none is made, as there is no space or they are damaged.
         """
-        tier, epoch, left = self._kept.tier, group.load.epoch, list[int]()
-        own = np.empty(tier.array.shape[1:], np.uint8)
-        for index in which:
-            sample = group.samples[index]
-            tier.forget(sample, range(epoch - self._kept.form.epochs, epoch + 1))
-            later = self._kept.epochs_from(sample, epoch)
-            blocks = tier.take(len(later))
-            later = later[: len(blocks)]
-            out = [own, *(tier.array[block] for block in blocks)]
-            if not blocks or not self._is_made(group, index, later, out):
+        tier, epoch, is_lasting = self._kept.tier, group.load.epoch, not self._kept.form.epochs
+        own = np.empty((len(which), *self._crops.shape), np.uint8)
+        made, left = list[_Making](), list[int]()
+        for place, index in enumerate(which):
+            sample, later = group.samples[index], range(0)
+            if not is_lasting:
+                tier.forget(sample, range(epoch - self._kept.form.epochs, epoch + 1))
+                later = self._kept.epochs_from(sample, epoch)
+            blocks = tier.take(1 if is_lasting else len(later))
+            if not blocks:
+                left.append(index)
+                continue
+            kept = [tier.array[block] for block in blocks]
+            made.append(
+                _Making(index, later[: len(blocks)], blocks, kept if is_lasting else [own[place], *kept])
+            )
+        done = list[tuple[int, Crop]]()
+        wrong = self._left_by_group(group, made)
+        for place, (index, later, blocks, crops) in enumerate(made):
+            if place in wrong and not self._is_made(group, index, later, crops):
                 tier.give_back(blocks)
                 left.append(index)
                 continue
-            for block, each in zip(blocks, later, strict=True):
-                tier.keep(block, sample, each)
-            self._finish(group, index, own, failed)
+            done.append((index, crops[0]))
+        self._finish(group, done, failed)
+        are_left = set(left)
+        for index, later, blocks, _ in made:
+            for block, each in () if index in are_left else zip(blocks, later or (None,), strict=True):
+                tier.keep(block, group.samples[index], each)
         return left
 
+    def _left_by_group(self, group: ImageGroup, made: Sequence[_Making]) -> set[int]:
+        """Make crops by one call; return the places of those that it leaves."""
+        if not made:
+            return set()
+        data = [group.data[each.index] for each in made]
+        samples = [group.samples[each.index] for each in made]
+        crops = [each.crops for each in made]
+        return set(self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch))
+
     def _is_made(self, group: ImageGroup, index: int, later: Sequence[int], out: Sequence[Crop]) -> bool:
-        """Make a sample's crops of this and later epochs; return whether its bytes are whole."""
+        """Make a sample's crops of this and later epochs; return whether its bytes are intact."""
         draws = [group.draws, *(self._draws_of(group.load, epoch) for epoch in later)]
         try:
             self._crops.make(group.data[index].data, draws, group.rows[index], out, group.scratch)

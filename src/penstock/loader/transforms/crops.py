@@ -7,11 +7,13 @@ bits that decoding gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.geometry import Box, choose_shrink
@@ -50,18 +52,26 @@ class CropPass:
     def prepare(self) -> None:
         """Bring in what making crops needs."""
         self._sink.prepare()
-        if not self.is_random:
-            self._group.prepare()
+        CROP_KERNELS["make_crops"].ask()
 
     def make_group(
-        self, data: Sequence[Crop], out: NDArray[np.uint8], rows: Sequence[int], scratch: Scratch
+        self,
+        data: Sequence[Crop],
+        samples: Sequence[int],
+        epoch: int,
+        out: Sequence[Sequence[Crop]],
+        scratch: Scratch,
     ) -> list[int]:
-        """Make crops into which nothing random goes, by one call; return the indices of those left to `make`.
+        """Make the crops of some samples by one call; return the indices of those left to `make`.
 
-        data: of each sample, as stored. out: uint8[n, *shape]. rows: of each, its place there.
+        data: of each sample, as stored. samples: their ids.
+        out: of each, where those go of `epoch` and the epochs after it, uint8[*shape]; at least one.
         """
-        draws = Draws(0, np.zeros(len(out), np.int64), lambda: np.empty(0))
-        return self._group.run(data, out, draws, rows, scratch)
+        return self._group.make_crops(data, samples, epoch, out, scratch)
+
+    def finish_group(self, crops: Sequence[Crop], out: NDArray[Any], rows: Sequence[int]) -> bool:
+        """Do what follows to crops by one call; return whether that was done, and nothing is left to `finish`."""
+        return self._pipeline.write_crops(crops, out, rows)
 
     def make(
         self, data: Encoded, draws: Sequence[Draws], index: int, out: Sequence[Crop], scratch: Scratch

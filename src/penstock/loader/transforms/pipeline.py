@@ -479,6 +479,13 @@ class Pipeline:
         finally:
             scratch.end_picture()
 
+    def write_crops(self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> bool:
+        """Do what `run_crop` does to several by one call; return whether that was done: not where Python follows.
+
+        crops: uint8[height, width, 3], C-contiguous. rows: of each, its place in `out`, [batch, *output_shape].
+        """
+        return self._group_pass is not None and self._sink.write_crops(crops, out, rows)
+
     def _write(self, value: Value, out: NDArray[Any], scratch: Scratch) -> None:
         if isinstance(value, Image):
             self._check_shape(self._sink.shape(value.geometry.size), out)

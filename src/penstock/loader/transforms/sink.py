@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.loader.transforms.compiled import GROUP_KERNELS, KERNELS, resampler
+from penstock.loader.transforms.compiled import CROP_KERNELS, GROUP_KERNELS, KERNELS, resampler
 from penstock.loader.transforms.geometry import Geometry, axes_of, most_taps, scratch_bytes
 from penstock.loader.transforms.pixels import Pixels
 from penstock.loader.transforms.steps import Normalize, ToTensor
@@ -104,6 +104,21 @@ class Sink:
     def of_group(self) -> tuple[Any, ...]:
         """The arguments of that loop that say what is written."""
         return self._parameters, self._channels_last
+
+    def write_crops(self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> bool:
+        """Write pictures as they are by one call; return whether that was done: not until it is compiled.
+
+        crops: uint8[height, width, 3], C-contiguous, of the size of `out`: [batch, *shape of a sample], C-contiguous.
+        rows: of each, its place there.
+        """
+        loop = CROP_KERNELS[f"crops_to_{self._item}"].ask()
+        if loop is None:
+            return False
+        height, width, _ = crops[0].shape
+        seen = out if self.view is None else out.view(self.view)
+        left = loop(*self.of_group, height, width, np.array((list(map(id, crops)), rows)), seen)
+        assert left == 0, f"{left} of the rows {rows} are not in a batch of {len(out)}"
+        return True
 
     @property
     def byte_values(self) -> ByteValues | None:

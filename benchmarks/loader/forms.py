@@ -1,0 +1,182 @@
+"""Pictures decoded once for several epochs, beside decoding each time: images per second and processor time.
+
+    python benchmarks/loader/make_images.py      # once: 2,000 photographs, about 105 KB each
+    python benchmarks/loader/forms.py [--quick] [--rounds N] [--crops K] [--threads N]
+
+RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, the page cache warm. Epochs 2 to 5 of six are
+timed. `keep="stored"` and `keep="K crops"` take turns, in another order each round, with the same `memory=`: as much as
+the crops take. The same for a validation (Resize 256, CenterCrop 224), whose one crop serves all epochs. First the
+batches of both are compared, bit by bit. Printed: images per second and processor milliseconds per image, median with
+least and most, and the ratio of each pair. Target: 2.0 times the images of the plain path for K = 3.
+
+Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand beside them, which hold decoded pixels
+of all or half of the pictures; their bytes, in the page cache, are printed.
+
+--quick: 12 drawn pictures and one round; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from images import FFCV, Contender, print_heading, run_rounds
+from make_images import draw_images
+from peer_protocol import BATCH, CACHE, IMAGES, MEAN, SIZE, STD
+
+from penstock.loader import Loader
+from penstock.loader.transforms import (
+    CenterCrop,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
+from penstock.loader.transforms.compiled import CROP_KERNELS, GROUP_KERNELS, KERNELS
+
+TAIL = (ToTensor(), Normalize(MEAN, STD))
+TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
+VALIDATION = (Resize(256), CenterCrop(SIZE), *TAIL)
+#: Epochs of a run, of which the second to the fifth are timed: it is as far ahead at their end as at their begin.
+EPOCHS, TIMED = 6, range(1, 5)
+TARGET = 2.0
+#: What a run takes beside what it keeps: slots, buffers, bytes on their way.
+OTHER_BYTES = 512 << 20
+
+
+def epochs_of(
+    images: Path, transforms: tuple[Any, ...], keep: str, memory: int, threads: int
+) -> Iterator[list[Any]]:
+    """Yield how to go through each epoch of a run."""
+    with Loader(
+        images,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        seed=1,
+        transforms=transforms,
+        keep=keep,
+        memory=memory,
+        decoders=threads,
+        report=None,
+    ) as loader:
+        for _ in range(EPOCHS):
+            yield loader
+
+
+def checksum(*run: Any) -> int:
+    """Return one number that depends on all batches of a run."""
+    value = 0
+    for epoch in epochs_of(*run):
+        for pictures, labels in epoch:
+            value = zlib.crc32(labels, zlib.crc32(pictures, value))
+    return value
+
+
+def measure(*run: Any) -> tuple[float, float]:
+    """Return images per second and processor milliseconds per image, of the timed epochs."""
+    images, seconds, processor_seconds = 0, 0.0, 0.0
+    for number, epoch in enumerate(epochs_of(*run)):
+        begin, worked = time.perf_counter(), processor_time()
+        count = sum(len(labels) for _, labels in epoch)
+        if number in TIMED:
+            images += count
+            seconds += time.perf_counter() - begin
+            processor_seconds += processor_time() - worked
+    return images / seconds, 1000 * processor_seconds / images
+
+
+def processor_time() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def spread(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def compare(
+    images: Path, transforms: tuple[Any, ...], keep: str, rounds: int, threads: int, crop_bytes: int
+) -> None:
+    """Time both sides in turns, and print them."""
+    count = sum(1 for _ in images.glob("*/*.jpg"))
+    memory = count * crop_bytes + OTHER_BYTES
+    sides = {each: (images, transforms, each, memory, threads) for each in ("stored", keep)}
+    if checksum(*sides["stored"]) != checksum(*sides[keep]):
+        raise SystemExit(f"batches with keep={keep!r} are others than without")
+    found: dict[str, list[tuple[float, float]]] = {each: [] for each in sides}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for each in order.sample(sorted(sides), len(sides)):
+            found[each].append(measure(*sides[each]))
+    for each, figures in found.items():
+        rates, milliseconds = map(list, zip(*figures, strict=True))
+        print(
+            f"{each:14} {spread(rates, ',.0f'):>28} images/s {spread(milliseconds, '.3f'):>26} ms of CPU an image"
+        )
+    pairs = list(zip(found[keep], found["stored"], strict=True))
+    rates = [ours[0] / plain[0] for ours, plain in pairs]
+    work = [plain[1] / ours[1] for ours, plain in pairs]
+    wanted = "" if keep == "crops" else f", wanted {TARGET}"
+    print(f"{keep} / stored: images/s {spread(rates, '.2f')}{wanted}; CPU {spread(work, '.2f')} times less\n")
+
+
+def beside_ffcv(images: Path, rounds: int, threads: int) -> None:
+    """Print what FFCV makes of the same pictures, decoded when they were written."""
+    peers = [
+        Contender(
+            f"FFCV {mode}",
+            [str(FFCV), "peer_ffcv.py", "--images", str(images), "--threads", str(threads), "--mode", mode],
+        )
+        for mode in ("raw", "proportion")
+    ]
+    run_rounds(peers, rounds)
+    for mode, peer in zip(("raw", "proportion"), peers, strict=True):
+        (path,) = CACHE.glob(f"ffcv-{mode}-*.beton")
+        each = path.stat().st_size / sum(1 for _ in images.glob("*/*.jpg"))
+        print(
+            f"{peer.name:14} {spread(peer.rates, ',.0f'):>28} images/s, {each:,.0f} bytes an image in the page cache"
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=Path, default=IMAGES)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--crops", type=int, default=3, help="for how many epochs a picture is decoded")
+    parser.add_argument("--threads", type=int, default=cores + 1, help="decoding threads")
+    parser.add_argument("--quick", action="store_true", help="drawn pictures, one round")
+    options = parser.parse_args(argv)
+    for part in (KERNELS["float32"], GROUP_KERNELS["group_float32"], *CROP_KERNELS.values()):
+        part.wait()
+    with tempfile.TemporaryDirectory() as place:
+        images = options.images
+        if options.quick:
+            images = Path(place)
+            draw_images(images, 12, 400, 500)
+        elif not images.exists():
+            raise SystemExit("no images: run benchmarks/loader/make_images.py first")
+        rounds, crop_bytes = 1 if options.quick else options.rounds, 3 * SIZE * SIZE
+        print_heading(images, options.threads)
+        # Of K crops, (K - 1) / 2 are there on average; and a little more, as they stray.
+        kept = (options.crops - 1) * crop_bytes // 2 * 5 // 4
+        compare(images, TRAINING, f"{options.crops} crops", rounds, options.threads, kept)
+        compare(images, VALIDATION, "crops", rounds, options.threads, crop_bytes)
+        if FFCV.exists() and not options.quick:
+            beside_ffcv(images, rounds, min(options.threads, cores))
+
+
+if __name__ == "__main__":
+    main()
