@@ -56,7 +56,7 @@ OTHER_BYTES = 512 << 20
 
 def epochs_of(
     images: Path, transforms: tuple[Any, ...], keep: str, memory: int, threads: int
-) -> Iterator[list[Any]]:
+) -> Iterator[Loader]:
     """Yield how to go through each epoch of a run."""
     with Loader(
         images,

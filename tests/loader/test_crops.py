@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.loader import Loader
+from penstock.loader import Loader, LoaderConfig, predict
 from penstock.loader.transforms import (
     CenterCrop,
     ColorJitter,
@@ -28,6 +29,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.ranks import alone
 from penstock.store import ImageFolder
 from penstock.store.group import Bytes, Failed, Ids
+from penstock.trace import read_trace
 from penstock.trace.schema import Kind
 
 COUNT, EPOCHS = 45, 7
@@ -191,6 +193,34 @@ def test_crops_that_no_run_could_use_are_refused(
         Loader(
             photos, batch_size=3, epochs=2, transforms=transforms, keep=keep, report=None, ranks=alone, **how
         )
+
+
+def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_prediction_say(
+    tmp_path: Path, photos: Path
+) -> None:
+    transforms, file = (*RANDOM, ToTensor()), tmp_path / "run.trace"
+    memory = StorageClass("memory", 10**7, 1, Curve(((1, 1e9),)))
+    slow_decoding = Machine(
+        SharedStore(None, Curve(((1, 1e9),))),
+        (replace(memory, name="staging"), memory),
+        preprocess_bytes_per_second=1e5,
+    )
+    slow_store = replace(
+        slow_decoding, source=SharedStore(None, Curve(((1, 1e4),))), preprocess_bytes_per_second=1e9
+    )
+    kept: list[Any] = []
+    for machine in (slow_decoding, slow_store):
+        config = LoaderConfig(
+            photos, transforms=transforms, keep="auto", machine=machine, batch_size=8, epochs=EPOCHS, seed=5
+        )
+        found = batches_of(photos, transforms, "auto", machine=machine, trace=file)
+        assert found == batches_of(photos, transforms, "stored")
+        kept.append(read_trace(file).meta["keep"])
+        assert predict(config, step_seconds=1e-3).meta.get("keep") == kept[-1]
+
+    assert kept == [{"crop_bytes": 20 * 20 * 3, "epochs": kept[0]["epochs"]}, None]
+    with pytest.raises(ConfigError, match="no machine is given, which says what decoding costs"):
+        Loader(photos, transforms=transforms, keep="auto", batch_size=8, epochs=2, report=None)
 
 
 def test_ranks_that_share_fixed_crops_read_the_same_as_without(photos: Path) -> None:

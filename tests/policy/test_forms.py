@@ -1,6 +1,7 @@
 """Crops kept in place of bytes: how many there are at a time, and when a sample is decoded anew."""
 
 from collections import Counter, deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential
 from penstock.policy import Load, Move, OwnRead, Placement, Ready, Scheduler, StagingLimits
 from penstock.policy.decisions import UNREAD
-from penstock.policy.forms import CropForm
+from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form
 from penstock.policy.loading import Frequency, Job
 from penstock.policy.runnable import placement_of
 from penstock.trace.schema import SOURCE, STAGING
@@ -63,6 +64,42 @@ def test_so_many_samples_are_kept_as_crops_fit_and_other_tiers_keep_samples_as_s
     assert form.bytes_for(count) <= memory_bytes < form.bytes_for(count + 1)
     on_disk = placement.samples_in(2)
     assert disk_bytes - sizes.max() < sizes[on_disk].sum() <= disk_bytes
+
+
+def costs_of(store: float, decoding: float, memory_bytes: int, **how: Any) -> list[FormCosts]:
+    """300 samples of 100 kB, crops of 50 kB; rates in bytes/s."""
+    curve = Curve(((1, 1e10),))
+    machine = Machine(
+        SharedStore(None, Curve(((1, store),))),
+        (StorageClass("staging", 10**8, 1, curve),),
+        preprocess_bytes_per_second=decoding,
+    )
+    return choose_form(50_000, np.full(300, 100_000), memory_bytes, machine, 30, **{"is_random": True, **how})
+
+
+def test_the_form_is_chosen_that_takes_least_of_what_an_epoch_waits_for() -> None:
+    # The store takes 3 s for all samples, decoding 0.3 s; memory has space for all as stored: then nothing is read.
+    slow_store = costs_of(1e7, 1e8, 30_000_000)
+    assert slow_store[0].form is None
+    assert slow_store[0].read_seconds == 0.0
+    assert slow_store[0].decode_seconds == pytest.approx(0.3)
+    # Decoding takes 3 s. Of K = 3 crops a third is read and decoded each time, and decoded for three.
+    slow_decoding = {each.form and each.form.epochs: each for each in costs_of(1e9, 1e7, 30_000_000)}
+    assert slow_decoding[None].seconds == pytest.approx(3.0)
+    assert slow_decoding[3].read_seconds == pytest.approx(0.03 / 3)
+    assert slow_decoding[3].decode_seconds == pytest.approx(1.0 * (1 + 2 * CROP_SHARE), rel=0.01)
+    # Where memory has space for a few crops only, making more of each picture leaves out other pictures.
+    few, many = (costs_of(1e9, 1e7, size)[0].form for size in (3_000_000, 300_000_000))
+    assert few is not None
+    assert many is not None
+    assert few.epochs < many.epochs
+    # One crop for ever: nothing is left but to use it.
+    fixed = costs_of(1e9, 1e7, 30_000_000, is_random=False)[0]
+    assert fixed.form == CropForm(50_000)
+    assert fixed.read_seconds == 0.0
+    assert fixed.decode_seconds == pytest.approx(300 * 50_000 / 1e10)
+    for costs in (slow_store, list(slow_decoding.values())):
+        assert [each.seconds for each in costs] == sorted(each.seconds for each in costs)
 
 
 def test_forms_that_save_nothing_are_refused() -> None:

@@ -76,12 +76,12 @@ class CropFetcher(SourceFetcher):
 class _Making(NamedTuple):
     """A sample whose crops are made.
 
-    index: in its group. later: the epochs after this one that get a crop; none where one serves all.
+    member: its index in the group. later: the epochs after this one that get a crop; none where one serves all.
     blocks: that are kept.
     crops: where they go: of this epoch, then of the later ones.
     """
 
-    index: int
+    member: int
     later: range
     blocks: list[int]
     crops: list[Crop]
@@ -165,8 +165,8 @@ class CropDecoder(ImageDecoder):
         """Make crops by one call; return the places of those that it leaves."""
         if not made:
             return set()
-        data = [group.data[each.index] for each in made]
-        samples = [group.samples[each.index] for each in made]
+        data = [group.data[each.member] for each in made]
+        samples = [group.samples[each.member] for each in made]
         crops = [each.crops for each in made]
         return set(self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch))
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
-from penstock.errors import ConfigError
-from penstock.policy.forms import CropForm
+import numpy as np
+from numpy.typing import NDArray
 
-STORED, CROPS = "stored", "crops"
+from penstock.errors import ConfigError
+from penstock.machine import Machine
+from penstock.policy.forms import CropForm, choose_form
+
+STORED, CROPS, AUTO = "stored", "crops", "auto"
+#: About the share of `memory=` that is left to samples that are kept.
+_KEPT_SHARE = 0.75
 #: For how many epochs random crops are made at a time, unless the user says.
 _EPOCHS = 3
 
@@ -15,16 +21,17 @@ _EPOCHS = 3
 def check_keep(keep: object) -> int | None:
     """Return for how many epochs crops are kept as keep= says, 0 where it says none; None for samples as stored.
 
-    Raises: ConfigError unless it is "stored", "crops" or "3 crops".
+    Raises: ConfigError unless it is "stored", "crops", "3 crops" or "auto".
     """
     if keep == STORED:
         return None
-    if keep == CROPS:
+    if keep in (CROPS, AUTO):
         return 0
     count, _, what = keep.partition(" ") if isinstance(keep, str) else ("", "", "")
     if what != CROPS or not count.isdecimal() or int(count) < 2:
         raise ConfigError(
-            f'keep is {keep!r:.80}; it is "stored", "crops", or crops of so many epochs, 2 or more, such as "3 crops"'
+            f'keep is {keep!r:.80}; it is "stored", "crops", crops of so many epochs, 2 or more, such as "3 crops", or '
+            '"auto"'
         )
     return int(count)
 
@@ -48,3 +55,31 @@ def crop_form(keep: str, shape: tuple[int, ...], ranks: int, *, is_random: bool)
             f'are kept on one rank, so give keep="{STORED}"'
         )
     return CropForm(math.prod(shape), (epochs or _EPOCHS) if is_random else 0)
+
+
+def auto_form(
+    machine: Machine | None,
+    memory_bytes: int,
+    sizes_bytes: NDArray[np.int64],
+    shape: tuple[int, ...],
+    epochs: int,
+    *,
+    is_random: bool,
+) -> CropForm | None:
+    """Return the form that saves most by what a machine costs; None for samples as stored.
+
+    machine: with the ranks and decode threads of the run. memory_bytes: the user's `memory=`. shape, is_random: as
+        `crop_form` takes them.
+    Raises: ConfigError where nothing says what decoding costs.
+    """
+    if machine is None or math.isinf(machine.preprocess_bytes_per_second):
+        missing = "no machine is given" if machine is None else "machine has no preprocess_bytes_per_second"
+        raise ConfigError(
+            f'keep is "{AUTO}", and {missing}, which says what decoding costs: give machine="machine.toml", as '
+            f'penstock calibrate writes it, or choose with keep="{_EPOCHS} {CROPS}" or keep="{STORED}"'
+        )
+    if is_random and machine.ranks > 1:
+        return None
+    named = sum(each.capacity_bytes for each in machine.storage[1:] if each.backend == "memory")
+    capacity = min(int(_KEPT_SHARE * memory_bytes), named)
+    return choose_form(math.prod(shape), sizes_bytes, capacity, machine, epochs, is_random=is_random)[0].form

@@ -31,7 +31,7 @@ from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
-from penstock.loader.keep import check_keep, crop_form
+from penstock.loader.keep import AUTO, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
@@ -347,7 +347,17 @@ def _set_up(
     threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
-        _of_source(source, config, plan, probes, calls, front_end, runs=runs)
+        _of_source(
+            source,
+            config,
+            plan,
+            probes,
+            calls,
+            front_end,
+            _costs(machine, plan, threads),
+            memory_bytes,
+            runs=runs,
+        )
         if isinstance(source, Source)
         else _of_data_set(source, config, plan, probes, calls, front_end)
     )
@@ -467,10 +477,12 @@ def _of_source(
     probes: list[int],
     calls: Calls,
     front_end: FrontEnd,
+    machine: Machine | None,
+    memory_bytes: int,
     *,
     runs: bool,
 ) -> _Samples:
-    """See `set_up`. probes: samples to look at."""
+    """See `set_up`. probes: samples to look at. machine: with the ranks and decode threads of the run."""
     whole = _pipeline(source, config, probes, calls if runs else None)
     pipeline, byte_values = _split(whole, config, front_end, has_masks=masks_of(source) is not None)
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
@@ -478,7 +490,9 @@ def _of_source(
     masks = _masks(source, pipeline)
     processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
-    crops, form = _crops(config, pipeline, plan, masks)
+    crops, form = _crops(
+        config, pipeline, plan, masks, partial(auto_form, machine, memory_bytes, sizes_bytes)
+    )
 
     def parts(
         budget: MemoryBudget, machine: Machine, disks: KeptOnDisks, placement: Placement
@@ -555,12 +569,29 @@ def _decoding_processes(config: LoaderConfig, pipeline: Pipeline) -> ProcessPlan
     return process_plan(None, config, {}, int(config.workers))
 
 
+def _costs(machine: Machine | None, plan: AccessPlan, threads: _Threads) -> Machine | None:
+    """Return a machine with the ranks and decode threads of the run."""
+    return machine and replace(machine, ranks=plan.ranks, decode_threads=max(1, threads.decoders))
+
+
 def _crops(
-    config: LoaderConfig, pipeline: Pipeline, plan: AccessPlan, masks: Masks | None
+    config: LoaderConfig,
+    pipeline: Pipeline,
+    plan: AccessPlan,
+    masks: Masks | None,
+    auto: Callable[..., CropForm | None],
 ) -> tuple[CropPass | None, CropForm | None]:
-    """Return what makes crops that memory keeps, and their form, where keep= asks for some. Raises: ConfigError."""
+    """Return what makes crops that memory keeps, and their form, where keep= asks for some. Raises: ConfigError.
+
+    auto: `auto_form`, for this run.
+    """
     if check_keep(config.keep) is None:
         return None, None
+    if config.keep == AUTO:
+        if masks is not None or config.is_in_processes or pipeline.front is None:
+            return None, None
+        crops = CropPass(pipeline)
+        return crops, auto(crops.shape, plan.epochs, is_random=crops.is_random)
     if masks is not None or config.is_in_processes:
         why = (
             f"workers is {config.workers}, and processes keep"

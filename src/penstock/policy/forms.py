@@ -10,12 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import ConfigError
+from penstock.machine import Machine
 from penstock.policy.decisions import epochs_left
 
 #: How far the number of crops strays from its mean, in square roots of the number of samples: as each epoch uses them
 #: in another order. Of K = 3 a standard deviation is 0.7.
 _STRAYS = 3.0
+#: For how many epochs crops are made at most where the number is chosen: each more saves less, and takes as much space.
+MOST_EPOCHS = 8
+#: What each crop beside the first adds to a decoding, as a share of it: a larger region, and resampling. Measured:
+#: photographs of 500 x 400 to 224 x 224, docs/benchmarks.md.
+CROP_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +86,61 @@ class CropForm:
         """Return what each sample counts for where a capacity is shared out among so many."""
         kept = self.samples_in(capacity_bytes, samples)
         return capacity_bytes // kept if kept else capacity_bytes + 1
+
+
+@dataclass(frozen=True, slots=True)
+class FormCosts:
+    """What an epoch of one rank takes with memory in one form, once it is filled.
+
+    form: None for samples as stored. read_seconds: of the store's reads. decode_seconds: of all decode threads.
+    """
+
+    form: CropForm | None
+    read_seconds: float
+    decode_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Reading and decoding overlap: the slower one counts."""
+        return max(self.read_seconds, self.decode_seconds)
+
+
+def choose_form(
+    crop_bytes: int,
+    sizes_bytes: NDArray[np.int64],
+    capacity_bytes: int,
+    machine: Machine,
+    epochs: int,
+    *,
+    is_random: bool,
+) -> list[FormCosts]:
+    """Return what each form would take, the best one first; of equal ones that which keeps samples for longer.
+
+    crop_bytes: of one crop; 0 where there are none. sizes_bytes: int64[samples], as stored. capacity_bytes: of memory.
+    machine: what the store and decoding cost, and how many ranks share both data set and store.
+    epochs: of the run. is_random: whether a sample has another crop in each epoch.
+    """
+    samples, total = sizes_bytes.size, int(sizes_bytes.sum())
+    mean = total / max(samples, 1)
+    of_rank = samples / machine.ranks
+    price = machine.source_price(machine.ranks, max(mean, 1.0))
+
+    def costs(form: CropForm | None) -> FormCosts:
+        read, decoded, finished = 1 - min(1.0, capacity_bytes / max(total, 1)), 1.0, 0.0
+        if form is not None:
+            kept = form.samples_in(capacity_bytes, samples) / max(samples, 1)
+            finished = kept * (1 - 1 / form.epochs) if form.epochs else kept
+            read = 1 - finished
+            decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1)
+        crops = finished * crop_bytes / machine.write_rate(0, machine.decode_threads)
+        decoding = of_rank * (decoded * machine.write_seconds(1) * mean + crops)
+        return FormCosts(
+            form, price(of_rank * read, of_rank * read * mean), decoding / machine.decode_threads
+        )
+
+    forms: list[CropForm | None] = [None]
+    if crop_bytes and is_random:
+        forms += [CropForm(crop_bytes, count) for count in range(2, min(epochs, MOST_EPOCHS) + 1)]
+    elif crop_bytes:
+        forms.append(CropForm(crop_bytes))
+    return sorted(map(costs, forms), key=lambda each: each.seconds)
