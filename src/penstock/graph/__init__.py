@@ -24,6 +24,7 @@ from penstock.graph.errors import (
     UnsupportedError,
     WorkerLostError,
 )
+from penstock.graph.grad.gradients import gradients
 from penstock.graph.model.graph import Edge, Graph
 from penstock.graph.model.node import Endpoint, Node, Subgraph
 from penstock.graph.ops.table import operations
@@ -56,6 +57,7 @@ __all__ = [
     "UnknownOperationError",
     "UnsupportedError",
     "WorkerLostError",
+    "gradients",
     "operations",
     "reset_container",
     "write_tfrecords",

@@ -219,9 +219,12 @@ class Graph:
         """Return a name that is free, with the name scopes in front."""
         full = "/".join([*self._names, name])
         check_name(full)
-        taken = set(self._scopes[-1].names()) if len(self._scopes) > 1 else self._root.nodes
+        inner = [scope for scope in self._scopes if scope is not self._root]
         found, number = full, 0
-        while found in taken:
+        # Free in all that is being built: an inner node may have to name one of an outer scope later.
+        while found in self._root.nodes or any(
+            found in scope.nodes or found in scope.args for scope in inner
+        ):
             number += 1
             found = f"{full}_{number}"
         return found
@@ -299,23 +302,36 @@ class Graph:
         finally:
             self._controls = before
 
+    @contextmanager
+    def inside(self, scope: Scope) -> Iterator[None]:
+        """Add nodes to a scope of a subgraph that is being built."""
+        with self.lock:
+            before = (self._controls, self._names)
+            self._controls, self._names = [], []
+            self._scopes.append(scope)
+            try:
+                yield
+            finally:
+                self._scopes.pop()
+                self._controls, self._names = before
+
+    @property
+    def current(self) -> Scope:
+        """Return the scope that nodes are added to now."""
+        return self._scopes[-1]
+
     # -- Control flow --------------------------------------------------------------------------------------
 
     def subgraph(self, function: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str]) -> Subgraph:
         """Return what a Python function of edges adds, called once, as a subgraph."""
         with self.lock:
             args = [self.unique(name) for name in names]
-            scope = Scope({}, dict(zip(args, specs, strict=True)), self._scopes[-1])
-            before, self._controls, self._names = (self._controls, self._names), [], []
-            self._scopes.append(scope)
-            try:
+            scope = Scope({}, dict(zip(args, specs, strict=True)), self.current)
+            with self.inside(scope):
                 edges = [Edge(self, Endpoint(arg), spec) for arg, spec in zip(args, specs, strict=True)]
                 results = function(*edges)
                 results = results if isinstance(results, list | tuple) else [results]
                 out = [self._endpoint(result) for result in results]
-            finally:
-                self._scopes.pop()
-                self._controls, self._names = before
             return Subgraph(args, scope.nodes, out)
 
     def while_loop(

@@ -136,7 +136,7 @@ def _like(name: str, function: Callable[..., Any]) -> None:
     register(Operation(name, _infer_like, inputs=(1, 1), kernels={"cpu": lambda node: function}))
 
 
-_like("ZerosLike", torch.zeros_like)
+_like("ZerosLike", lambda value: value if value is None else torch.zeros_like(value))
 _like("OnesLike", torch.ones_like)
 
 

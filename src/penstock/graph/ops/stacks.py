@@ -84,14 +84,14 @@ def _pop(stack: Any, *like: Any) -> Any:
 
 
 def add(one: Any, other: Any) -> Any:
-    """Return the sum of two gradients, of tensors or stacks."""
+    """Return the sum of two gradients, of tensors or stacks; None is zeros of either."""
+    if one is None or other is None:
+        return other if one is None else one
     if isinstance(one, torch.Tensor):
         return torch.add(one, other)
     pairs = []
     while one is not None and other is not None:
-        pairs.append(
-            add(one[0], other[0]) if one[0] is not None and other[0] is not None else one[0] or other[0]
-        )
+        pairs.append(add(one[0], other[0]))
         one, other = one[1], other[1]
     rest = other if one is None else one
     for top in reversed(pairs):

@@ -4,7 +4,7 @@ A Vjp node takes the inputs of a forward node and the cotangents of some of its 
 some of its inputs. It is derived from the forward kernel by torch's autograd, at the shapes that arrive, and is itself
 an operation that torch can differentiate: so gradients of any order are Vjp nodes of Vjp nodes.
 
-From its third use with the same shapes and dtypes on, a node runs as straight ATen code, traced once by make_fx, in
+From its tenth use with the same shapes and dtypes on, a node runs as straight ATen code, traced once by make_fx, in
 which the forward part that the gradient does not need is gone.
 """
 
@@ -22,7 +22,8 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.registry import REQUIRED, Operation, operation, register
 
-_TRACED_FROM_USE = 3
+#: A trace takes some 10 ms, the first of a process seconds.
+TRACED_FROM_USE = 10
 _MOST_TRACED = 4096
 
 
@@ -110,7 +111,7 @@ class _Traces:
             if len(self._code) >= _MOST_TRACED:
                 self._code.clear()
             self._code[key] = uses + 1
-            if uses + 1 < _TRACED_FROM_USE:
+            if uses + 1 < TRACED_FROM_USE:
                 return pull
             traced = make_fx(pull)(*[value.detach() for value in values])
             traced.graph.eliminate_dead_code()

@@ -140,7 +140,10 @@ class Lowering:
         fed: Collection[Endpoint],
     ) -> None:
         controls = [env.done[name]() for name in node.controls if name in env.done]
-        if pivot is not None and all(endpoint.node not in own for endpoint in node.inputs):
+        outside = [endpoint.node not in own for endpoint in node.inputs]
+        # What comes from outside of a loop is live in its last iteration, too, in which the body is not taken: a node
+        # needs one dead input then, a loop or condition all of them.
+        if pivot is not None and (all(outside) or (node.op in ("While", "Cond") and any(outside))):
             controls.append(pivot())
         named = Node(
             prefix + node.name,

@@ -54,24 +54,28 @@ def groups_of(
     order: of the primitives, each after what it needs, back edges aside. frames: of each primitive, by number.
     fuses: whether a primitive can be in a region.
     """
-    sets: dict[frozenset[int], frozenset[int]] = {}
+    Token = tuple[int, int]  # a primitive; of a Switch also the port, as one of the two is dead
+    sets: dict[frozenset[Token], frozenset[Token]] = {}
 
-    def interned(members: frozenset[int]) -> frozenset[int]:
+    def interned(members: frozenset[Token]) -> frozenset[Token]:
         return sets.setdefault(members, members)
 
     nothing = interned(frozenset())
-    after: dict[int, frozenset[int]] = {}
+    after: dict[int, frozenset[Token]] = {}
     is_root: dict[int, bool] = {}
     groups: dict[tuple[int, int], list[int]] = {}
     for index in order:
         flat = flats[index]
-        needed = [source for source, _ in flat.inputs if source in after] + [
-            c for c in flat.controls if c in after
-        ]
         before = nothing
-        for source in needed:
-            if after[source] is not before:
-                before = interned(before | after[source])
+        needed = [
+            port for port in (*flat.inputs, *((each, -1) for each in flat.controls)) if port[0] in after
+        ]
+        for source, port in needed:
+            added = after[source]
+            if flats[source].op == "Switch":
+                added = interned(added | {(source, port)})
+            if added is not before:
+                before = interned(before | added)
         if fuses[index]:
             after[index] = before
             is_root[index] = False
@@ -81,9 +85,9 @@ def groups_of(
             flat.op in _AT_ONCE
             and frames[index] == 0
             and not before
-            and all(is_root[each] for each in needed)
+            and all(is_root[source] for source, _ in needed)
         )
-        after[index] = nothing if is_root[index] else interned(before | {index})
+        after[index] = nothing if is_root[index] else interned(before | {(index, -1)})
     return list(groups.values())
 
 

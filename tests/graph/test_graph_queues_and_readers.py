@@ -1,0 +1,370 @@
+"""Queues, mutexes and readers: order, waiting, closing, failing, saving."""
+
+from __future__ import annotations
+
+import _thread
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
+from tests.graph.graphs import constant, evaluate, node
+
+from penstock.graph import Graph, GraphError, Session
+from penstock.graph.state.readers import write_tfrecords
+
+Q = node("q", "FIFOQueue", capacity=3, components=[["int32", []]])
+X = node("x", "Placeholder", dtype="int32", shape=[])
+COMMON = [
+    X,
+    node("put", "Enqueue", "q:0 x:0"),
+    node("take", "Dequeue", "q:0"),
+    node("size", "QueueSize", "q:0"),
+    node("close", "QueueClose", "q:0"),
+]
+
+
+def put(session: Session, *numbers: int) -> None:
+    for number in numbers:
+        session.run("put", {"x": number})
+
+
+def in_thread(run: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Start a run in a thread; what it gives or raises comes into the list."""
+    results: list[Any] = []
+
+    def work() -> None:
+        try:
+            results.append(run())
+        except GraphError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, results
+
+
+def wait_until_waiting(session: Session, count: int, thread: threading.Thread) -> None:
+    while len(session.waits()) < count:
+        thread.join(0.001)
+
+
+def test_elements_come_out_in_order_and_in_batches() -> None:
+    nodes = [Q, *COMMON, node("many", "DequeueMany", "q:0", n=2), node("none", "DequeueMany", "q:0", n=0)]
+    with Session(Graph(nodes)) as session:
+        put(session, 1, 2, 3)
+        assert session.run("size:0") == 3
+        assert session.run("size:0").dtype == np.int32
+        assert session.run("many:0").tolist() == [1, 2]
+        assert session.run("none:0").shape == (0,)
+        assert session.run("take:0") == 3
+
+
+def test_who_asks_for_more_than_fits_gets_it_as_it_comes() -> None:
+    nodes = [Q, *COMMON, node("many", "DequeueMany", "q:0", n=5)]
+    with Session(Graph(nodes)) as session:
+        thread, results = in_thread(lambda: session.run("many:0"))
+        put(session, *range(5))
+        thread.join()
+
+    assert results[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_full_queue_holds_the_enqueue_back_until_there_is_space() -> None:
+    with Session(Graph([Q, *COMMON])) as session:
+        put(session, 1, 2, 3)
+        thread, results = in_thread(lambda: session.run("put", {"x": 4}))
+        wait_until_waiting(session, 1, thread)
+        assert session.run("size:0") == 3
+        assert [int(session.run("take:0")) for _ in range(4)] == [1, 2, 3, 4]
+        thread.join()
+
+    assert results == [None]
+
+
+def test_a_closed_queue_gives_what_it_has_and_takes_nothing() -> None:
+    nodes = [Q, *COMMON, node("many", "DequeueMany", "q:0", n=2)]
+    with Session(Graph(nodes)) as session:
+        put(session, 1, 2, 3)
+        waiting, _ = in_thread(lambda: session.run("put", {"x": 4}))
+        wait_until_waiting(session, 1, waiting)
+        session.run("close")
+        session.run("close")
+        with pytest.raises(GraphError) as refused:
+            put(session, 5)
+        assert session.run("many:0").tolist() == [1, 2]
+        waiting.join()
+        assert session.run("take:0") == 3
+        with pytest.raises(GraphError, match="'many'") as drained:
+            session.run("many:0")
+        assert session.run("take:0") == 4
+        thread, results = in_thread(lambda: session.run("take:0"))
+        thread.join()
+
+    assert refused.value.kind == "cancelled"
+    assert drained.value.kind == results[0].kind == "out_of_range"
+
+
+@pytest.mark.parametrize("ending", ["failure", "interrupt", "timeout"])
+def test_a_step_that_ends_withdraws_what_it_waited_for(ending: str) -> None:
+    """Two Dequeues and an Enqueue of it wait; whatever ends it, later elements are nobody's but the next run's."""
+
+    def end(value: Any) -> Any:
+        if ending == "failure":
+            raise ValueError("enough")
+        _thread.interrupt_main()
+        return value
+
+    nodes = [
+        Q,
+        *COMMON,
+        node("other", "FIFOQueue", capacity=1, components=[["int32", []]]),
+        node("fill", "Enqueue", "other:0 x:0"),
+        node("more", "Enqueue", "other:0 x:0"),
+        node("left", "QueueSize", "other:0"),
+        node("a", "Dequeue", "q:0"),
+        node("b", "DequeueMany", "q:0", n=2),
+        node("end", "Call", "x:0", function="end", outputs=[["int32", []]]),
+    ]
+    with Session(Graph(nodes), functions={"end": end}) as session:
+        session.run("fill", {"x": 1})
+        targets = ["a", "b", "more", *(["end"] if ending != "timeout" else [])]
+        with pytest.raises(KeyboardInterrupt if ending == "interrupt" else Exception) as caught:
+            # The call comes last: the others wait by then.
+            session.run((), {"x": 2}, [*targets], timeout_seconds=0.01 if ending == "timeout" else None)
+        assert type(caught.value).__name__ in ("KernelError", "KeyboardInterrupt", "WaitTimeout")
+        assert session.waits() == []
+        put(session, 7, 8, 9)
+
+        assert session.run("size:0") == 3
+        assert session.run("left:0") == 1
+        assert session.run("a:0") == 7
+        assert session.run("b:0").tolist() == [8, 9]
+
+
+def test_a_shuffling_queue_keeps_enough_to_shuffle_and_follows_its_seed() -> None:
+    def drawn(seed: int) -> list[int]:
+        queue = node(
+            "q", "RandomShuffleQueue", capacity=20, min_after_dequeue=4, seed=seed, components=[["int32", []]]
+        )
+        with Session(Graph([queue, *COMMON])) as session:
+            put(session, *range(20))
+            order = [int(session.run("take:0")) for _ in range(16)]
+            thread, results = in_thread(lambda: session.run("take:0"))
+            wait_until_waiting(session, 1, thread)
+            session.run("close")
+            thread.join()
+            return order + [int(results[0])] + [int(session.run("take:0")) for _ in range(3)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert sorted(drawn(1)) == list(range(20)) != drawn(1)
+
+
+def test_elements_of_several_components_and_of_bytes() -> None:
+    nodes = [
+        node(
+            "q", "FIFOQueue", capacity=9, components=[["bytes", [2]], {"dtype": "float32", "shape": [None]}]
+        ),
+        node("s", "Placeholder", dtype="bytes", shape=[2]),
+        node("f", "Placeholder", dtype="float32", shape=None),
+        node("put", "Enqueue", "q:0 s:0 f:0"),
+        node("all", "EnqueueMany", "q:0 ss:0 ff:0"),
+        node("ss", "Placeholder", dtype="bytes", shape=[None, 2]),
+        node("ff", "Placeholder", dtype="float32", shape=None),
+        node("take", "DequeueMany", "q:0", n=2),
+    ]
+    words = np.array([b"\xff", b""], object)
+    with Session(Graph(nodes)) as session:
+        session.run("put", {"s": words, "f": np.ones(3, np.float32)})
+        session.run("all", {"ss": words[None], "ff": np.zeros((1, 3), np.float32)})
+        strings, floats = session.run(["take:0", "take:1"])
+        with pytest.raises(GraphError, match="component 1") as caught:
+            session.run("put", {"s": words, "f": np.float32(1)})
+
+    assert strings.tolist() == [[b"\xff", b""]] * 2
+    assert floats.tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert caught.value.kind == "mismatch"
+
+
+def test_a_mutex_lets_one_step_in_and_a_failed_step_gives_it_back() -> None:
+    nodes = [
+        node("m", "Mutex"),
+        node("lock", "MutexAcquire", "m:0"),
+        node("lock2", "MutexAcquire", "m:0"),
+        node("free", "MutexRelease", "m:0"),
+        node("v", "Variable", dtype="int64", shape=[]),
+        constant("zero", 0, "int64"),
+        constant("one", 1, "int64"),
+        node("set", "Assign", "v:0 zero:0"),
+        node("read", "Read", "v:0", ctrl=["lock"]),
+        node("next", "Add", "read:0 one:0"),
+        node("write", "Assign", "v:0 next:0"),
+        node("unlock", "MutexRelease", "m:0", ctrl=["write"]),
+        constant("flat", [[0.0]]),
+        node("fail", "MatrixInverse", "flat:0", ctrl=["lock"]),
+    ]
+    with Session(Graph(nodes)) as session:
+        session.run("set")
+        threads = [in_thread(lambda: [session.run("unlock") for _ in range(25)])[0] for _ in range(4)]
+        for thread in threads:
+            thread.join()
+        assert session.run("v:0") == 100
+        with pytest.raises(GraphError):
+            session.run("fail")
+        session.run("lock")
+        thread, results = in_thread(lambda: session.run("lock2"))
+        wait_until_waiting(session, 1, thread)
+        session.run("free")
+        thread.join()
+        session.run("free")
+        with pytest.raises(GraphError, match="not held"):
+            session.run("free")
+
+    assert results == [None]
+
+
+# -- Readers -------------------------------------------------------------------------------------------
+
+
+def test_records_are_those_that_another_program_wrote_each_to_one_run(tmp_path: Path) -> None:
+    records = [bytes([k]) * k * 100 for k in range(7)]
+    for part in range(2):
+        writer = RecordWriter(str(tmp_path / f"{part}"))
+        for record in records[part::2]:
+            writer.write(record)
+        writer.close()
+    write_tfrecords(tmp_path / "ours", records)
+    files = [str(tmp_path / "0"), str(tmp_path / "1")]
+    nodes = [node("r", "TFRecords", files=files), node("o", "TFRecords", files=[str(tmp_path / "ours")])]
+    with Session(Graph(nodes)) as session:
+        results = [session.run(["r:0", "o:0"]) for _ in range(7)]
+        with pytest.raises(GraphError) as caught:
+            session.run("r:0")
+
+    assert [each.item() for each, _ in results] == records[0::2] + records[1::2]
+    assert [each.item() for _, each in results] == records
+    assert caught.value.kind == "out_of_range"
+
+
+@pytest.mark.parametrize(
+    ("where", "part"),
+    [(3, "damaged length"), (15, "damaged: its checksum"), (-1, "cut off|more"), (None, "more")],
+    ids=["length", "content", "cut", "huge"],
+)
+def test_a_damaged_record_is_named_with_its_file_number_and_byte(
+    tmp_path: Path, where: int | None, part: str
+) -> None:
+    file = tmp_path / "records"
+    write_tfrecords(file, [b"first", b"second"])
+    data, second = bytearray(file.read_bytes()), 12 + 5 + 4
+    if where is None:
+        head = struct.pack("<Q", 2**60)
+        from penstock.graph.state.readers import masked_crc32c
+
+        data[second : second + 12] = head + struct.pack("<I", masked_crc32c(head))
+    elif where == -1:
+        del data[-3:]
+    else:
+        data[second + where] ^= 1
+    file.write_bytes(bytes(data))
+    with Session(Graph([node("r", "TFRecords", files=[str(file)])])) as session:
+        assert session.run("r:0").item() == b"first"
+        for _ in range(2):  # it stays, and nothing is skipped
+            with pytest.raises(GraphError, match=rf"record 1 at byte {second} .*({part})") as caught:
+                session.run("r:0")
+            assert caught.value.kind == "corrupt"
+
+
+def test_lines_and_records_of_a_length(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\n\r\n\n\xfftwo")
+    (tmp_path / "b").write_bytes(b"abcde")
+    nodes = [
+        node("l", "TextLines", files=[str(tmp_path / "a"), str(tmp_path / "b")]),
+        node("f", "FixedRecords", files=[str(tmp_path / "b")], record_bytes=3),
+    ]
+    with Session(Graph(nodes)) as session:
+        lines = [session.run("l:0").item() for _ in range(5)]
+        assert session.run("f:0").item() == b"abc"
+        with pytest.raises(GraphError, match=r"record 1 at byte 3 is cut off") as caught:
+            session.run("f:0")
+
+    assert lines == [b"one", b"\r", b"", b"\xfftwo", b"abcde"]
+    assert caught.value.kind == "corrupt"
+
+
+# -- State ---------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a\nb\nc\nd\n")
+    nodes = [
+        X,
+        node("q", "RandomShuffleQueue", capacity=9, components=[["int32", []]]),
+        *COMMON[1:],
+        node("lines", "TextLines", files=[str(tmp_path / "lines")]),
+        node("draw", "RandomUniform", shape=[2]),
+        node("v", "Variable", dtype="quint8", shape=[2]),
+        node("w", "Placeholder", dtype="quint8", shape=[2]),
+        node("set", "Assign", "v:0 w:0"),
+        node("shared", "Variable", dtype="bytes", shape=[], container=str(tmp_path)),
+        constant("text", "x", "bytes")
+        | {"attr": {"value": {"dtype": "bytes", "shape": [], "data": ["AP8="]}}},
+        node("name", "Assign", "shared:0 text:0"),
+    ]
+    fetches = ["take:0", "lines:0", "draw:0", "v:0", "shared:0"]
+
+    def later(session: Session) -> Any:
+        return [[each.tolist() for each in session.run(fetches)] for _ in range(2)]
+
+    with Session(Graph(nodes), seed=5) as session:
+        session.run(["set", "name"], {"w": np.array([1, 255], np.uint8)})
+        put(session, *range(6))
+        session.run(["take:0", "lines:0", "draw:0"])
+        session.save(str(tmp_path / "state"))
+        expected = later(session)
+    with Session(Graph(nodes), seed=5) as fresh:
+        fresh.restore(str(tmp_path / "state"))
+        assert later(fresh) == expected
+    with Session(Graph(nodes), seed=5) as fresh:
+        fresh.restore(str(tmp_path / "state"))
+        fresh.save(str(tmp_path / "again"))
+        fresh.restore(str(tmp_path / "again"))
+        assert later(fresh) == expected
+
+
+def test_draws_depend_on_seed_name_and_run_alone() -> None:
+    a, b = node("a", "RandomUniform", shape=[3]), node("b", "RandomUniform", shape=[3])
+
+    def draws(nodes: list[dict[str, Any]], fetches: list[str], seed: int) -> Any:
+        with Session(Graph(nodes), seed=seed) as session:
+            return [session.run(fetches)[0].tolist() for _ in range(2)]
+
+    alone = draws([a], ["a:0"], 1)
+    assert draws([b, a], ["a:0", "b:0"], 1) == alone
+    assert draws([a], ["a:0"], 2) != alone
+    assert alone[0] != alone[1]
+    assert all(0 <= number < 1 for number in alone[0])
+    order = evaluate([constant("c", [[1.0], [2.0], [3.0]]), node("s", "Shuffle", "c:0")], "s:0")
+    assert sorted(order.ravel().tolist()) == [1, 2, 3]
+
+
+def test_sessions_share_what_is_in_a_named_container_and_nothing_else(tmp_path: Path) -> None:
+    def nodes(container: str) -> list[dict[str, Any]]:
+        return [
+            node("v", "Variable", dtype="int32", shape=[], container=container),
+            constant("c", 5, "int32"),
+            node("set", "Assign", "v:0 c:0"),
+        ]
+
+    for container, is_shared in ((str(tmp_path), True), ("", False)):
+        with Session(Graph(nodes(container))) as one, Session(Graph(nodes(container))) as other:
+            one.run("set")
+            if is_shared:
+                assert other.run("v:0") == 5
+            else:
+                with pytest.raises(GraphError, match="assigned"):
+                    other.run("v:0")
