@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from tests.forking import Forks
+    from tests.interpreters import Interpreters
 
 # For the processes that tests start: threads that they do not use take NumPy as long to start as it takes itself.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -181,6 +182,16 @@ def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Interpreters]:
+    """Return what starts programs that have Penstock imported."""
+    from tests.interpreters import Interpreters
+
+    interpreters = Interpreters()
+    yield interpreters
+    interpreters.close()
 
 
 # -- Nothing is left behind ----------------------------------------------------------------------------

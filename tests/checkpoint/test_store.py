@@ -6,7 +6,6 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.checkpoint.snapshot_files import (
     tensor,
     training,
 )
+from tests.interpreters import Interpreters
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.manifest import NewerFormat
@@ -517,10 +517,8 @@ store.close()
 """
 
 
-def test_a_second_writer_is_told_who_writes_and_may_read(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
+def test_a_second_writer_is_told_who_writes_and_may_read(folder: Path, interpreters: Interpreters) -> None:
+    with interpreters.start(WRITER, str(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdin is not None
         assert writer.stdout.readline() == b"saved\n"

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +16,7 @@ import psutil
 import pytest
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 from tests.forking import Forks
+from tests.interpreters import Interpreters
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
@@ -437,22 +435,19 @@ if sys.argv[3] == "exit":
 """
 
 
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [("raise", 1), *(pytest.param(*end, marks=pytest.mark.slow) for end in (("return", 0), ("exit", 3)))],
-)
-def test_a_save_is_finished_when_the_interpreter_ends(folder: Path, end: str, code: int) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", END, str(folder), "rle4", end], capture_output=True, check=False
-    )
-
-    assert ended.returncode == code
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 1), ("exit", 3)])
+def test_a_save_is_finished_when_the_interpreter_ends(
+    folder: Path, interpreters: Interpreters, end: str, code: int
+) -> None:
+    assert interpreters.run(END, str(folder), "rle4", end).returncode == code
     restored = opened(folder).restore(7)
     assert same(restored["a"], np.random.default_rng(0).normal(size=2_000_000))
     assert not list(folder.glob(".unfinished*"))
 
 
-def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(folder: Path) -> None:
+def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(
+    folder: Path, interpreters: Interpreters
+) -> None:
     """Ctrl-C while the process waits for the save: the interpreter waits for it all the same."""
     script = """
     import os, signal, sys, threading
@@ -477,13 +472,9 @@ def test_a_save_that_is_interrupted_at_the_end_of_the_process_is_finished(folder
         print("interrupted", flush=True)
         interrupted.set()
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(folder)],
-        capture_output=True,
-        check=False,
-    )
+    ended = interpreters.run(script, str(folder))
 
-    assert ended.stdout == b"interrupted\n"
+    assert ended.stdout == "interrupted\n"
     assert ended.returncode == 0
     assert same(opened(folder).restore(1).state, {"a": np.arange(5)})
 

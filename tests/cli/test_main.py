@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.metadata
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.interpreters import Interpreters
 from tests.spans import spans_of
 
 from penstock.cli.main import main
@@ -221,22 +223,14 @@ def test_what_cannot_be_done_is_one_line_and_a_status(
     assert placed(message) in line
 
 
-def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
+def test_what_a_locale_has_no_letter_for_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "weights ü.bin").write_bytes(bytes(1000))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
 
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-c", "import sys\nfrom penstock.cli.main import main\nsys.exit(main())"),
-            *("snapshots", "seal", "weights ü.bin"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-    )
+    assert main(["snapshots", "seal", "weights ü.bin"]) == 0
 
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith(r"weights \xfc.bin is sealed by ")
+    assert sys.stdout.buffer.getvalue().startswith(rb"weights \xfc.bin is sealed by ")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -260,14 +254,16 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_else_is_done(
     assert f"--plot {tmp_path}/picture.doc ends in '.doc', which is no picture" in capsys.readouterr().err
 
 
-def test_the_version_is_the_one_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_one_that_is_installed(
+    interpreters: Interpreters, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
 
     shown = f"penstock {importlib.metadata.version('penstock')}\n"
     assert capsys.readouterr().out == shown
-    module = [sys.executable, "-m", "penstock", "--version"]
-    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == shown
+    module = "import runpy; runpy.run_module('penstock', run_name='__main__')"
+    assert interpreters.run(module, "--version").stdout == shown
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,11 +273,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert str(tmp_path / "letter") in capsys.readouterr().err
 
 
-def test_who_reads_the_output_may_stop_early() -> None:
+def test_who_reads_the_output_may_stop_early(interpreters: Interpreters) -> None:
     command = "import sys; from penstock.cli.main import main; sys.exit(main())"
     arguments = ["simulate", "caches", "--samples", "1000", "--policies", "lru"]
-    with subprocess.Popen(
-        [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    with interpreters.start(
+        command, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None

@@ -6,10 +6,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.interpreters import Interpreters
 
 from penstock.checkpoint.tiers.lock import WriterLock
 from penstock.errors import ConfigError, DataError
@@ -38,10 +38,10 @@ def test_a_second_writer_of_the_same_process_is_refused_and_told_who_writes(tmp_
     WriterLock(tmp_path).release()
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+def test_a_second_process_is_refused_until_the_first_is_killed(
+    tmp_path: Path, interpreters: Interpreters
+) -> None:
+    with interpreters.start(HOLD, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
 
@@ -95,10 +95,8 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_holder_that_left_no_name_is_another_process(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+def test_a_holder_that_left_no_name_is_another_process(tmp_path: Path, interpreters: Interpreters) -> None:
+    with interpreters.start(HOLD, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         (tmp_path / ".lock").write_bytes(b"")
