@@ -28,51 +28,59 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+#: Words that start one, and how many lines fit each sign.
+CASES: list[tuple[str, dict[str, int]]] = [
+    ("plan", {r"M positions/s": 24, r" ms  \(": 2}),
+    ("budget", {r" s to look at, .* s to plan, .* % padding$": 2, r"^packed: .* % of them padding$": 1}),
+    ("caches", {r"^lru ": 4, r"has none": 6}),
+    ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
+    ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
+    ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
+    ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
+    (
+        "overhead --batch-sizes 64",
+        {
+            r"^(scheduler|4 KB|rows of|mixture|  Data).* \(.* \(": 12,
+            r"of a DataLoader's": 2,
+            r"^time of a mixture": 2,
+        },
+    ),
+    ("wear", {r"M pages/s$": 2}),
+    (
+        "loader/records",
+        {r"^(?!FFCV).* \(.* to .*\(.* to ": 14, r", of gather: ": 2, r"single gets: .*wanted 5": 1},
+    ),
+    (
+        "loader/tables",
+        {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5},
+    ),
+    ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 20, r": 256 samples": 4}),
+    ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
+    ("loader/forms", {r"images/s .* ms of CPU an image$": 4, r"^(3 )?crops / stored: .* times less$": 2}),
+    ("loader/workers --data dicts", {r"^(DataLoader|Penstock|bare).* [0-9,]+$": 9, r" x \(.* to ": 5}),
+    (
+        "loader/device",
+        {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
+    ),
+    (
+        "loader/tiers",
+        {
+            r" reads of the store, bound .* of the run beside all in memory$": 5,
+            r"^cold reads": 2,
+            r"\(wanted 1\.2\)$": 1,
+        },
+    ),
+    ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
+    ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
+]
+#: Those that take a second at most; the slow tests have the others.
+QUICK = ("tracing", "policies --tiers", "loader/records")
+
+
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("plan", {r"M positions/s": 24, r" ms  \(": 2}),
-        ("budget", {r" s to look at, .* s to plan, .* % padding$": 2, r"^packed: .* % of them padding$": 1}),
-        ("caches", {r"^lru ": 4, r"has none": 6}),
-        ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
-        ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
-        ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
-        ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
-        (
-            "overhead --batch-sizes 64",
-            {
-                r"^(scheduler|4 KB|rows of|mixture|  Data).* \(.* \(": 12,
-                r"of a DataLoader's": 2,
-                r"^time of a mixture": 2,
-            },
-        ),
-        ("wear", {r"M pages/s$": 2}),
-        (
-            "loader/records",
-            {r"^(?!FFCV).* \(.* to .*\(.* to ": 14, r", of gather: ": 2, r"single gets: .*wanted 5": 1},
-        ),
-        (
-            "loader/tables",
-            {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5},
-        ),
-        ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 20, r": 256 samples": 4}),
-        ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
-        ("loader/forms", {r"images/s .* ms of CPU an image$": 4, r"^(3 )?crops / stored: .* times less$": 2}),
-        ("loader/workers --data dicts", {r"^(DataLoader|Penstock|bare).* [0-9,]+$": 9, r" x \(.* to ": 5}),
-        (
-            "loader/device",
-            {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
-        ),
-        (
-            "loader/tiers",
-            {
-                r" reads of the store, bound .* of the run beside all in memory$": 5,
-                r"^cold reads": 2,
-                r"\(wanted 1\.2\)$": 1,
-            },
-        ),
-        ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
-        ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
+        *(pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in CASES),
         pytest.param("blocks", {r" x  \(": 3}, marks=pytest.mark.system),
     ],
 )
@@ -102,6 +110,7 @@ def test_the_benchmark_of_watching_prints_the_cost_beside_the_bare_loop(run: Run
     assert steps == ["bare loop", "handed on", "watched"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_what_is_first_times_a_cold_start_of_each(run: Run) -> None:
     assert [line.partition(", cold: ")[0] for line in run("first_use")[1:]] == [
         "penstock.Loader, first batch",

@@ -44,6 +44,7 @@ def test_a_function_is_compiled_into_the_kernel_that_calls_it() -> None:
     assert summed(np.arange(4)) == 12
 
 
+@pytest.mark.slow  # imports SciPy in the end
 def test_a_kernel_needs_no_scipy_and_other_compiled_functions_find_it() -> None:
     """Where SciPy is installed, numba imports scipy.linalg for a kernel that has nothing to do with it: 0.25 s."""
     program = """

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 import torch
 from tests.forking import Forks
 from tests.patience import patient
-from tests.ranks.jobs import torchrun_job, wait_for
+from tests.ranks.jobs import torchrun_job
 
 from penstock import SnapshotStore
 
@@ -20,7 +21,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ddp-under-torchrun.md"
 COUNT = 70
 
 
-def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, forks: Forks) -> None:
+@pytest.mark.parametrize("under", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(
+    tmp_path: Path, forks: Forks, under: str
+) -> None:
     for number in range(COUNT):
         place = tmp_path / "photos" / "train" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -28,22 +32,32 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, 
     text = PAGE.read_text()
     (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (command,) = re.findall(r"```console\ntorchrun (.*?)\n```", text)
-    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
+
+    def run() -> str:
+        with forks.start(tmp_path / "train.py", [[torchrun_job(size=2)]]) as forked:
+            told, statuses = forked.wait()
+        assert set(statuses.values()) == {0}, told
+        return told
+
+    def run_under_torchrun() -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *command.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=patient(120),
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stderr
 
     def saved() -> list[int]:
         return [listed.step for listed in SnapshotStore(tmp_path / "runs" / "ddp", report=None).list()]
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-        check=False,
-    )
+    told = run() if under == "forks" else run_under_torchrun()
 
-    assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("penstock: train")]
+    lines = [line for line in told.splitlines() if line.startswith("penstock: train")]
     starts = [line for line in lines if "reads 70 samples" in line]
     assert len(starts) == 1, "one rank reports for the job"
     assert "rank 0" in starts[0]
@@ -62,8 +76,7 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, 
         before = store.restore(2)["model"]
         after = store.restore(3)["model"]
         store.delete(3)
-    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
-    wait_for(forks.start(tmp_path / "train.py", [[torchrun_job(size=2)]]))
+    run()
 
     assert saved() == [1, 2, 3]
     again = SnapshotStore(tmp_path / "runs" / "ddp", report=None).restore(3)["model"]

@@ -50,6 +50,7 @@ def test_jax_on_one_device_and_on_several(start: Callable[..., subprocess.Popen[
     assert "2 epochs of 2 steps" in errors
 
 
+@pytest.mark.slow
 def test_jax_in_two_processes(start: Callable[..., subprocess.Popen[str]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -63,6 +64,7 @@ def test_jax_in_two_processes(start: Callable[..., subprocess.Popen[str]]) -> No
     assert ended[0][0] != ended[1][0]
 
 
+@pytest.mark.slow
 def test_processes_of_jax_that_would_read_differently_are_all_told(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
@@ -78,6 +80,7 @@ def test_processes_of_jax_that_would_read_differently_are_all_told(
         assert re.search(r"ConfigError: .*seed.*0.*1", errors), errors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="it has no build for this Python")
 def test_keras(start: Callable[..., subprocess.Popen[str]]) -> None:
     printed, errors, status = end(start(TENSORFLOW))

@@ -71,7 +71,7 @@ class Training:
                 "text": True,
                 "env": {**os.environ, "TMPDIR": str(self.temporary)},
             }
-            self.process = (
+            self.process: subprocess.Popen[str] = (
                 subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **options)
                 if cold
                 else interpreters.start(PRELUDE + script, *arguments, **options)

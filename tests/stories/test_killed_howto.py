@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.forking import Forks
-from tests.patience import patient, wait_until
+from tests.patience import patient
 
 from penstock import SnapshotStore
 
@@ -71,6 +72,7 @@ TRAINERS = ("accelerate", "penstock.torch.lightning", "penstock.torch.trainer")
 #: How many ranks each life of a trainer has, and the batch at which one of them gets its signal. Two make a step of the
 #: optimizer, with which it stops: five times within the first epoch, after its first step, in the middle, with its end.
 FIVE_STOPS = ((4, 0), (2, 3), (3, 6), (4, 9), (2, 10), (3, None))
+ONE_STOP = ((2, 3), (1, None))
 #: The signal comes in an evaluation after the fifth batch.
 IN_EVALUATION = ((2, "4e"), (3, None))
 Rows = list[str]
@@ -260,29 +262,33 @@ def run_evaluating(place: Path, forks: Forks, lives: Lives, title: str) -> dict[
     return folders
 
 
-@pytest.fixture(scope="module")
-def stopped(place: Path, forks: Forks) -> dict[str, Path]:
-    return run_evaluating(place, forks, FIVE_STOPS, "stopped")
-
-
-@pytest.mark.parametrize("name", EVALUATING)
-def test_trainers_that_are_stopped_five_times_within_an_epoch_read_what_an_unbroken_run_reads(
-    stopped: dict[str, Path], straight: dict[tuple[int, int], Rows], name: str
+@pytest.mark.parametrize(
+    ("lives", "first_batches"),
+    [
+        (ONE_STOP, [0, 4]),
+        pytest.param(FIVE_STOPS, [0, 2, 4, 8, 10, 12], marks=pytest.mark.slow),
+    ],
+    ids=["once", "five times"],
+)
+def test_trainers_that_are_stopped_within_an_epoch_read_what_an_unbroken_run_reads(
+    place: Path, straight: dict[tuple[int, int], Rows], forks: Forks, lives: Lives, first_batches: list[int]
 ) -> None:
-    """On 4, 2, 3, 4, 2 and 3 ranks, two batches to a step, evaluating: each batch once, with the same random crops."""
-    begins = check(stopped[name], FIVE_STOPS, straight)
+    """On other ranks each time, two batches to a step, evaluating: each batch once, with the same random crops."""
+    for folder in run_evaluating(place, forks, lives, f"stopped {len(lives)}").values():
+        begins = check(folder, lives, straight)
 
-    assert begins == [(0, 0), (0, 2), (0, 4), (0, 8), (0, 10), (1, 0)]
-    counts = [
-        len(read_by(*(stopped[name] / f"notes-{life}-{rank}" for rank in range(ranks))))
-        for life, (ranks, _) in enumerate(FIVE_STOPS)
-    ]
-    assert counts == [2, 2, 4, 2, 2, STEPS]
-    for life, (ranks, _) in enumerate(FIVE_STOPS):
-        for rank in range(ranks):
-            assert (stopped[name] / f"evaluated-{life}-{rank}").exists()
+        assert begins == [divmod(batch, STEPS) for batch in first_batches]
+        counts = [
+            len(read_by(*(folder / f"notes-{life}-{rank}" for rank in range(ranks))))
+            for life, (ranks, _) in enumerate(lives)
+        ]
+        assert counts == [*np.diff([*first_batches, EPOCHS * STEPS])]
+        for life, (ranks, _) in enumerate(lives):
+            for rank in range(ranks):
+                assert (folder / f"evaluated-{life}-{rank}").exists()
 
 
+@pytest.mark.slow
 def test_trainers_that_get_their_signal_in_an_evaluation_stop_with_the_step_before_or_after_it(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
 ) -> None:
@@ -438,8 +444,10 @@ def test_three_ranks_under_torchrun_save_one_step_after_a_signal_to_one_and_two_
 
 #: Photographs of which no more are read once the training has had five batches, until there is a file.
 HELD_BACK = """
-import pathlib, threading
+import os, pathlib, threading
 from penstock.store import ImageFolder
+
+pathlib.Path("process").write_text(str(os.getpid()))
 
 class HeldBack:
     def __init__(self):
@@ -467,44 +475,41 @@ class HeldBack:
 
 @pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it never comes"])
 def test_a_signal_while_lightning_waits_for_a_batch_is_answered(
-    place: Path, straight: dict[tuple[int, int], Rows], comes: bool
+    place: Path, straight: dict[tuple[int, int], Rows], forks: Forks, comes: bool
 ) -> None:
     """Once the batch comes, the step is finished and saved. If it never does, `timeout_seconds=` ends the process."""
-    waits = f"policy='staging', patience_seconds=0.2, timeout_seconds={patient(60 if comes else 2)}"
+    options = f"policy='staging', patience_seconds=0.2, timeout_seconds={patient(60 if comes else 2)}"
     folder = prepare(place, f"Lightning waits {comes}", smaller(blocks()["Lightning"]))
-    data = (folder / "data.py").read_text().replace('"photos/train"', f"HeldBack(), {waits}")
+    data = (folder / "data.py").read_text().replace('"photos/train"', f"HeldBack(), {options}")
     (folder / "data.py").write_text(HELD_BACK + data)
-    notes, told = folder / "notes", folder / "told"
+    notes = folder / "notes"
+    waits = re.compile(r"the training waits for the batch of epoch (\d), step (\d+) ")
 
-    with told.open("w") as errors:
-        arguments = [str(folder / "train.py"), str(notes), "{}", "0", "0", ""]
-        training = subprocess.Popen([sys.executable, str(LAUNCH), *arguments], stderr=errors)
-
-    def waits_for_what_is_held_back() -> bool:
-        assert training.poll() is None, told.read_text()
-        given = len(notes.read_text().splitlines()) if notes.exists() else 0
-        line = "the training waits for the batch of epoch {}, step {} ".format(*divmod(given, STEPS))
-        return given >= 5 and line in told.read_text()
-
-    try:
-        wait_until(waits_for_what_is_held_back, 60)
-        training.send_signal(signal.SIGTERM)
+    arguments = [str(folder / "train.py"), str(notes), "{}", "0", "0", ""]
+    with forks.start(LAUNCH, [[[arguments]]], modules=TRAINERS) as training:
+        lines = []
+        for line in training.out:
+            lines.append(line)
+            found = waits.search(line)
+            if found and int(found[1]) * STEPS + int(found[2]) >= 5:
+                break
+        else:
+            pytest.fail("".join(lines))
+        os.kill(int((folder / "process").read_text()), signal.SIGTERM)
         if comes:
             (folder / "comes").touch()
-        status = training.wait(patient(60))  # the grace
-    finally:
-        training.kill()
-        training.wait()
+        told, statuses = training.wait()
+    (status,) = statuses.values()
 
     read = read_by(notes)
     assert read == {step: straight[step] for step in read}
     saved = [listed.step for listed in SnapshotStore(folder / "runs" / "lightning", report=None).list()]
     if comes:
-        assert (status, len(read)) == (128 + signal.SIGTERM, 2 * saved[-1]), told.read_text()
+        assert (status, len(read)) == (128 + signal.SIGTERM, 2 * saved[-1]), told
         assert len(read) < STEPS * EPOCHS
     else:
-        assert (status, saved[-1]) == (1, len(read) // 4 * 2), told.read_text()
-        assert "penstock.errors.WaitTimeout: the training waits for" in told.read_text()
+        assert (status, saved[-1]) == (1, len(read) // 4 * 2), told
+        assert "penstock.errors.WaitTimeout: the training waits for" in told
 
 
 #: What Slurm does: `srun` starts the tasks and, ahead of the job's end, signals each; it returns the highest status.
@@ -541,6 +546,7 @@ StopOnSignal.agreed = wait_for_signal
 """
 
 
+@pytest.mark.slow
 def test_the_job_of_the_page_queues_itself_again_after_slurms_signal(place: Path) -> None:
     folder = place / "slurm"
     folder.mkdir()
