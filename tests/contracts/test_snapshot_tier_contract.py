@@ -19,13 +19,14 @@ from penstock.errors import DataError, PenstockError
 # The drivers' own threads and sockets outlive a test by design.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*utcnow.*:DeprecationWarning:(botocore|moto|responses)"),
-    pytest.mark.usefixtures("s3_options"),
+    pytest.mark.usefixtures("fsspec_threads"),
 ]
 
 #: A tier at the same place as others that were made with the same argument, as another process would make it.
 Make = Callable[[], Tier]
 
-TIERS = ["local", "memory", "file", "s3"]
+#: S3 has tests of its own in the default run, tests/checkpoint/tiers/test_remote.py.
+TIERS = ["local", "memory", "file", pytest.param("s3", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=TIERS)

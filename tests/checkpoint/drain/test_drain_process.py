@@ -231,7 +231,7 @@ def test_what_starts_with_every_interpreter_may_write(
     assert not any("threads" in line for line in lines)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- >&- 2>&-"])
 def test_a_training_without_standard_files_is_drained_for_by_a_process(tmp_path: Path, closed: str) -> None:
     """As a daemon that closed them; whatever is opened next gets their numbers."""
     script = f"""

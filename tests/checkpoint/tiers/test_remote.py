@@ -373,6 +373,7 @@ def test_a_forked_process_that_ends_does_nothing_to_an_upload_of_its_parent(plac
     assert StubbornStore.events == ["begin", "block", "finish"]
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_in_the_midst_of_an_upload_gives_it_up(
     s3_options: dict[str, str], place: str, bucket: Any
 ) -> None:
