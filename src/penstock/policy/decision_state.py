@@ -238,7 +238,9 @@ def with_slots(state: State, slots: int) -> State:
     )
     # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
     out = d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group
-    ints = np.concatenate([old, np.zeros(len(ranks) * sum(lengths) + out, np.int64)])
+    # Not a concatenation, which would touch all pages: most are never written in a short run.
+    ints = np.zeros(old.size + len(ranks) * sum(lengths) + out, np.int64)
+    ints[: old.size] = old
     grown = state._replace(ints=ints)
     begin = old.size
     for rank in ranks:
