@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
     ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
     ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
-    ("tracing", {r"us/span$": 4, r"us/sample$": 1}),
+    ("tracing", {r"us/span$": 5, r"us/sample$": 1, r"us/row$": 1}),
     (
         "overhead --batch-sizes 64",
         {

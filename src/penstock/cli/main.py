@@ -24,6 +24,7 @@ from penstock.cli.report import add_report
 from penstock.cli.simulate import add_simulate
 from penstock.cli.snapshots import add_snapshots
 from penstock.cli.trace import add_trace
+from penstock.cli.watch import add_watch
 from penstock.errors import ConfigError, PenstockError, printable
 from penstock.report import print_report
 
@@ -116,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add_snapshots(commands)
 
     add_trace(commands)
+    add_watch(commands)
     add_paper(commands)
     return parser
 

@@ -26,7 +26,7 @@ def add_report(commands: Any) -> None:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="trace that a loader recorded, or the folder of all ranks' traces",
+        help="trace that a loader recorded, the folder of all ranks' traces, or of penstock watch",
     )
     parser.add_argument(
         "-o",
@@ -42,13 +42,17 @@ def add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> None:
     from penstock.measure.explain import read_run
     from penstock.measure.report import write_report
+    from penstock.recordings.devices import FILE, read_devices
 
     check_folder("--out", options.out)
-    trace = read_run(options.trace)
+    devices = read_devices(options.trace) if (options.trace / FILE).exists() else None
+    has_trace = devices is None or any(options.trace.glob("*.trace"))
     try:
-        report = write_report(trace, options.out)
+        report = write_report(read_run(options.trace) if has_trace else None, options.out, devices)
     except ConfigError as error:
-        raise ConfigError(f"{options.trace}: {error}") from error
+        raise (
+            error if str(options.trace) in str(error) else ConfigError(f"{options.trace}: {error}")
+        ) from error
     data = {
         "verdict": report.verdict,
         "notes": list(report.notes),

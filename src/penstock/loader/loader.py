@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import platform
@@ -55,6 +56,7 @@ from penstock.report import print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import EpochMetrics, Trace, TraceWriter
+from penstock.trace.file import RUN_FOLDER
 from penstock.trace.schema import NO_STEP, Kind
 from penstock.units import is_integer
 
@@ -63,6 +65,7 @@ _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
 #: Of the memory, to copy a data set that nobody said to copy.
 _COPY_SHARE = 8
+_LOADERS = itertools.count()
 
 
 class Loader:
@@ -132,7 +135,8 @@ class Loader:
         ranks: makes the ranks that are compared before the first read, all of which make this loader; those of this
             process's job unless given, `penstock.ranks.alone` for none. A loader of one rank compares none.
         state: of another loader's `state_dict`, to resume from; see `load_state_dict`.
-        trace: a file to record every span in, made when prefetching begins.
+        trace: a file to record every span in, made when prefetching begins. Under `penstock watch`, one in its run
+            unless given.
         report: gets the lines about the start (on rank 0), epochs and long waits; None for silence.
 
         Raises: ConfigError naming the argument, or what differs between the ranks; DataError if the source cannot be
@@ -151,7 +155,8 @@ class Loader:
         #: Kernels are compiled by another process while it is open.
         self._lease = Lease(report)
         self._is_made = False
-        self._front_end, self._report, self._trace = front_end, report, trace
+        self._front_end, self._report = front_end, report
+        self._trace = _trace_of_run() if trace is None else trace
         with closing(
             Opening(
                 config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
@@ -918,6 +923,14 @@ def _report_choice(report: Callable[[str], None], collector: Collector, line: st
 
 def _change_nothing() -> None:
     """How the training's own thread is set up for loading."""
+
+
+def _trace_of_run() -> Path | None:
+    """Return where a loader that was given no trace= records for a `penstock watch` that this process runs under."""
+    folder = os.environ.get(RUN_FOLDER)
+    if not folder or not os.path.isdir(folder):
+        return None
+    return Path(folder) / f"{os.uname().nodename}-{os.getpid()}-{next(_LOADERS)}.trace"
 
 
 def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:

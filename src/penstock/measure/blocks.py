@@ -17,20 +17,18 @@ import fcntl
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
 
 from penstock.errors import ConfigError
 from penstock.measure import opens_hook
+from penstock.measure.running import Interrupts, running, status_of
 from penstock.recordings.blocks import Recording, RecordingWriter, read_recording
 from penstock.recordings.imports import import_recording
 from penstock.recordings.strace import CALLS, StraceReader
@@ -44,10 +42,7 @@ _ROWS_AT_ONCE = 16_384
 _POLL_SECONDS = 0.1
 #: Rows wait at most this long before they are written.
 _WRITE_SECONDS = 1.0
-#: How long a command that was ended may take to be gone.
-_GONE_SECONDS = 5.0
 _PROBE_SECONDS = 20.0
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +115,16 @@ def _record_strace(
     os.mkfifo(pipe)
     options = [*_options(strace), "-o", str(pipe), "--", *command]
     reader = StraceReader("strace", os.getcwd())
-    with RecordingWriter(out, meta) as writer, _open_pipe(pipe) as log, _Interrupts() as interrupts:
+    with RecordingWriter(out, meta) as writer, _open_pipe(pipe) as log, Interrupts() as interrupts:
         begun = time.perf_counter()
-        with _running(options, None, stdout, interrupts, is_traced=True) as process:
+        with running(options, None, stdout, interrupts, is_traced=True) as process:
             is_complete = _drain(log, process, reader, writer)
             process.wait()
         seconds = time.perf_counter() - begun
         writer.append(*reader.take())
         writer.close(is_complete=is_complete and interrupts.first is None, unresolved=reader.unresolved)
     return Recorded(
-        read_recording(out), _status(process.returncode), interrupts.first, seconds, len(reader.rings)
+        read_recording(out), status_of(process.returncode), interrupts.first, seconds, len(reader.rings)
     )
 
 
@@ -147,9 +142,9 @@ def _record_opens(
     shutil.copyfile(opens_hook.__file__, hook / "sitecustomize.py")
     places = [str(hook), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), opens_hook.LOG: str(log)}
-    with RecordingWriter(out, meta) as writer, _Interrupts() as interrupts:
+    with RecordingWriter(out, meta) as writer, Interrupts() as interrupts:
         begun = time.perf_counter()
-        with _running(command, environment, stdout, interrupts, is_traced=False) as process:
+        with running(command, environment, stdout, interrupts, is_traced=False) as process:
             process.wait()
         seconds = time.perf_counter() - begun
         if not log.stat().st_size:
@@ -160,7 +155,7 @@ def _record_opens(
         found = import_recording([log], "opens")
         writer.append(found.rows, dict(enumerate(found.files)))
         writer.close(is_complete=found.is_complete and interrupts.first is None)
-    return Recorded(read_recording(out), _status(process.returncode), interrupts.first, seconds)
+    return Recorded(read_recording(out), status_of(process.returncode), interrupts.first, seconds)
 
 
 # -- strace ------------------------------------------------------------------------------------------------
@@ -227,114 +222,3 @@ def _drain(log: int, process: subprocess.Popen[bytes], reader: StraceReader, wri
         if reader.pending >= _ROWS_AT_ONCE or time.monotonic() - written > _WRITE_SECONDS:
             writer.append(*reader.take())
             written = time.monotonic()
-
-
-# -- Processes ---------------------------------------------------------------------------------------------
-
-
-class _Interrupts:
-    """Passes the first Ctrl-C or SIGTERM on to the command, and kills it at the second."""
-
-    def __init__(self) -> None:
-        #: The first signal that came.
-        self.first: int | None = None
-        #: Process ids to tell, and to kill; set while a command runs.
-        self.targets: Callable[[], list[int]] = list
-        self.killed: Callable[[], list[int]] = list
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in _INTERRUPTS:
-            self._before[number] = signal.signal(number, self._on)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _on(self, number: int, _frame: FrameType | None) -> None:
-        if self.first is not None:
-            _send(signal.SIGKILL, self.killed())
-            return
-        self.first = number
-        if number == signal.SIGINT and _is_in_foreground():
-            print("penstock: waiting for the command to end; Ctrl-C again kills it", file=sys.stderr)
-        else:
-            self.pass_on()
-
-    def pass_on(self) -> None:
-        """Send the signal that came on to the command."""
-        if self.first is not None:
-            _send(self.first, self.targets())
-
-
-def _is_in_foreground() -> bool:
-    """Tell whether a Ctrl-C came from the terminal, which gives it to the command as well."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
-@contextmanager
-def _running(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None,
-    stdout: int | None,
-    interrupts: _Interrupts,
-    *,
-    is_traced: bool,
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, or strace with one; whatever happens inside, none of it is left in the end."""
-    process = subprocess.Popen(command, env=environment, stdout=stdout)
-
-    def targets() -> list[int]:
-        return _children(process.pid) if is_traced else [process.pid]
-
-    def everything() -> list[int]:
-        return [*_descendants(process.pid), *([] if is_traced else [process.pid])]
-
-    interrupts.targets, interrupts.killed = targets, everything
-    if interrupts.first is not None:  # while it was being started
-        interrupts.pass_on()
-    try:
-        yield process
-    except BaseException:
-        _send(signal.SIGTERM, targets())
-        try:
-            process.wait(_GONE_SECONDS)
-        except subprocess.TimeoutExpired:
-            _send(signal.SIGKILL, [*everything(), process.pid])
-        raise
-    finally:
-        interrupts.targets = interrupts.killed = list
-        process.wait()
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += map(int, listing.read_text().split())
-    return found
-
-
-def _descendants(pid: int) -> list[int]:
-    children = _children(pid)
-    return [*children, *(each for child in children for each in _descendants(child))]
-
-
-def _send(number: int, pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _status(returncode: int) -> int:
-    return 128 - returncode if returncode < 0 else returncode

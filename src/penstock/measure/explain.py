@@ -162,25 +162,19 @@ class Explanation:
 def read_run(path: str | os.PathLike[str]) -> Trace:
     """Read a trace, or a folder with the traces of a job's ranks (*.trace), as one.
 
-    Raises: ConfigError if the folder has no trace, or two of one rank; what `read_trace` raises.
+    Of several traces of one rank, as of a loader for training and one for validation, the largest counts.
+    Raises: ConfigError if the folder has no trace; what `read_trace` raises.
     """
     if not Path(path).is_dir():
         return read_trace(path)
-    files = sorted(Path(path).glob("*.trace"))
+    files = sorted(Path(path).glob("*.trace"), key=lambda file: file.stat().st_size)
     if not files:
         raise ConfigError(
             f"{os.fspath(path)} has no *.trace in it: give a trace, or the folder that ranks wrote to"
         )
-    traces = [read_trace(file) for file in files]
-    if len(traces) == 1:
-        return traces[0]
-    ranks = [_rank_of(trace) for trace in traces]
-    if len(set(ranks)) < len(ranks):
-        twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-        raise ConfigError(
-            f"{os.fspath(path)} has two traces of rank {twice}: give a folder with the traces of one job"
-        )
-    return _joined(traces, ranks)
+    by_rank = {_rank_of(trace): trace for trace in map(read_trace, files)}
+    ranks = sorted(by_rank)
+    return by_rank[ranks[0]] if len(ranks) == 1 else _joined([by_rank[rank] for rank in ranks], ranks)
 
 
 def _rank_of(trace: Trace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from penstock.measure.charts import Layer
 from penstock.measure.compare import lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.from_trace import learn
-from penstock.trace import NO_PLACE, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, stall_causes
+from penstock.recordings.devices import DeviceRecord
+from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.units import format_bytes, format_seconds
 
 #: Bounds what a page takes, whatever the run: times that are told apart, points of a scatter, rows of a table.
@@ -93,8 +95,15 @@ class Report:
         )
 
 
-def report_of(trace: Trace) -> Report:
-    """Return the report of a run. Raises: ConfigError if nobody waited for a batch in it."""
+def report_of(trace: Trace | None, devices: DeviceRecord | None = None) -> Report:
+    """Return the report of a run, of what a loader recorded and, beside it or alone, of what `penstock watch` did.
+
+    Raises: ConfigError if nobody waited for a batch in it, or there is neither.
+    """
+    if trace is None and devices is None:
+        raise ConfigError("there is neither a trace nor the record of a watch: record a run first")
+    if trace is None:
+        return _report_of_devices(cast(DeviceRecord, devices))
     explained = explain(trace)
     notes = list(explained.notes)
     parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
@@ -103,18 +112,72 @@ def report_of(trace: Trace) -> Report:
         parts.append(_against_prediction(trace))
     except ConfigError as error:
         notes.append(f"no prediction to compare with: {error}")
+    if devices is not None:
+        parts += _of_devices(devices)
     meta = trace.meta
     shown = ("source", "started", "host", "policy")
     facts = [(name, str(meta[name])) for name in shown if meta.get(name)]
     return Report(explained.verdict, facts, [part for part in parts if part is not None], notes)
 
 
-def write_report(trace: Trace, path: str | os.PathLike[str]) -> Report:
+def _report_of_devices(devices: DeviceRecord) -> Report:
+    """Return the report of a command that has no loader of ours inside."""
+    meta, seconds = devices.meta, float(devices.seconds.max(initial=0.0))
+    ended = "was cut off" if devices.exit_status is None else f"ended with status {devices.exit_status}"
+    command = meta.get("command")
+    facts = [("command", " ".join(map(str, command)) if isinstance(command, list) else "")]
+    facts += [(name, str(meta[name])) for name in ("started", "host") if meta.get(name)]
+    notes = [
+        "no Penstock loader recorded in it, so that nothing is known of its waits: wrap its loader in penstock.watch"
+    ]
+    return Report(f"It ran for {format_seconds(seconds)} and {ended}.", facts, _of_devices(devices), notes)
+
+
+def _of_devices(devices: DeviceRecord) -> list[Section]:
+    """Return a section for each kind of counter that did anything: at the record's rate, bins where it has more."""
+    if devices.rows.shape[0] < 2:
+        return []
+    kinds = {
+        "Block devices": [
+            name for name in devices.columns if name.startswith("disk:") and name.endswith("_bytes")
+        ],
+        "Network": ["net:received_bytes", "net:sent_bytes"],
+        "Bytes of the command's processes": ["tree:asked_bytes", "tree:read_bytes", "tree:written_bytes"],
+    }
+    begin, end = devices.seconds[:-1], devices.seconds[1:]
+    edges = np.linspace(0.0, float(end[-1]), min(10 * _MOST_BINS, begin.size) + 1)
+    spans = np.zeros(begin.size, SPAN)
+    spans["start"], spans["end"] = begin, end
+    found = []
+    for title, names in kinds.items():
+        layers: list[Layer] = []
+        for name in names:
+            if name in devices.columns and (rate := devices.rate(name)).any():
+                words = name.partition(":")[2].replace(":", " ").replace("_", " ")
+                flow = binned(spans, rate * (end - begin), edges) / np.diff(edges)
+                layers.append(Layer(words, flow, len(layers) % 9))
+        if layers:
+            picture = charts.lines(title, edges[:-1], layers, lambda each: f"{each:g} s", _rate)
+            rows = [
+                (f"{moment:.2f} s", *(_rate(float(layer.values[place])) for layer in layers))
+                for place, moment in enumerate(edges[:-1].tolist())
+            ]
+            found.append(Section(title, picture, ("from", *(layer.name for layer in layers)), rows))
+    return found
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_bytes(bytes_per_second)}/s"
+
+
+def write_report(
+    trace: Trace | None, path: str | os.PathLike[str], devices: DeviceRecord | None = None
+) -> Report:
     """Write the report of a run as HTML; the file is replaced at once, when all of it is there.
 
     Raises: as `report_of`; OSError where the file cannot be written.
     """
-    report = report_of(trace)
+    report = report_of(trace, devices)
     unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
     try:
         unfinished.write_text(report.html(), encoding="utf-8")
@@ -272,9 +335,9 @@ def _traffic(trace: Trace) -> Section | None:
         flow = binned(own, own["bytes"].astype(np.float64), edges) / np.diff(edges)
         layers.append(Layer(place_name(trace, place), flow, _colour_of_place(place)))
     title = "Bytes read, by place"
-    picture = charts.stacked_areas(title, edges, layers, lambda each: f"{format_bytes(each)}/s")
+    picture = charts.stacked_areas(title, edges, layers, _rate)
     rows = [
-        (format_seconds(float(begin)), *(f"{format_bytes(layer.values[place])}/s" for layer in layers))
+        (format_seconds(float(begin)), *(_rate(float(layer.values[place])) for layer in layers))
         for place, begin in enumerate(edges[:-1].tolist())
     ]
     return Section(title, picture, ("from", *(layer.name for layer in layers)), rows)

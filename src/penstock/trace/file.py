@@ -44,6 +44,8 @@ _CHUNK_SPANS = 65_536
 _MOST_SECONDS = 1e12
 #: What a trace's file takes at most, besides what is staged.
 MOST_BYTES = 56 << 20
+#: Environment variable by which `penstock watch` names the folder that loaders inside write their traces to.
+RUN_FOLDER = "PENSTOCK_RUN"
 _NO_IDS: GroupIds = MappingProxyType({})
 
 

@@ -1,0 +1,169 @@
+"""`penstock watch`: counters are those of the kernel's files, the command is passed on, loaders inside join the run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.loader import Loader
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.measure import watch_command as module
+from penstock.measure.explain import read_run
+from penstock.measure.sampling import Sampler
+from penstock.measure.watch_command import watch_command
+from penstock.recordings.devices import GONE, DeviceWriter, read_devices
+from penstock.trace.file import RUN_FOLDER
+
+DISKS = """\
+   8  0 sda 10 0 {sectors} 5 20 0 40 5 0 70 80
+   8  1 sda1 1 0 1 1 1 0 1 1 0 1 1
+   7  0 loop0 1 0 1 1 1 0 1 1 0 1 1
+"""
+STAT = "{pid} (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 3 0 0 20 0 1 0 5 9 2 1 1"
+IO = "rchar: {asked}\nwchar: 9\nread_bytes: {read}\nwrite_bytes: 7\n"
+
+
+class Host:
+    """The kernel's files of a host with one disk, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.sys, self.now = folder / "proc", folder / "sys", 0.0
+        (self.proc / "net").mkdir(parents=True)
+        (self.proc / "net" / "dev").write_text(
+            "Inter-| Receive\n face |bytes\n lo: 5 0 0 0 0 0 0 0 6 0\neth0: 100 0 0 0 0 0 0 0 50 0\n"
+        )
+        (self.proc / "diskstats").write_text(DISKS.format(sectors=2))
+        for name, size in (("sda", "8"), ("loop0", "8"), ("sdb", "0")):
+            (self.sys / "block" / name).mkdir(parents=True)
+            (self.sys / "block" / name / "size").write_text(size)
+        self.process(7, 4)
+
+    def process(self, pid: int, ticks: int) -> None:
+        (self.proc / str(pid)).mkdir(exist_ok=True)
+        (self.proc / str(pid) / "stat").write_text(STAT.format(pid=pid, ticks=ticks))
+        (self.proc / str(pid) / "io").write_text(IO.format(asked=1000, read=400))
+
+    def sample(self, sampler: Sampler) -> dict[str, int]:
+        return dict(zip(sampler.columns, sampler.sample(), strict=True))
+
+
+def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    tree: list[int] = []
+    sampler = Sampler(7, proc=host.proc, sys=host.sys, tree_of=lambda _: tree, clock=lambda: host.now)
+
+    first = host.sample(sampler)
+    host.process(8, 10)
+    tree.append(8)
+    host.now = 1.5
+    second = host.sample(sampler)
+    (host.proc / "8" / "stat").write_text("")  # as a process that has ended reads
+    (host.proc / "diskstats").write_text("")
+    third = host.sample(sampler)
+    sampler.close()
+    sampler.close()
+
+    assert [name for name in first if name.startswith("disk:") and name.endswith("_bytes")] == [
+        "disk:sda:read_bytes",
+        "disk:sda:written_bytes",
+    ]
+    assert (first["disk:sda:read_bytes"], first["disk:sda:written_bytes"]) == (2 * 512, 40 * 512)
+    assert first["disk:sda:busy_milliseconds"] == 70
+    assert (first["net:received_bytes"], first["net:sent_bytes"], first["pressure:io_microseconds"]) == (
+        100,
+        50,
+        GONE,
+    )
+    assert [each["tree:processes"] for each in (first, second, third)] == [1, 2, 1]
+    assert [each["tree:cpu_ticks"] for each in (first, second, third)] == [7, 20, 20]
+    assert [each["tree:asked_bytes"] for each in (first, second, third)] == [1000, 2000, 2000]
+    assert (second["nanoseconds"], third["disk:sda:read_bytes"]) == (1_500_000_000, GONE)
+
+
+def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    assert main(["watch", "--out", str(run), "--json", "--", "sh", "-c", "echo out; exit 3"]) == 3
+
+    found = capfd.readouterr()
+    data = json.loads(found.out)
+    assert found.err == "out\n"
+    assert (data["exit_status"], data["verdict"]) == (3, None)
+    record = read_devices(run)
+    assert (record.exit_status, record.meta["command"]) == (3, ["sh", "-c", "echo out; exit 3"])
+    assert main(["watch", "--out", str(run), "--", "true"]) == 1
+    assert "has the record of another run" in capfd.readouterr().err
+    assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    assert "ended with status 3" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--"], "there is no command to watch"),
+        (["--", "/none/of/these"], "/none/of/these cannot be started"),
+        (["--period", "1ms", "--", "true"], "--period is '1ms'"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--out", str(tmp_path / "run"), *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_record_and_not_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnFullDisk(DeviceWriter):
+        def append(self, rows: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "DeviceWriter", OnFullDisk)
+    lines: list[str] = []
+
+    watched = watch_command(
+        [sys.executable, "-S", "-c", "raise SystemExit(5)"], tmp_path, report=lines.append
+    )
+
+    assert watched.exit_status == 5
+    assert len(lines) == 1
+    assert lines[0].startswith("the record breaks off here; the command continues")
+    assert read_devices(tmp_path).exit_status is None
+
+
+def test_a_loader_inside_joins_the_run(
+    image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = image_folder(images=8)
+
+    def read(trace: Path | None = None) -> None:
+        with Loader(
+            folder,
+            batch_size=4,
+            epochs=1,
+            transforms=(Resize(8), ToTensor()),
+            memory="16 MiB",
+            trace=trace,
+            report=None,
+        ) as loader:
+            for _batch in loader:
+                pass
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "run"))
+    read(tmp_path / "own.trace")
+    assert list((tmp_path / "run").iterdir()) == []
+    read()
+    assert [each.steps for each in read_run(tmp_path / "run").epochs()] == [2]
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
+    read()
