@@ -339,9 +339,9 @@ def write(folder: Path, height: int, width: int, parameters: list[int]) -> None:
     ("kind", "given_mb", "least_mb"),
     [
         # A picture of 4000 x 3000 pixels takes 36 MB, and a fourth of that to spare: there is no space for two.
-        pytest.param("baseline", 100, 45, marks=pytest.mark.slow),
+        ("baseline", 100, 45),
         # Its coefficients take as much again: 4000 x 3000 of brightness and half of that of colour, 2 bytes each.
-        ("progressive", 190, 81),
+        pytest.param("progressive", 190, 81, marks=pytest.mark.slow),
     ],
 )
 def test_pictures_of_twelve_megapixels_are_decoded_within_the_memory(

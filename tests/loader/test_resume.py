@@ -72,7 +72,12 @@ def stopped_after(count: int, loader: Loader) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"decoders": 0}, {"decoders": 3, "memory": "16 MiB"}, {"policy": "staging", "readers": 2}],
+    [
+        {},
+        pytest.param({"decoders": 0}, marks=pytest.mark.slow),
+        {"decoders": 3, "memory": "16 MiB"},
+        pytest.param({"policy": "staging", "readers": 2}, marks=pytest.mark.slow),
+    ],
     ids=["as it was", "no threads", "little memory", "nothing kept"],
 )
 def test_a_run_goes_on_with_the_next_batch_wherever_it_was_stopped(

@@ -81,7 +81,7 @@ def settled(limits: list[tuple[float, int]], after: float) -> list[int]:
     [
         Store(125e6, 0.02),
         Store(12.5e6, 0.1),
-        Store(1250e6, 0.03),
+        pytest.param(Store(1250e6, 0.03), marks=pytest.mark.slow),
         Store(125e6, 0.01, spread=3.0),
         Store(125e6, 0.02, failing=0.02),
     ],
@@ -108,7 +108,7 @@ def test_a_store_that_asks_for_less_gets_less_and_gets_more_again_as_it_can() ->
 def test_a_store_that_answers_so_many_a_second_is_used_to_that() -> None:
     store = Store(125e6, 0.02, most_a_second=500)
 
-    share, _ = store.run(RequestLimit(), 60.0)
+    share, _ = store.run(RequestLimit(), 30.0)
 
     assert share > 0.9 * 500 * SIZE / 125e6
 

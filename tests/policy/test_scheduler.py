@@ -624,8 +624,10 @@ def test_of_a_source_in_chunks_each_batch_arrives_complete_and_each_sample_is_re
     assert not runtime.bytes
 
 
-@pytest.mark.parametrize("tier_bytes", [0, 10**6])
-@pytest.mark.parametrize("order", [FullShuffle(512, 7), BundleShuffle(512, 7, bundle_ratio=CHUNK / 512)])
+@pytest.mark.parametrize(
+    ("order", "tier_bytes"),
+    [(FullShuffle(512, 7), 0), (BundleShuffle(512, 7, bundle_ratio=CHUNK / 512), 10**6)],
+)
 def test_reads_of_a_source_in_chunks_are_hardly_more_than_the_chunks_that_a_window_touches(
     order: Order, tier_bytes: int
 ) -> None:

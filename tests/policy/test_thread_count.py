@@ -97,6 +97,7 @@ CODES = {
 #: Of so many samples that a run of half a minute takes seconds here.
 LONG = {
     "a store that answers after 1 s",
+    "a store that answers after 20 ms",
     "holds the lock",
     "holds the lock, and threads disturb each other",
     "many processors",
@@ -154,10 +155,10 @@ def test_one_thread_is_kept_where_code_holds_the_lock_and_the_facts_say_why() ->
 def test_a_rate_that_rises_by_itself_at_the_beginning_is_no_reason_for_more_threads() -> None:
     run = Run(ThreadCount(2, 32))
 
-    for slower in (256, 64, 16, 4, 1):
-        run.go_on(Code(locked=0.00002 * slower, crowding=2.0), 0.15)
+    for slower in (64, 16, 4, 1):
+        run.go_on(Code(locked=0.0001 * slower, crowding=2.0), 0.15)
         assert run.count.facts.threads <= 2
-    run.go_on(Code(locked=0.00002, crowding=2.0), 5.0)
+    run.go_on(Code(locked=0.0001, crowding=2.0), 5.0)
 
     assert run.count.threads == 1
 

@@ -76,8 +76,7 @@ def test_lru_under_a_bundle_shuffle_attains_the_bound_with_whole_bundles_alone()
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "mru", "clock", "fifo", "min"])
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("own_subsets", [True, False])
+@pytest.mark.parametrize(("ranks", "own_subsets"), [(1, False), (3, True), (3, False)])
 def test_no_policy_and_no_order_exceeds_the_bound(policy: str, ranks: int, own_subsets: bool) -> None:
     job = Job(samples=601, epochs=4, ranks=ranks, own_subsets=own_subsets, batch_size=30)
     bound = job.bound([0.0, *SHARES])

@@ -156,7 +156,11 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
 
 
 @pytest.mark.parametrize(
-    "when", [{"every_n_epochs": 1, "every_n_train_steps": None}, {"every_n_train_steps": STEPS_PER_EPOCH}]
+    "when",
+    [
+        {"every_n_epochs": 1, "every_n_train_steps": None},
+        pytest.param({"every_n_train_steps": STEPS_PER_EPOCH}, marks=pytest.mark.slow),
+    ],
 )
 def test_an_epoch_that_ended_is_followed_by_the_next_as_shuffled_as_ever(
     tmp_path: Path, fit: Callable[..., Net], when: dict[str, Any]
@@ -298,12 +302,11 @@ WAYS: dict[str, tuple[dict[str, Any], int, int]] = {
     ("way", "epochs"),
     [
         ("accumulating", None),
-        ("cut short", 8),
         *(
             pytest.param(way, epochs, marks=pytest.mark.slow)
             for way in WAYS
             for epochs in (None, 8)
-            if (way, epochs) not in (("accumulating", None), ("cut short", 8))
+            if (way, epochs) != ("accumulating", None)
         ),
     ],
 )

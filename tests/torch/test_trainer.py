@@ -140,7 +140,7 @@ class Reading(Trainer):
     [
         pytest.param(2, False, 3, id="with its state within an epoch"),
         pytest.param(1, True, 3, id="skipping within an epoch"),
-        pytest.param(1, False, 4, id="with its state between epochs"),
+        pytest.param(1, False, 4, id="with its state between epochs", marks=pytest.mark.slow),
         pytest.param(2, True, 4, id="skipping between epochs", marks=pytest.mark.slow),
     ],
 )

@@ -69,7 +69,7 @@ def test_snapshots_beside_a_run_are_summed_up_as_it_goes_as_from_its_whole_trace
 
 def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
     running = RunningMetrics()
-    for step in range(1000):
+    for step in range(200):
         running.add(
             spans_of(
                 [
@@ -82,7 +82,7 @@ def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:
             step,
         )
 
-    assert running.epochs()[0].meanwhile == {Kind.DRAIN: Meanwhile(1000.0, 0.0)}
+    assert running.epochs()[0].meanwhile == {Kind.DRAIN: Meanwhile(200.0, 0.0)}
     assert running._beside.size == 0
 
 
