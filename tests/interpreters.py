@@ -26,6 +26,7 @@ _MODULES = (
     "penstock.checkpoint.codecs.paper",
     "penstock.checkpoint.store",
     "penstock.cli.main",
+    "penstock.loader.packing",
     "penstock.loader.transforms.pipeline",
     "penstock.measure.watch",
 )

@@ -119,8 +119,7 @@ def with_extra(step: int, *extras: str) -> dict[str, Any]:
     return {"best": best, "weight": np.linspace(-1, 1, 20_000, dtype=np.float32) + drift, "twin": drift}
 
 
-@pytest.mark.parametrize("scheme", ["progressive", "chain"])
-@pytest.mark.parametrize("reference", ["memory", "stored"])
+@pytest.mark.parametrize(("scheme", "reference"), [("progressive", "memory"), ("chain", "stored")])
 def test_a_small_tensor_that_comes_or_goes_starts_no_baseline(
     folder: Path, scheme: str, reference: str
 ) -> None:

@@ -36,7 +36,7 @@ from penstock.store import (
 from penstock.store.packed import PackedFiles
 
 if TYPE_CHECKING:
-    from tests.forking import Forks
+    from tests.interpreters import Interpreters
 
 JPEG = b"\xff\xd8\xff"
 
@@ -276,32 +276,29 @@ class TestWhatMayHappen:
 
             assert files_in(Path(f"one-{to}")) == files_in(Path(f"two-{to}"))
 
+    @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("to", ["tar", "records"])
-    def test_a_kill_at_any_moment_leaves_nothing_or_all_of_it(self, to: str, forks: Forks) -> None:
+    def test_a_kill_at_any_moment_leaves_nothing_or_all_of_it(
+        self, to: str, stride: int, interpreters: Interpreters
+    ) -> None:
         """The process is killed at its n-th sync, rename or write of a file's name, for every n there is."""
-        source, script = photos(12), Path("killed.py").absolute()
-        script.write_text(_KILLED)
+        source = photos(12)
         pack(source, "expected", to=to, shard_bytes=9000)
         arguments = ["photos", "out", "--to", to, "--shard-size", "9 kB"]
 
         kills = 0
         while True:
-            job = [str(Path.cwd()), str(kills), "pack", *arguments]
-            with forks.start(
-                script, [[[job]]], modules=["penstock.cli.main", "penstock.loader.packing"]
-            ) as started:
-                output, ended = started.wait()
-            status = next(iter(ended.values()))
-            if status == 0:
+            ended = interpreters.run(_KILLED, str(kills), "pack", *arguments)
+            if ended.returncode == 0:
                 break
-            assert status == -signal.SIGKILL, output
+            assert ended.returncode == -signal.SIGKILL, ended.stderr
             is_there = Path("out").exists()
             if not is_there:
                 assert main(["pack", *arguments]) == 0
             assert files_in(Path("out")) == files_in(Path("expected")), f"killed after {kills}"
             assert not Path("out.unfinished").exists()
             shutil.rmtree("out")
-            kills += 1
+            kills += stride
 
         assert kills > 12
 
@@ -520,8 +517,7 @@ _KILLED = """
 import os, pathlib, signal, sys
 from penstock.cli.main import main
 
-os.chdir(sys.argv[1])
-left = int(sys.argv[2])
+left = int(sys.argv[1])
 
 def counted(call):
     def one(*arguments, **others):
@@ -534,5 +530,5 @@ def counted(call):
 
 os.fsync, os.replace = counted(os.fsync), counted(os.replace)
 pathlib.Path.rename, pathlib.Path.unlink = counted(pathlib.Path.rename), counted(pathlib.Path.unlink)
-sys.exit(main(sys.argv[3:]))
+sys.exit(main(sys.argv[2:]))
 """

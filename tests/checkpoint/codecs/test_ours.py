@@ -53,7 +53,8 @@ def rounded(values: Bytes) -> NDArray[np.uint16]:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 def test_every_type_comes_back_bit_for_bit_at_any_size(dtype: DType) -> None:
-    for count in (1, 2, 3, 4095, 4097, BLOCK_VALUES - 1, BLOCK_VALUES):
+    blocks = (BLOCK_VALUES - 1, BLOCK_VALUES) if dtype in (FLOAT32, BFLOAT16) else ()
+    for count in (1, 2, 3, 4095, 4097, *blocks):
         rng = np.random.default_rng(count)
         reference = rng.integers(0, 256, count * dtype.item_bytes).astype(np.uint8)
         values = reference.copy()
@@ -229,7 +230,7 @@ def test_a_block_is_stored_without_its_reference_where_that_is_smaller(name: str
     scale = np.exp(rng.normal(-12, np.repeat([3.0, 0.2, 0.2, 0.2], BLOCK_VALUES // 4)))
     old = rng.normal(0, 1, BLOCK_VALUES)
     kinds = set()
-    for correlation in np.linspace(0.0, 0.9, 13):
+    for correlation in np.linspace(0.0, 0.9, 5):
         new = correlation * old + math.sqrt(1 - correlation**2) * rng.normal(0, 1, BLOCK_VALUES)
         values, reference = ((each * scale).astype(np.float32).view(np.uint8) for each in (new, old))
         if dtype is BFLOAT16:

@@ -46,7 +46,7 @@ def every_look(recording: Recording, after: int | None = None) -> list[Files]:
     after = len(recording.operations) if after is None else after
     return [
         looks(state)
-        for state in (state_at(recording, 0, index) for index in range(4_000))
+        for state in (state_at(recording, 0, index) for index in range(1_000))
         if state.after == after
     ]
 
