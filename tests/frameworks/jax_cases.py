@@ -97,12 +97,13 @@ def test_arrays_that_are_kept_never_change_and_those_let_go_make_room(sharding: 
         sharding=by_rows() if sharding else None,
         report=None,
     )
+    double = jax.jit(lambda x: 2 * x)
     with loader:
         order = loader.plan.order.at(0, np.arange(160)).reshape(20, 8)
         kept: list[Any] = []
         for batch in loader:
             kept = [*kept[-1:], batch["x"]]
-            doubled = jax.jit(lambda x: 2 * x)(batch["x"])
+            doubled = double(batch["x"])
             del batch
             expected = order[loader.position[1] - 2 :][: len(kept)]
             if loader.position[0] == 0 and len(kept) == 2:

@@ -16,7 +16,7 @@ from tests.patience import patient
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+@pytest.mark.parametrize("name", ["jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_cases(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} has no build for this Python")

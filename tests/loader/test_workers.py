@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.interpreters import Interpreters
 from tests.loader.worker_data import (
     COUNT,
     Drawn,
@@ -370,34 +371,27 @@ def main():
 GUARDED = SCRIPT + "\nif __name__ == '__main__':\n    main()\n"
 
 
-def run(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], input=text, capture_output=True, text=True, timeout=patient(60)
-    )
-
-
-def test_a_script_can_hold_the_class_of_its_data_set_behind_a_guard_and_is_told_so_without(
-    tmp_path: Path,
+def test_a_script_that_holds_the_class_of_its_data_set_without_a_guard_is_refused_and_so_is_a_typed_one(
+    tmp_path: Path, interpreters: Interpreters
 ) -> None:
-    guarded, plain = tmp_path / "guarded.py", tmp_path / "plain.py"
-    guarded.write_text(GUARDED)
+    plain = tmp_path / "plain.py"
     plain.write_text(SCRIPT + "\nmain()\n")
 
-    done, refused, typed = run(str(guarded)), run(str(plain)), run("-", text=GUARDED)
+    refused = interpreters.run(f"import runpy; runpy.run_path({str(plain)!r}, run_name='__main__')")
+    typed = interpreters.run(GUARDED)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 2 3 4 5 6 7 8 ")
     assert "under `if __name__ == '__main__':`" in refused.stderr
     assert "Own is defined in a notebook, on the command line or at a prompt" in typed.stderr
 
 
-def test_processes_end_when_the_training_is_killed(tmp_path: Path) -> None:
+def test_processes_of_a_script_with_a_guard_end_when_the_training_is_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(GUARDED))
     with subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py"), "wait"], stdout=subprocess.PIPE, text=True
     ) as training:
         assert training.stdout is not None
-        worker, server = map(int, training.stdout.readline().split()[-2:])
+        *numbers, worker, server = map(int, training.stdout.readline().split())
+        assert numbers == [1, 2, 3, 4, 5, 6, 7, 8]
         assert server != training.pid
         training.send_signal(signal.SIGKILL)
 

@@ -115,6 +115,7 @@ def test_every_task_is_done_once_on_no_more_processes_than_asked(module: ModuleT
     assert str(os.getpid()) not in workers
 
 
+@pytest.mark.slow
 def test_there_are_no_more_processes_than_tasks(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 

@@ -10,8 +10,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from collections import namedtuple
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.forking import Forks
 from tests.patience import patient
 from tests.torch.dataloader_data import COUNT as TOLD
 from tests.torch.dataloader_data import Telling, Wholes, note_worker, unchanged
@@ -676,8 +675,10 @@ def test_worker_processes_make_whole_batches() -> None:
 
 
 SCRIPT = """
+import warnings
 import torch
 from penstock.torch import DataLoader
+warnings.simplefilter("default")
 
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
@@ -689,12 +690,14 @@ print([batch.tolist() for batch in DataLoader(Squares(), 3, num_workers=2)])
 """
 
 
-def test_a_script_without_a_guard_works_as_it_does_with_pytorchs(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_works_as_it_does_with_pytorchs(tmp_path: Path, forks: Forks) -> None:
     """Its data set is defined in it, and processes that import it would run it again."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=patient(120))
+    with forks.start(script, [[[[]]]], modules=["penstock.torch"]) as forked:
+        told, ended = forked.wait()
 
-    assert ran.stdout == "[[0, 1, 4], [9, 16, 25]]\n"
-    assert "which has no `if __name__ == '__main__':`" in ran.stderr
+    assert "\n[[0, 1, 4], [9, 16, 25]]\n" in told
+    assert "which has no `if __name__ == '__main__':`" in told
+    assert list(ended.values()) == [0]
