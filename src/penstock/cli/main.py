@@ -15,6 +15,7 @@ from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
+from penstock.cli.doctor import add_doctor
 from penstock.cli.explain import add_explain
 from penstock.cli.output import add_command, add_output_options, check_plot, needing, report_to, show
 from penstock.cli.pack import add_pack
@@ -95,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
 
     add_calibrate(commands)
+
+    add_doctor(commands)
 
     summary = "print what a running training waits for"
     waits = add_command(commands, "ps", _ps, summary, epilog=_OF_PS)
