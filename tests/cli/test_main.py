@@ -15,6 +15,8 @@ from tests.interpreters import Interpreters
 from tests.spans import spans_of
 
 from penstock.cli.main import main
+from penstock.errors import ConfigError
+from penstock.flow import waits
 from penstock.machine import Machine
 from penstock.trace import NO_PLACE, SOURCE, Kind, Spans, Summary, TraceWriter, epoch_metrics
 
@@ -300,3 +302,29 @@ def test_too_little_memory_is_said_in_a_line(
     assert capsys.readouterr().err.startswith(
         "penstock: not enough memory: Unable to allocate 7.28 TiB; ask for"
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_ps_follows_a_training_until_it_ends(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["penstock: process 7\nepoch 0", "penstock: process 7\nepoch 1"]
+
+    def ask(pid: int) -> str:
+        if not answers:
+            raise ConfigError(f"no loader runs in process {pid}")
+        return answers.pop(0)
+
+    monkeypatch.setattr(waits, "ask_waits", ask)
+
+    assert main(["ps", "7", "--follow", "--period", "1us", *words]) == 0
+
+    out = capsys.readouterr().out
+    if words:
+        assert [json.loads(line)["results"][1] for line in out.splitlines()[:2]] == ["epoch 0", "epoch 1"]
+    else:
+        assert out.splitlines() == [
+            *("penstock: process 7", "epoch 0", "penstock: process 7", "epoch 1"),
+            "process 7 runs no loader any more",
+        ]
+    assert main(["ps", "7", "--follow"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 from tests.patience import patient
 
+from penstock.flow import waits
 from penstock.flow.recorder import Recorder
+from penstock.loader import Loader
 from penstock.loader.progress import Collector
+from penstock.loader.transforms import Resize, ToTensor
 from penstock.trace import NO_EPOCH, SOURCE, Kind, Spans, TraceWriter, epoch_metrics, read_trace
 from penstock.trace.schema import GroupIds
 
@@ -153,3 +157,35 @@ def test_ids_of_groups_that_never_come_are_bounded(tmp_path: Path) -> None:
     assert len(collector._ids) == 1 << 14
     assert max(collector._ids) == (0, 18_000)
     collector.close()
+
+
+def test_how_far_a_run_is_comes_before_its_waits_in_what_it_answers(
+    image_folder: Callable[..., Path],
+) -> None:
+    """Two epochs of three batches, four samples each, left after the fifth batch; the sums are of four."""
+    with Loader(
+        image_folder(images=12),
+        batch_size=4,
+        epochs=2,
+        transforms=(Resize(8), ToTensor()),
+        memory="16 MiB",
+        report=None,
+    ) as loader:
+        loader.start()
+        header, *_ = waits.all_waits().splitlines()
+        assert header.startswith("penstock: process")
+        assert " left at this rate" not in waits.all_waits()
+        for _batch in loader:
+            pass
+        second = iter(loader)
+        next(second)
+        next(second)
+        assert loader.metrics
+        epoch = loader.metrics[1]
+
+        line = waits.all_waits().splitlines()[1]
+
+    rate = epoch.samples / (epoch.stall_seconds + epoch.own_seconds)
+    assert line.startswith(f"epoch 1 of 2, step 2 of 3: {rate:,.1f} samples/s, waited ")
+    assert "; 100 % of the samples from tiers; " in line
+    assert line.endswith(" left at this rate")

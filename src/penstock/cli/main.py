@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,7 @@ from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
 from penstock.cli.doctor import add_doctor
 from penstock.cli.explain import add_explain
+from penstock.cli.options import parsed_amount
 from penstock.cli.output import add_command, add_output_options, check_plot, needing, report_to, show
 from penstock.cli.pack import add_pack
 from penstock.cli.paper import add_paper
@@ -28,12 +31,13 @@ from penstock.cli.trace import add_trace
 from penstock.cli.watch import add_watch
 from penstock.errors import ConfigError, PenstockError, printable
 from penstock.report import print_report
+from penstock.units import parse_seconds
 
 INTERRUPTED = 130
 
 _OF_PS = """\
-Example: penstock ps 4711
-JSON: results[], the waits, a line each.
+Example: penstock ps 4711 --follow
+JSON: results[], how far the run is and its waits, a line each; with --follow a document on each line.
 """
 _OF_COMPILE = """\
 Example: penstock compile
@@ -99,9 +103,11 @@ def _parser() -> argparse.ArgumentParser:
 
     add_doctor(commands)
 
-    summary = "print what a running training waits for"
+    summary = "print how far a running training is, and what it waits for"
     waits = add_command(commands, "ps", _ps, summary, epilog=_OF_PS)
     waits.add_argument("pid", type=int, metavar="PID", help="process id of the training")
+    waits.add_argument("--follow", action="store_true", help="ask again and again, until the training ends")
+    waits.add_argument("--period", metavar="TIME", default="1s", help="time between answers (%(default)s)")
     add_output_options(waits, plot=False)
 
     summary = "compile all kernels ahead, as for a container's image"
@@ -136,10 +142,23 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _ps(options: argparse.Namespace) -> None:
-    from penstock.flow.waits import ask_waits
+    from penstock.flow import waits
 
-    lines = ask_waits(options.pid).splitlines()
-    show(options, {"results": lines}, [], lines)
+    period = parsed_amount("--period", parse_seconds, options.period)
+    lines = waits.ask_waits(options.pid).splitlines()
+    if not options.follow:
+        show(options, {"results": lines}, [], lines)
+        return
+    clears = "\x1b[H\x1b[J" if sys.stdout.isatty() and not options.json else ""
+    try:
+        while True:
+            # In one piece, so that a terminal does not flicker.
+            text = json.dumps({"results": lines}) if options.json else "\n".join(map(printable, lines))
+            print(f"{clears}{text}", flush=True)
+            time.sleep(period)
+            lines = waits.ask_waits(options.pid).splitlines()
+    except ConfigError:  # it has ended: an answer came before
+        report_to(options)(f"process {options.pid} runs no loader any more")
 
 
 def _compile(options: argparse.Namespace) -> None:

@@ -208,6 +208,7 @@ class Engine:
     begin: called by each decode worker before its first Load.
     compiled: returns the compiled decisions once there are any.
     ahead: what copies batches to a device, in a thread of its own; None without one.
+    progress: returns lines of how far the run is, which come before its waits.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -227,6 +228,7 @@ class Engine:
         samples_of: Callable[[int, int], NDArray[np.int64]],
         compiled: Callable[[], Loop | None] = lambda: None,
         ahead: CopyAhead | None = None,
+        progress: Callable[[], list[str]] = list,
     ) -> None:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
@@ -235,6 +237,7 @@ class Engine:
         self._collect = collect
         self._when_finished = finish
         self._ahead = ahead
+        self._progress = progress
         #: None once the scheduler has the compiled decisions.
         self._compiled: Callable[[], Loop | None] | None = compiled
         self._owner: _Owner | None = None
@@ -475,9 +478,9 @@ class Engine:
         return os.getpid() != self._pid
 
     def waits(self) -> list[str]:
-        """Return a line for each wait under way (see `flow.waits`)."""
+        """Return how far the run is, and a line for each wait under way (see `flow.waits`)."""
         lines = [self._consumer_line()] if self._consumer_waits is not None else []
-        return lines + self._working_lines()
+        return [*self._progress(), *lines, *self._working_lines()]
 
     # The consumer's side
 

@@ -50,7 +50,7 @@ class Waiter(Protocol):
     """What can describe its waits."""
 
     def waits(self) -> list[str]:
-        """Return one line for each wait: who, for what, since when, on what."""
+        """Return one line for each wait: who, for what, since when, on what; before them, how far the run is."""
         ...
 
 

@@ -39,7 +39,7 @@ from penstock.loader.on_device import copy_ahead, device_line, made
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
-from penstock.loader.progress import Collector
+from penstock.loader.progress import Collector, progress_lines
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import Setup, process_plan, set_up
 from penstock.loader.start_lines import start_lines
@@ -294,6 +294,7 @@ class Loader:
                 self._fetcher,
             ),
             report=report,
+            progress=partial(progress_lines, self._collector, self._plan),
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),

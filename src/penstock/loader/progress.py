@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.flow.recorder import Recorder
-from penstock.trace import EpochMetrics, TraceWriter
-from penstock.trace.schema import NO_SAMPLE, GroupIds, Spans
+from penstock.plan import AccessPlan
+from penstock.trace import EpochMetrics, TraceWriter, stall_share
+from penstock.trace.schema import NO_SAMPLE, STAGING, GroupIds, Spans
 from penstock.trace.summary import RunningMetrics
+from penstock.units import format_seconds
 
 #: Groups of which nothing is summed up yet, at most: as many as rings hold.
 _MOST_GROUPS = 1 << 14
@@ -146,3 +148,29 @@ class Collector:
     def _is_forked(self) -> bool:
         """Whether this is a forked child's copy: the file is the parent's."""
         return os.getpid() != self._pid
+
+
+def progress_lines(collector: Collector, plan: AccessPlan) -> list[str]:
+    """Return in a line how far a run is: rate, waiting and its main cause, hits, time left; none before the first sums.
+
+    The sums are those of the epoch as last collected, some seconds old: nothing is waited for, as whoever asks may
+    want to know why nothing moves.
+    """
+    epoch, step = collector.consumed
+    metrics = collector.epoch(epoch)
+    if metrics is None or not metrics.steps:
+        return []
+    seconds = metrics.stall_seconds + metrics.own_seconds
+    steps, epochs = plan.steps(epoch), "" if plan.is_endless else f" of {plan.epochs}"
+    line = f"epoch {epoch}{epochs}, step {step + 1} of {steps}: {metrics.samples / (seconds or 1.0):,.1f} samples/s"
+    line += f", waited {100 * stall_share(metrics.stall_seconds, metrics.own_seconds):.1f} % of the time"
+    if metrics.stall_seconds:
+        line += f", most for {max(metrics.stall_by_cause, key=metrics.stall_by_cause.__getitem__)}"
+    taken = [*metrics.reads_by_place.items(), *metrics.hits_by_place.items()]
+    if total := sum(samples for _, samples in taken):
+        kept = sum(samples for place, samples in taken if place > STAGING)
+        line += f"; {100 * kept / total:.0f} % of the samples from tiers"
+    if not plan.is_endless:
+        left = steps - step - 1 + sum(map(plan.steps, range(epoch + 1, plan.epochs)))
+        line += f"; {format_seconds(left * seconds / metrics.steps)} left at this rate"
+    return [line]
