@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.flow.work import Failed, Request
+from penstock.loader import fetching
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.policy import Extents
 from penstock.store import extents_of
@@ -67,6 +70,22 @@ def test_a_store_that_gets_slower_is_found_out(seconds: float) -> None:
     assert found.merged(TEN) is not None
 
 
+def test_merging_ends_where_a_sample_read_by_itself_takes_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A merged read of a large file takes long however fast the store is, which must not be taken for its requests."""
+    seconds = itertools.count(step=1e-6)
+    monkeypatch.setattr(fetching, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    source = Units(40)
+    fetcher = source.fetcher()
+
+    for _ in range(3):
+        source.found.clear()
+        fetcher.fetch(Request([31, 33, 35], source.note))
+
+    assert source.found == [(3, 31), (3, 33), (3, 35)]
+
+
 class Units:
     """Samples of one byte, ten to a unit. It notes which sample a thread was said to be at when a unit was read.
 
@@ -106,15 +125,18 @@ class Units:
         if unit == self.broken:
             raise DataError("cannot be read")
 
-    def fetch(self, samples: list[int], request_seconds: float = 1e-3) -> list[Any]:
-        """Fetch some of them as a loader does that merges reads."""
+    def fetcher(self, request_seconds: float = 1e-3) -> SourceFetcher:
+        """Return what fetches them as a loader does that merges reads."""
         where = extents_of(self, np.arange(len(self)))
         assert where is not None
         near = Near(where[0], lambda requests, nbytes: 1e-3 * requests + 1e-8 * nbytes, 1e8)
         near.observe(1, request_seconds)
-        return list(SourceFetcher(self, {}, near).fetch(Request(samples, self._note, lasting=True)))
+        return SourceFetcher(self, {}, near)
 
-    def _note(self, sample: int) -> None:
+    def fetch(self, samples: list[int], request_seconds: float = 1e-3) -> list[Any]:
+        return list(self.fetcher(request_seconds).fetch(Request(samples, self.note, lasting=True)))
+
+    def note(self, sample: int) -> None:
         self.at = sample
 
 

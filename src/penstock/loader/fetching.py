@@ -34,6 +34,9 @@ _MAPPED_BYTES = 128 << 10
 _CHEAP_SECONDS = 20e-6
 #: By so much each group of reads lets the least time that one took grow.
 _FORGETTING = 1.1
+#: After so many groups of merged reads, and earlier after 1, 2, 4, ..., some samples are read one by one, too: what a
+#: merged read takes says little of a request, and a store may have become so fast that none pays.
+_TRIED_EVERY = 64
 
 
 @dataclass
@@ -41,13 +44,16 @@ class Near:
     """What tells which samples are read together.
 
     extents: where all of them lie. price: of reads, as the machine has it. bytes_per_second: of a read, for its bytes.
-    request_seconds: that a read took at least, of late; it corrects what the machine says. Any thread may set it.
+    request_seconds: that the read of a sample took at least, of late; it corrects what the machine says.
+    groups, group_seconds: how many had merged reads, and what the last one took. Any thread may set these three.
     """
 
     extents: Extents
     price: Price
     bytes_per_second: float
     request_seconds: float = math.inf
+    groups: int = 0
+    group_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._is_wrong = bool((self.extents.units < 0).any())
@@ -63,8 +69,15 @@ class Near:
         reads = merge_reads(self.extents.of(ids), price)
         return None if len(reads) == ids.size else reads
 
+    def count_to_try(self) -> int:
+        """Return how many samples of the next group of merged reads to read one by one: they take about as long."""
+        number, self.groups = self.groups, self.groups + 1
+        if number == 0 or (number & (number - 1) and number % _TRIED_EVERY):
+            return 0
+        return max(1, int(self.group_seconds / self.request_seconds))
+
     def observe(self, reads: int, seconds: float) -> None:
-        """Take note of what reads took, one after the other. A store that gets slower is found out after some."""
+        """Take note of what reads of one sample each took. A store that gets slower is found out after some."""
         self.request_seconds = min(_FORGETTING * self.request_seconds, seconds / reads)
 
 
@@ -137,13 +150,15 @@ class SourceFetcher:
             into, begins = self._space_for(sizes, request, may_be_there=order is None)
         else:
             into = tier.array
-        began = time.perf_counter()
-        if reads is None:
-            failed = read_group(self._source, ids, into, begins, at)
+        if self._near is None or reads is None:
+            failed = self._read_each(ids, into, begins, at)
         else:
-            failed = read_all_merged(self._source, reads, ids, into, begins, at)
-        if self._near is not None and not failed:
-            self._near.observe(ids.size if reads is None else len(reads), time.perf_counter() - began)
+            if count := min(ids.size, self._near.count_to_try()):
+                failed = self._read_each(ids[:count], into, begins[: count + 1], at)
+            if count < ids.size:
+                began = time.perf_counter()
+                failed = read_all_merged(self._source, reads, ids, into, begins, at)
+                self._near.group_seconds = time.perf_counter() - began
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
             return Pieces(into, begins)
         found = self._pieces(ids, into, begins, failed)
@@ -163,6 +178,16 @@ class SourceFetcher:
                 if rest in self._tiers and is_copied[sample] and not isinstance(each, Failed):
                     self._slow[number].put(sample, each, stays=True)
         return data
+
+    def _read_each(
+        self, ids: Ids, into: Bytes, begins: Ids, at: Callable[[int], None]
+    ) -> Sequence[tuple[int, Exception]]:
+        """Read samples that are not merged; return those that failed."""
+        began = time.perf_counter()
+        failed = read_group(self._source, ids, into, begins, at)
+        if self._near is not None and not failed:
+            self._near.observe(ids.size, time.perf_counter() - began)
+        return failed
 
     def _keep(self, samples: list[int], data: list[Any], rests: Sequence[int]) -> None:
         """Have each sample kept where it shall rest."""
