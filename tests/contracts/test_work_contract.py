@@ -53,17 +53,17 @@ class Made:
         rests: list[int] | None = None,
         into: NDArray[np.uint8] | None = None,
     ) -> list[Any]:
-        request = Request(samples, lambda sample: None, origin, rests or (), lasting=True, into=into)
+        request = Request(
+            np.array(samples), lambda sample: None, origin, rests or (), lasting=True, into=into
+        )
         return list(self.fetcher.fetch(request))
 
     def decode(
         self, rows: Sequence[int], samples: list[int], data: Sequence[Any], arrays: tuple[NDArray[Any], ...]
     ) -> list[int]:
         """Return the indices of those that failed."""
-        load = Load(
-            0, 0, 0, np.arange(9), 0, rows, samples, [STAGING] * len(rows), [STAGING] * len(rows), list(rows)
-        )
-        failed = self.decoder.decode(load, rows, samples, data, arrays, lambda sample: None)
+        load = Load(0, 0, 0, np.arange(9), 0, rows, [STAGING] * len(rows), [STAGING] * len(rows), list(rows))
+        failed = self.decoder.decode(load, rows, np.array(samples), data, arrays, lambda sample: None)
         assert all(isinstance(error, Exception) for _, error in failed)
         return [index for index, _ in failed]
 

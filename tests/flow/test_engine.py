@@ -52,7 +52,7 @@ class NumberWork:
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        samples: np.ndarray,
         data: Sequence[Any],
         arrays: tuple[np.ndarray, ...],
         at: Callable[[int], None],

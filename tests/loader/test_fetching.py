@@ -81,7 +81,7 @@ def test_merging_ends_where_a_sample_read_by_itself_takes_next_to_nothing(
 
     for _ in range(3):
         source.found.clear()
-        fetcher.fetch(Request([31, 33, 35], source.note))
+        fetcher.fetch(Request(np.array([31, 33, 35]), source.note))
 
     assert source.found == [(3, 31), (3, 33), (3, 35)]
 
@@ -134,7 +134,7 @@ class Units:
         return SourceFetcher(self, {}, near)
 
     def fetch(self, samples: list[int], request_seconds: float = 1e-3) -> list[Any]:
-        return list(self.fetcher(request_seconds).fetch(Request(samples, self.note, lasting=True)))
+        return list(self.fetcher(request_seconds).fetch(Request(np.array(samples), self.note, lasting=True)))
 
     def note(self, sample: int) -> None:
         self.at = sample

@@ -207,9 +207,12 @@ def test_a_copy_of_the_decoder_in_another_process_hands_over_what_it_made() -> N
 
     # A step of three samples, of which this process has one and the other two.
     for each, rows in ((decoder, [1]), (there, [0, 2])):
-        task = Load(7, 0, 0, np.arange(3), 4, rows, rows, [0] * 3, [0] * 3, rows)
+        task = Load(7, 0, 0, np.arange(3), 4, rows, [0] * 3, [0] * 3, rows)
         data = [(tokens(row), f"no. {row}") for row in rows]
-        assert each.decode(task, rows, rows, data, (np.zeros((3,), np.uint8),), lambda sample: None) == []
+        assert (
+            each.decode(task, rows, np.array(rows), data, (np.zeros((3,), np.uint8),), lambda sample: None)
+            == []
+        )
     decoder.put(4, [0, 2], pickle.loads(pickle.dumps(there.take(4, [0, 2]))))
 
     ragged, texts = decoder.finish(4, (), range(3))

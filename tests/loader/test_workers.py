@@ -233,8 +233,8 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
     switch.watch(busy)
 
     while not switch._is_settled:
-        switch.fetch(Request([0], print))
-        switch.decode(NO_LOAD, [0], [0], [None], (), print)
+        switch.fetch(Request(ONE, print))
+        switch.decode(NO_LOAD, [0], ONE, [None], (), print)
         now[0] += 0.01 / (speed if switch._in_use else 1.0)
         if switch._starting is not None:
             switch._starting.join()
@@ -258,14 +258,15 @@ def test_no_process_starts_where_none_can_help(waits: bool, processors: float, s
     switch.watch(busy)
 
     for _ in range(2000):
-        switch.fetch(Request([0], print))
-        switch.decode(NO_LOAD, [0], [0], [None], (), print)
+        switch.fetch(Request(ONE, print))
+        switch.decode(NO_LOAD, [0], ONE, [None], (), print)
         now[0] += 0.01
 
     assert switch._starting is None
 
 
 NO_LOAD: Any = None
+ONE = np.zeros(1, np.int64)
 
 
 class Busy:
@@ -281,7 +282,7 @@ class Busy:
         return self
 
     def fetch(self, request: Request) -> list[Any]:
-        return [None] * len(request.samples)
+        return [None] * request.ids.size
 
     def decode(self, *_: Any) -> list[Any]:
         return []

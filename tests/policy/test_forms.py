@@ -130,14 +130,14 @@ def test_workers_alone_read_crops_however_long_that_takes_and_bytes_every_so_man
                 brought |= dict.fromkeys(move.entries, move.origin)
                 to_do += scheduler.moved(move, seconds, [], now)
             case Load() as load:
-                for sample, origin, entry in zip(load.ids, load.origins, load.entries, strict=True):
+                for sample, origin, entry in zip(load.ids.tolist(), load.origins, load.entries, strict=True):
                     origins[load.epoch, sample] = brought[entry] if origin == STAGING else origin
                 own = Counter(each for each in load.origins if each != STAGING)
                 reads = [OwnRead(origin, count, count * seconds) for origin, count in own.items()]
                 # Whoever waited for another epoch's worker is sent to the tier, which has no crop of this one.
                 failed = {
                     index: UNREAD
-                    for index, sample in enumerate(load.ids)
+                    for index, sample in enumerate(load.ids.tolist())
                     if load.origins[index] == form.TIER and (load.epoch + sample) % 3 == 0
                 }
                 to_do += scheduler.loaded(load, failed, [] if failed else reads, now, seconds, seconds)

@@ -189,7 +189,7 @@ class FakeRuntime:
     def _finish_load(self, load: Load) -> None:
         self.loads = [other for other in self.loads if other is not load]
         failed, own = {}, Counter[int]()
-        samples = load.ids
+        samples = load.ids.tolist()
         for index, sample in enumerate(samples):
             origin, entry, rest = load.origins[index], load.entries[index], load.rests[index]
             if origin == STAGING:
@@ -972,7 +972,7 @@ def test_a_sample_that_a_batch_has_twice_is_over_with_the_batch_that_is_given_up
     loaded: list[tuple[int, int]] = []
     while queue:
         for load in loads_in([queue.pop(0)]):
-            loaded += [(load.step, sample) for sample in load.ids]
+            loaded += [(load.step, sample) for sample in load.ids.tolist()]
             queue += scheduler.loaded(load, {}, [], 0.0)
 
     assert loaded == [(0, 7), (1, 4), (1, 5), (1, 6)]
@@ -989,7 +989,12 @@ def test_what_a_tier_could_not_give_to_a_batch_that_was_given_up_is_not_asked_of
 
     (after,) = loads_in(scheduler.loaded(from_tier, {0: UNREAD}, [], 0.0))
 
-    assert (into_tier.rests, from_tier.origins, after.ids, after.origins) == ([1], [1], [3], [SOURCE])
+    assert (into_tier.rests, from_tier.origins, after.ids.tolist(), after.origins) == (
+        [1],
+        [1],
+        [3],
+        [SOURCE],
+    )
 
 
 def test_the_first_read_of_an_epoch_is_a_workers_own_after_an_epoch_that_was_left_early_too() -> None:

@@ -282,7 +282,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, load: Load, expected: ExpectedLoad, read_seconds: float, failed: dict[int, int]
     ) -> None:
         reads: dict[int, list[float]] = {}
-        for index, (sample, origin) in enumerate(zip(load.ids, load.origins, strict=True)):
+        for index, (sample, origin) in enumerate(zip(load.ids.tolist(), load.origins, strict=True)):
             if origin == STAGING:
                 assert self.bytes[load.entries[index]] == sample
             elif failed.get(index) == UNREAD:
@@ -388,7 +388,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             (load.batch, load.epoch, load.step) == (batch.number, batch.epoch, batch.step)
             and load.samples.tolist() == batch.samples
             and list(load.rows) == [place.row for place in places]
-            and list(load.ids) == [place.sample for place in places]
+            and load.ids.tolist() == [place.sample for place in places]
             and list(load.origins) == [place.origin for place in places]
             and [rest for rest, is_known in zip(load.rests, known, strict=True) if is_known]
             == [rest for rest, is_known in zip(rests, known, strict=True) if is_known]

@@ -736,7 +736,7 @@ class Engine:
         self._loaded_samples += len(load.rows)
         for index, (_, error) in failed.items():
             waiting = self._scheduler.batches_waiting_for(load.entries[index])
-            self._note_failure(error, load.ids[index], [load.batch, *waiting])
+            self._note_failure(error, int(load.ids[index]), [load.batch, *waiting])
         marks = {index: mark for index, (mark, _) in failed.items()}
         # The frames of an error's traceback, and those that called them, refer to this: a circle, else.
         failed.clear()
@@ -791,17 +791,15 @@ class Engine:
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (move := self._moves.get()) is not None and not self._closed:
-            samples = move.samples
+            ids = np.array(move.samples)
             begin = self._clock()
             at = partial(self._note, worker)
-            request = Request(samples, at, move.origin, move.rests, lasting=True, epoch=move.epoch)
+            request = Request(ids, at, move.origin, move.rests, lasting=True, epoch=move.epoch)
             data = self._fetcher.fetch(request)
             end = self._clock()
             self._at.pop(worker, None)
-            self._recent_read_seconds.append((end - begin) / len(samples))
-            flow, _ = self._record_fetched(
-                ring, (begin, end), samples, data, move.origin, move.epoch, move.step
-            )
+            self._recent_read_seconds.append((end - begin) / ids.size)
+            flow, _ = self._record_fetched(ring, (begin, end), ids, data, move.origin, move.epoch, move.step)
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))
             del data, move  # an idle thread keeps no sample's bytes
             self._drive()
@@ -853,7 +851,7 @@ class Engine:
 
     def _done(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> Event:
         """Do a Load; return the event that says so."""
-        self._note(worker, load.ids[0])
+        self._note(worker, int(load.ids[0]))
         if self._compiled is not None and self._loaded_samples >= _WORTH_COMPILING_SAMPLES:
             loop = self._compiled()
             if loop is not None:
@@ -863,7 +861,7 @@ class Engine:
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
-        at = partial(setitem, self._at_quick, worker) if len(load.ids) >= _QUICK_SAMPLES else None
+        at = partial(setitem, self._at_quick, worker) if len(load.rows) >= _QUICK_SAMPLES else None
         failed, own_reads = self._fetch_and_decode(load, at or partial(self._note, worker), ring, delay)
         cpu_seconds = time.thread_time() - computed
         # Other programs on the processors are no reason for more threads or fewer.
@@ -877,23 +875,21 @@ class Engine:
         self, load: Load, at: Callable[[int], None], ring: Ring, delay: RunDelay
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
         """Return what failed, by index in the Load, and how long own reads waited."""
-        rows, samples, origins = load.rows, load.ids, load.origins
+        rows, ids, origins = load.rows, load.ids, load.origins
         own_reads: list[OwnRead] = []
         arrays = self._staging.arrays(load.slot)
         data: list[Any] | Pieces
         if origins.count(origins[0]) == len(origins):
             into = self._decoder.place_of(rows, arrays) if isinstance(rows, range) else None
             data, flow = self._brought(
-                load, origins[0], samples, load.rests, load.entries, at, ring, delay, own_reads, into
+                load, origins[0], ids, load.rests, load.entries, at, ring, delay, own_reads, into
             )
         else:
             parts, flow = [None] * len(rows), NO_FLOW
             for origin in set(origins):
                 which = [index for index, each in enumerate(origins) if each == origin]
-                wanted, rests, entries = (
-                    [items[index] for index in which] for items in (samples, load.rests, load.entries)
-                )
-                found, _ = self._brought(load, origin, wanted, rests, entries, at, ring, delay, own_reads)
+                rests, entries = ([items[index] for index in which] for items in (load.rests, load.entries))
+                found, _ = self._brought(load, origin, ids[which], rests, entries, at, ring, delay, own_reads)
                 for index, each in zip(which, found, strict=True):
                     parts[index] = each
                 found.clear()  # as in `_loaded`
@@ -906,21 +902,21 @@ class Engine:
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
             }
             had = [index for index in had if index not in failed]
-            rows, samples = [rows[index] for index in had], [samples[index] for index in had]
+            rows, ids = [rows[index] for index in had], ids[had]
             brought, data = data, [data[index] for index in had]
             brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
-            wrong = self._decoder.decode(load, rows, samples, data, arrays, at)
-            count = len(samples)
+            wrong = self._decoder.decode(load, rows, ids, data, arrays, at)
+            count = ids.size
             if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
                 flow = self._recorder.next_flow()
-                ring.record_ids(flow, samples)
+                ring.record_ids(flow, ids)
             ring.record(
                 Kind.DECODE,
                 begin,
                 self._clock(),
-                samples[0],
+                int(ids[0]),
                 epoch=load.epoch,
                 step=load.step,
                 samples=count,
@@ -934,7 +930,7 @@ class Engine:
         self,
         load: Load,
         origin: int,
-        samples: list[int],
+        ids: NDArray[np.int64],
         rests: list[int],
         entries: list[int],
         at: Callable[[int], None],
@@ -953,15 +949,9 @@ class Engine:
         if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
-        data = self._fetcher.fetch(Request(samples, at, origin, rests, into=into, epoch=load.epoch))
+        data = self._fetcher.fetch(Request(ids, at, origin, rests, into=into, epoch=load.epoch))
         end, computed = self._clock(), time.thread_time() - computed
-        rows = load.rows
-        known: Sequence[int] | NDArray[np.int64] = samples
-        if samples is load.ids and isinstance(rows, range):
-            known = load.samples[rows.start : rows.stop]  # a list takes ten times as long to record
-        flow, has_failed = self._record_fetched(
-            ring, (begin, end), known, data, origin, load.epoch, load.step
-        )
+        flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load.epoch, load.step)
         if not has_failed:
             waited = delay.left_of(end - begin, computed) - computed
             own_reads.append(OwnRead(origin, len(data), max(0.0, waited)))
@@ -973,7 +963,7 @@ class Engine:
         self,
         ring: Ring,
         seconds: tuple[float, float],
-        samples: Sequence[int] | NDArray[np.int64],
+        ids: NDArray[np.int64],
         data: list[Any] | Pieces,
         origin: int,
         epoch: int,
@@ -985,7 +975,7 @@ class Engine:
         has_failed = _has_failed(data)
         if has_failed:
             had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
-            samples, data = [samples[index] for index in had], [data[index] for index in had]
+            ids, data = ids[had], [data[index] for index in had]
             if not had:
                 return NO_FLOW, True
         if isinstance(data, Pieces):
@@ -994,9 +984,9 @@ class Engine:
             nbytes = sum(map(_NBYTES, data)) if set(map(type, data)) == {np.ndarray} else 0
         flow = self._recorder.next_flow()
         if len(data) > 1:
-            ring.record_ids(flow, samples)
+            ring.record_ids(flow, ids)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
-        ring.record(kind, *seconds, samples[0], nbytes, epoch, step, origin, samples=len(data), flow=flow)
+        ring.record(kind, *seconds, int(ids[0]), nbytes, epoch, step, origin, samples=len(data), flow=flow)
         return flow, has_failed
 
     def _ask_for_lock(self, worker: int, ring: Ring, load: Load, delay: RunDelay) -> float | None:

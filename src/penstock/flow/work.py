@@ -24,6 +24,7 @@ class Failed(NamedTuple):
 class Request(NamedTuple):
     """Samples that a thread wants, all from one place.
 
+    ids: int64[n], of the samples.
     origin: SOURCE, or the number of the tier to take them from.
     rests: of each sample, the tier that is to keep what comes from the source, or STAGING; empty where none keeps any.
     at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next request.
@@ -31,13 +32,19 @@ class Request(NamedTuple):
     epoch: that they are for; code of a user may ask for it.
     """
 
-    samples: list[int]
+    ids: NDArray[np.int64]
     at: Callable[[int], None]
     origin: int = SOURCE
     rests: Sequence[int] = ()
     lasting: bool = False
     into: NDArray[np.uint8] | None = None
     epoch: int = 0
+
+    @property
+    def samples(self) -> list[int]:
+        """The same for code that takes them one by one."""
+        found: list[int] = self.ids.tolist()
+        return found
 
     @property
     def is_kept(self) -> bool:
@@ -120,14 +127,14 @@ class Decoder(Protocol):
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         """Write some rows of a slot; return the failed ones, each by its index in `rows`, with the reason.
 
-        rows: of the batch. samples, data: of each row, its id and what the fetcher brought.
+        rows: of the batch. ids, data: of each row, its sample and what the fetcher brought.
         arrays: of the slot, [batch size, *shape] each.
         """
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
@@ -41,7 +42,7 @@ class CollatingDecoder:
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -54,8 +55,8 @@ class CollatingDecoder:
             if made is None:
                 raise DataError("it returned None: return the batch")
         except Exception as error:
-            named = ", ".join(map(str, samples[:_NAMED_SAMPLES]))
-            more = f", ... {len(samples)} in all" if len(samples) > _NAMED_SAMPLES else ""
+            named = ", ".join(map(str, ids[:_NAMED_SAMPLES]))
+            more = f", ... {ids.size} in all" if ids.size > _NAMED_SAMPLES else ""
             error.add_note(
                 f"while collate_fn {_name_of(self._collate)} made a batch of samples {named}{more}"
             )

@@ -104,11 +104,11 @@ class CropDecoder(ImageDecoder):
             if group.data[index].ndim == 3:
                 kept.append((index, group.data[index]))
             else:
-                (to_make if self._kept.is_kept[group.samples[index]] else plain).append(index)
+                (to_make if self._kept.is_kept[group.ids[index]] else plain).append(index)
         self._finish(group, kept, failed)
         for first in range(0, len(to_make), FRONTS):
             some = to_make[first : first + FRONTS]
-            at(group.samples[some[0]])
+            at(group.sample(some[0]))
             plain += self._make(group, some, failed)
         return failed + super()._write_images(group, sorted(plain), at)
 
@@ -123,7 +123,7 @@ class CropDecoder(ImageDecoder):
             try:
                 self._crops.finish(crop, group.images[row], group.draws, row, group.scratch)
             except Exception as error:
-                failed.append((index, self._located(error, group.samples[index])))
+                failed.append((index, self._located(error, group.sample(index))))
 
     def _make(self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]) -> list[int]:
         """Make the crops of some samples, keep those of later epochs and use this one's.
@@ -134,7 +134,7 @@ class CropDecoder(ImageDecoder):
         own = np.empty((len(which), *self._crops.shape), np.uint8)
         made, left = list[_Making](), list[int]()
         for place, index in enumerate(which):
-            sample, later = group.samples[index], range(0)
+            sample, later = group.sample(index), range(0)
             if not is_lasting:
                 tier.forget(sample, range(epoch - self._kept.form.epochs, epoch + 1))
                 later = self._kept.epochs_from(sample, epoch)
@@ -158,7 +158,7 @@ class CropDecoder(ImageDecoder):
         are_left = set(left)
         for index, later, blocks, _ in made:
             for block, each in () if index in are_left else zip(blocks, later or (None,), strict=True):
-                tier.keep(block, group.samples[index], each)
+                tier.keep(block, group.sample(index), each)
         return left
 
     def _left_by_group(self, group: ImageGroup, made: Sequence[_Making]) -> set[int]:
@@ -166,7 +166,7 @@ class CropDecoder(ImageDecoder):
         if not made:
             return set()
         data = [group.data[each.member] for each in made]
-        samples = [group.samples[each.member] for each in made]
+        samples = [group.sample(each.member) for each in made]
         crops = [each.crops for each in made]
         return set(self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch))
 

@@ -267,7 +267,7 @@ class SampleDecoder:
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -277,7 +277,7 @@ class SampleDecoder:
         if isinstance(rows, range) and self._store_columns(load, rows, data, arrays):
             return failed
         stored: dict[int, list[Any]] = {}
-        for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+        for index, (row, sample) in enumerate(zip(rows, ids.tolist(), strict=True)):
             try:
                 stored[row] = self._store(data[index], arrays, row, self._describe(sample))
             except Exception as error:

@@ -122,12 +122,11 @@ class SourceFetcher:
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
         """Bring uint8[...] of each sample, all from one piece of memory where nothing failed; see `Fetcher`."""
-        samples, rests, at = request.samples, request.rests, request.at
-        at(samples[0])
-        ids = np.array(samples)
+        ids, rests, at = request.ids, request.rests, request.at
+        at(int(ids[0]))
         if request.origin in self._slow:
             data = self._from_slow(ids, request)
-            self._keep(samples, data, rests)
+            self._keep(request, data)
             return data
         if request.origin != SOURCE:
             return self._from_tier(ids, self._tiers[request.origin])
@@ -172,9 +171,9 @@ class SourceFetcher:
             for index, each in zip(order.tolist(), found, strict=True):
                 data[index] = each
         if tier is None:
-            self._keep(samples, data, rests)
+            self._keep(request, data)
         for number, is_copied in self._copied_to.items():
-            for sample, each, rest in zip(samples, data, rests, strict=False):
+            for sample, each, rest in zip(request.samples, data, rests, strict=False):
                 if rest in self._tiers and is_copied[sample] and not isinstance(each, Failed):
                     self._slow[number].put(sample, each, stays=True)
         return data
@@ -189,19 +188,19 @@ class SourceFetcher:
             self._near.observe(ids.size, time.perf_counter() - began)
         return failed
 
-    def _keep(self, samples: list[int], data: list[Any], rests: Sequence[int]) -> None:
+    def _keep(self, request: Request, data: list[Any]) -> None:
         """Have each sample kept where it shall rest."""
-        for index, rest in enumerate(rests):
+        for index, (sample, rest) in enumerate(zip(request.samples, request.rests, strict=False)):
             if rest == STAGING or isinstance(data[index], Failed):
                 continue
             if rest in self._slow:
-                self._slow[rest].put(samples[index], data[index])
+                self._slow[rest].put(sample, data[index])
             else:
-                data[index] = self._copied(samples[index], data[index], self._tiers[rest])
+                data[index] = self._copied(sample, data[index], self._tiers[rest])
 
     def read(self, samples: list[int]) -> Sequence[Any]:
         """Return uint8[...] of each sample as the source has it, or `Failed`; until this thread's next call."""
-        return self.fetch(Request(samples, _pass_by))
+        return self.fetch(Request(np.array(samples), _pass_by))
 
     def close(self) -> None:
         for disk in self._slow.values():  # they may still write what memory keeps

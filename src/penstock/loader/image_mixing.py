@@ -49,7 +49,7 @@ class MixingDecoder:
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -57,7 +57,7 @@ class MixingDecoder:
         """See `Decoder`."""
         images, labels = arrays
         numbers = np.zeros(len(images), np.int64)
-        failed = self._decoder.decode(load, rows, samples, data, (images, numbers), at)
+        failed = self._decoder.decode(load, rows, ids, data, (images, numbers), at)
         labels[list(rows)] = one_hot(numbers[list(rows)], self._mixing.num_classes)
         wrong = {index for index, _ in failed}
         done = {row for index, row in enumerate(rows) if index not in wrong}

@@ -44,17 +44,21 @@ class Masks:
 class ImageGroup(NamedTuple):
     """Pictures that a thread brings into a slot.
 
-    rows, samples, data: of each, its place in the batch, its id, and what the fetcher brought. images: of the slot.
+    rows, ids, data: of each, its place in the batch, its sample, and what the fetcher brought. images: of the slot.
     draws: of the batch. scratch: the thread's.
     """
 
     load: Load
     rows: Sequence[int]
-    samples: list[int]
+    ids: NDArray[np.int64]
     data: Sequence[Any]
     images: NDArray[Any]
     draws: Draws
     scratch: Scratch
+
+    def sample(self, index: int) -> int:
+        """Return the sample of one of them."""
+        return int(self.ids[index])
 
 
 class ImageDecoder:
@@ -108,7 +112,7 @@ class ImageDecoder:
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -117,21 +121,21 @@ class ImageDecoder:
         images, *labels = arrays
         draws = self._draws_of(load, load.epoch)
         failed: list[tuple[int, Exception]] = []
-        at(samples[0])
+        at(int(ids[0]))
         if self._masks is not None:
-            ends = self._masks.front_bytes[samples].tolist()
+            ends = self._masks.front_bytes[ids].tolist()
             masks = [each[end:] for each, end in zip(data, ends, strict=True)]
             data = [each[:end] for each, end in zip(data, ends, strict=True)]
-            failed = self._write_masks(self._masks, rows, samples, (data, masks), labels.pop(0), draws)
+            failed = self._write_masks(self._masks, rows, ids.tolist(), (data, masks), labels.pop(0), draws)
         wrong = {index for index, _ in failed}
-        group = ImageGroup(load, rows, samples, data, images, draws, self._scratch())
+        group = ImageGroup(load, rows, ids, data, images, draws, self._scratch())
         which: Sequence[int] = range(len(rows))
         if wrong:
             which = [index for index in which if index not in wrong]
         failed += self._write_images(group, which, at)
         where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         for array, known in zip(labels, self._labels, strict=True):
-            array[where] = known[samples]
+            array[where] = known[ids]
         return failed
 
     def _write_images(
@@ -141,7 +145,7 @@ class ImageDecoder:
         failed: list[tuple[int, Exception]] = []
         if not which:
             return failed
-        _, rows, samples, data, images, draws, scratch = group
+        _, rows, _, data, images, draws, scratch = group
         some_data, some_rows = data, rows
         if len(which) < len(rows):
             some_data, some_rows = [data[index] for index in which], [rows[index] for index in which]
@@ -149,16 +153,16 @@ class ImageDecoder:
             which[place] for place in self._pipeline.run_group(some_data, images, draws, some_rows, scratch)
         ]
         for some in (left[first : first + FRONTS] for first in range(0, len(left), FRONTS)):
-            at(samples[some[0]])
+            at(group.sample(some[0]))
             of_some = [data[index] for index in some]
             fronts = self._pipeline.run_front(of_some, draws, [rows[index] for index in some], scratch)
             for index, front in zip(some, fronts, strict=True):
-                at(samples[index])
+                at(group.sample(index))
                 row = rows[index]
                 try:
                     self._pipeline.run(data[index].data, images[row], draws, row, scratch, front)
                 except Exception as error:
-                    failed.append((index, self._located(error, samples[index])))
+                    failed.append((index, self._located(error, group.sample(index))))
         return failed
 
     def _write_masks(

@@ -173,7 +173,7 @@ class Processes(FetcherOver):
         """Return bytes; or nothing of each sample of a data set, where `decode` has the process make it."""
         if self._reads_here:
             return self._fetcher.fetch(request)
-        return [None] * len(request.samples)
+        return [None] * request.ids.size
 
     def end_waits(self) -> None:
         """Give processes a second to complete what nobody wants any more."""
@@ -207,7 +207,7 @@ class Processes(FetcherOver):
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -217,14 +217,14 @@ class Processes(FetcherOver):
         process, newest = self._threads.process, (self._version, self._plan, self._parts)
         task = Task(
             load._replace(origins=[], entries=[]),
-            Brought(rows, samples, list(data)) if self._reads_here else None,
+            Brought(rows, ids, list(data)) if self._reads_here else None,
         )
         answer = process.do(task, newest, at, self._describe, self._is_given_up)
         self._decoder.put(load.slot, _without(rows, [index for index, _ in answer.failed]), answer.others)
         failed = [(index, unpack(error)) for index, error in answer.failed]
         if not self._reads_here:
             return failed
-        return [(index, located(error, samples[index], self._fetcher.describe)) for index, error in failed]
+        return [(index, located(error, int(ids[index]), self._fetcher.describe)) for index, error in failed]
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self._decoder.finish(slot, arrays, rows)

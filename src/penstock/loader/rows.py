@@ -46,7 +46,7 @@ class KeepingFetcher(FetcherOver):
         """Return samples, from a tier or made, and have a tier keep them where it is to; see `Fetcher`."""
         samples = request.samples
         if request.origin == SOURCE:
-            found = self._made(request, samples)
+            found = self._made(request)
             for sample, rest, value in zip(samples, request.rests, found, strict=False):
                 if rest != STAGING and not isinstance(value, Failed):
                     self._tiers[rest].put(sample, self._pickler.dump(value))
@@ -56,13 +56,13 @@ class KeepingFetcher(FetcherOver):
         found = [pickle.loads(tier.view(sample)) if tier.contains(sample) else None for sample in samples]
         missing = [index for index, sample in enumerate(samples) if not tier.contains(sample)]
         if missing:
-            made = self._made(request, [samples[index] for index in missing])
+            made = self._made(request._replace(ids=request.ids[missing]))
             for index, value in zip(missing, made, strict=True):
                 found[index] = value
         return found
 
-    def _made(self, request: Request, samples: list[int]) -> list[Any]:
-        return list(self._fetcher.fetch(request._replace(samples=samples, origin=SOURCE, rests=())))
+    def _made(self, request: Request) -> list[Any]:
+        return list(self._fetcher.fetch(request._replace(origin=SOURCE, rests=())))
 
     def close(self) -> None:
         for tier in self._tiers.values():

@@ -132,7 +132,7 @@ class Switching(FetcherOver):
         self,
         load: Load,
         rows: Sequence[int],
-        samples: list[int],
+        ids: NDArray[np.int64],
         data: Sequence[Any],
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
@@ -141,10 +141,10 @@ class Switching(FetcherOver):
         chosen: Processes | None = self._threads.chosen
         decoder = self._decoder if chosen is None else chosen
         try:
-            return decoder.decode(load, rows, samples, data, arrays, at)
+            return decoder.decode(load, rows, ids, data, arrays, at)
         finally:
             with self._lock:
-                self._loaded += len(samples)
+                self._loaded += ids.size
                 self._inside -= chosen is not None
                 is_left = chosen is not None and self._is_settled and not self._in_use and not self._inside
             if is_left and chosen is not None:

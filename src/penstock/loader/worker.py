@@ -64,7 +64,7 @@ class Brought(NamedTuple):
     """What the parent has read for some rows of a batch; see `Decoder.decode`."""
 
     rows: Sequence[int]
-    samples: list[int]
+    ids: NDArray[np.int64]
     data: Sequence[Any]
 
 
@@ -223,18 +223,18 @@ class Worker:
         load = task.load
         arrays = self._arrays_of(load.slot)
         self._epoch = load.epoch
-        rows, samples, data = task.brought or self._fetched(load)
-        had: Sequence[int] = range(len(samples))
+        rows, ids, data = task.brought or self._fetched(load)
+        had: Sequence[int] = range(ids.size)
         failed: list[tuple[int, PackedError]] = []
         if Failed in set(map(type, data)):
             failed = [
                 (index, pack(each.error)) for index, each in enumerate(data) if isinstance(each, Failed)
             ]
             had = [index for index in had if not isinstance(data[index], Failed)]
-            rows, samples = [rows[index] for index in had], [samples[index] for index in had]
+            rows, ids = [rows[index] for index in had], ids[list(had)]
             data = [data[index] for index in had]
         if had:
-            wrong = self._decoder.decode(load, rows, samples, data, arrays, self._begin_sample)
+            wrong = self._decoder.decode(load, rows, ids, data, arrays, self._begin_sample)
             failed += [(had[index], pack(error)) for index, error in wrong]
         return Answer(failed, self._decoder.take(load.slot, rows))
 

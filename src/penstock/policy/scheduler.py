@@ -101,7 +101,7 @@ class Load(NamedTuple):
     """Instruction: bring some samples of a batch into its slot (decode, transform, write).
 
     samples: int64[local batch], of the whole batch. rows: the places of these in it, a range where they follow each
-        other. ids: `samples[rows]`.
+        other.
     origins: of each a tier's number (take it from there), STAGING (the bytes are those of the entry) or SOURCE (read it
         yourself). rests: of each the tier that is to keep what you read from the source, or STAGING.
     entries: of each, -1 where there is none.
@@ -114,11 +114,16 @@ class Load(NamedTuple):
     samples: Ids
     slot: int
     rows: Sequence[int]
-    ids: list[int]
     origins: list[int]
     rests: list[int]
     entries: list[int]
     steps: int = 1
+
+    @property
+    def ids(self) -> Ids:
+        """int64[rows], of these samples."""
+        rows = self.rows
+        return self.samples[slice(rows.start, rows.stop) if isinstance(rows, range) else rows]
 
 
 class Staged(NamedTuple):
@@ -427,13 +432,13 @@ class Scheduler:
     def _read(self, size: int, now: float, out: list[Instruction]) -> None:
         """Read the instructions that the last call wrote."""
         begin = self._ints[decisions.OUT]
-        words: list[int] = self._state.ints[begin : begin + size].tolist()
+        words = self._state.ints[begin : begin + size]
         at = 0
         while at < size:
-            what, count, number, where = words[at : at + decisions.HEAD]
+            what, count, number, where = words[at : at + decisions.HEAD].tolist()
             at += decisions.HEAD
             if what == decisions.MOVE:
-                entries, samples, rests = (words[at + k * count : at + (k + 1) * count] for k in range(3))
+                entries, samples, rests = words[at : at + 3 * count].reshape(3, count).tolist()
                 at += 3 * count
                 if number >= 0:
                     batch = self._batches[number]
@@ -442,17 +447,13 @@ class Scheduler:
                     epoch, step = self._epoch_of_fills, -1
                 out.append(Move(entries, samples, where, rests, number, epoch, step))
             elif what == decisions.LOAD:
-                rows, ids, origins, rests, entries = (
-                    words[at + k * count : at + (k + 1) * count] for k in range(5)
-                )
+                rows, _, origins, rests, entries = words[at : at + 5 * count].reshape(5, count)
                 at += 5 * count
                 batch = self._batches[number]
-                run = range(rows[0], rows[0] + count)
-                places = run if rows == list(run) else rows
-                about = number, batch.epoch, batch.step, batch.samples, where, places
-                out.append(Load(*about, ids, origins, rests, entries, batch.steps))
+                about = number, batch.epoch, batch.step, batch.samples, where, _places_of(rows)
+                out.append(Load(*about, _listed(origins), _listed(rests), _listed(entries), batch.steps))
             elif what == decisions.READY:
-                failed = tuple(words[at : at + count])
+                failed = tuple(words[at : at + count].tolist())
                 at += count
                 batch = self._batches.pop(number)
                 out.append(Ready(number, batch.epoch, batch.step, where, batch.samples, failed, batch.steps))
@@ -464,7 +465,7 @@ class Scheduler:
                 self._due_seconds = now
             elif what == decisions.DROP:
                 if self._limits.readers:
-                    out.append(Drop(words[at : at + count]))
+                    out.append(Drop(words[at : at + count].tolist()))
                 at += count
 
     @property
@@ -499,3 +500,18 @@ class Scheduler:
         if self._bound is None:
             return decisions.event(self._views, what, 0, slot, count, origin, seconds)
         return self._bound(what, 0, slot, count, origin, seconds)
+
+
+def _places_of(rows: Ids) -> Sequence[int]:
+    """Return the rows of a Load, as a range where they follow each other."""
+    first, count = int(rows[0]), rows.size
+    is_run = count == 1 or bool((rows == np.arange(first, first + count)).all())
+    return range(first, first + count) if is_run else rows.tolist()
+
+
+def _listed(column: Ids) -> list[int]:
+    """Return a column as a list: most have one value, and are long where samples are small."""
+    if column.size > 1 and (column == column[0]).all():
+        return [int(column[0])] * column.size
+    found: list[int] = column.tolist()
+    return found
