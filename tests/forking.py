@@ -45,6 +45,8 @@ _MODULES = (
     "torch.distributed.tensor",
     "penstock.checkpoint.preemption",
     "penstock.checkpoint.codecs.ours",
+    "penstock.loader.transforms.pipeline",
+    "penstock.torch",
     "penstock.torch.dcp",
 )
 _REQUEST_BYTES = 1 << 17

@@ -46,7 +46,7 @@ def ended(folder: Path, forks: Forks) -> dict[int, int]:
         for life, (ranks, at) in enumerate(LIVES)
     ]
     others = [
-        [[[str(folder), "0", str(rank), "3", scenario, str(at)] for rank in range(3)]]
+        [[[str(folder), "0", str(rank), "2", scenario, str(at)] for rank in range(2)]]
         for scenario, at in SCENARIOS.items()
     ]
     with forks.start(SCRIPT, [lives, *others]) as forked:
@@ -101,7 +101,7 @@ def test_all_ranks_save_one_step_wherever_the_signal_comes(
     """
     of_ranks = reports(folder, scenario, 0)
 
-    assert [one["exit"] for one in of_ranks] == [143] * 3
+    assert [one["exit"] for one in of_ranks] == [143] * 2
     assert len({one["step"] for one in of_ranks}) == 1
     assert SCENARIOS[scenario] <= of_ranks[0]["step"] + scenario.startswith("waiting")
     assert of_ranks[0]["step"] < STEPS, "not at the end"
