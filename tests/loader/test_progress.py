@@ -162,7 +162,7 @@ def test_ids_of_groups_that_never_come_are_bounded(tmp_path: Path) -> None:
 def test_how_far_a_run_is_comes_before_its_waits_in_what_it_answers(
     image_folder: Callable[..., Path],
 ) -> None:
-    """Two epochs of three batches, four samples each, left after the fifth batch; the sums are of four."""
+    """Two epochs of three batches, four samples each; the second is left after two."""
     with Loader(
         image_folder(images=12),
         batch_size=4,

@@ -48,8 +48,8 @@ def steps_of(
     return rows
 
 
-def beside(kind: Kind, begin: float, end: float) -> Row:
-    return (begin, end, -1, 10, -1, 7, kind, 0, 9, 0, 0)
+def beside(kind: Kind, begin: float, end: float, place: int = 0) -> Row:
+    return (begin, end, -1, 10, -1, 7, kind, place, 9, 0, 0)
 
 
 def held_up_by_lock() -> list[Row]:
@@ -97,12 +97,13 @@ FAULTS: dict[str, tuple[Reason, list[Row]]] = {
         Reason.SNAPSHOT,
         [*steps_of([0.1] * 9 + [0.4] * 9), beside(Kind.DRAIN, 9.9, 40.0)],
     ),
-    "a save waits for a drain that is capped": (
+    "a drain is capped, so that a snapshot goes straight to the slow tier and the next save waits for it": (
         Reason.FULL_BUFFER,
         [
             *steps_of([0.01] * 40),
             beside(Kind.SAVE, 1.0, 1.1),
             beside(Kind.DRAIN, 1.1, 30.0),
+            beside(Kind.WRITE, 10.0, 30.0, place=1),
             beside(Kind.SAVE, 11.0, 30.1),
         ],
     ),

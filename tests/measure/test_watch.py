@@ -82,6 +82,13 @@ def test_known_waits_and_steps_are_measured_exactly() -> None:
     verdict = watched.verdict()
     assert (verdict.steps, verdict.stall_seconds, verdict.own_seconds) == (3, 10.5, 15.0)
     assert verdict.ceiling == 25.5 / 15.0
+    assert watched.numbers() == {
+        "steps": 3,
+        "stall_seconds": 10.5,
+        "own_seconds": 15.0,
+        "stall_share": 10.5 / 25.5,
+        "steps_per_second": 3 / 25.5,
+    }
     assert lines == ["penstock.watch: epoch 0: waited 41 % of 25.5 s; ceiling 1.70 x"]
 
 

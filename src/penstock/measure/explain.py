@@ -52,7 +52,7 @@ class Reason(StrEnum):
     NO_FREE_SLOT = "no free slot"
     SNAPSHOT = "a snapshot written or drained meanwhile"
     SAVE = "a save that blocked the training"
-    FULL_BUFFER = "a save that waited for a drain"
+    FULL_BUFFER = "a save behind a full burst buffer"
     SLOW_RANK = "one slow rank"
     HAND_OVER = "hand-over"
     NO_BATCH = "no batch"
@@ -395,21 +395,16 @@ def _of_job(waits: Spans, parts: _Parts) -> tuple[Seconds, int | None]:
 
 
 def _saves(spans: Spans, saves: Spans) -> _Parts:
-    """Return float64[saves]: how long each blocked the training, and of that how long it waited for a drain.
+    """Return float64[saves]: how long each blocked the training, and how long of that behind a full burst buffer.
 
-    A save waits for a drain while one runs and no snapshot is written: then the burst buffer has no space.
+    A snapshot for which the fast tier has no space, as earlier ones are still drained from it, goes straight to the
+    slow tier; the next save waits until it is written there.
     """
-    seconds = saves["end"] - saves["start"]
-    drains, writes = (spans[spans["kind"] == kind] for kind in (Kind.DRAIN, Kind.WRITE))
-    both = overlap_seconds(saves, join_spans([drains, writes]))
-    waited = np.where(
-        seconds > 2 * _least(seconds), np.clip(both - overlap_seconds(saves, writes), 0.0, seconds), 0.0
-    )
-    return {Reason.SAVE: seconds - waited, Reason.FULL_BUFFER: waited}
-
-
-def _least(seconds: Seconds) -> float:
-    return float(seconds.min(initial=np.inf))
+    drains = spans[spans["kind"] == Kind.DRAIN]
+    slow = spans[(spans["kind"] == Kind.WRITE) & (spans["place"] > 0)]
+    slow = slow[overlap_seconds(slow, drains) > 0]
+    waited = overlap_seconds(saves, slow)
+    return {Reason.SAVE: saves["end"] - saves["start"] - waited, Reason.FULL_BUFFER: waited}
 
 
 def _longest_blocked(saves: Spans) -> int:

@@ -194,6 +194,23 @@ class Watch(Generic[T]):
         """Return what the run amounts to so far."""
         return self._verdict_on(self._run)
 
+    def numbers(self) -> dict[str, float]:
+        """Return what the run amounts to so far as a flat dict, as any logger takes it.
+
+        >>> watched = watch([1, 2, 3], quiet=True)
+        >>> watched.numbers()["steps"]
+        0
+        """
+        run = self._run
+        seconds = run.stall_seconds + run.own_seconds
+        return {
+            "steps": run.steps,
+            "stall_seconds": run.stall_seconds,
+            "own_seconds": run.own_seconds,
+            "stall_share": stall_share(run.stall_seconds, run.own_seconds),
+            "steps_per_second": run.steps / seconds if seconds else 0.0,
+        }
+
     def trace(self) -> Trace:
         """Return the waits and steps of the run: `trace_spans` of them at most, the newest.
 
