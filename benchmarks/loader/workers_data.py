@@ -22,7 +22,9 @@ class Small:
     """Rows of 32 numbers in memory, and a label: what a sample costs besides its bytes."""
 
     def __init__(self, count: int) -> None:
-        self.rows, self.labels = torch.randn(count, 32), torch.arange(count)
+        # Each side makes the data set anew, and all of them get the same one.
+        draws = torch.Generator().manual_seed(0)
+        self.rows, self.labels = torch.randn(count, 32, generator=draws), torch.arange(count)
 
     def __len__(self) -> int:
         return len(self.rows)
