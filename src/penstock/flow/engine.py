@@ -185,7 +185,8 @@ _Message = Load | Event | Reference | Departure | _Owner | _Park | None
 class EngineSettings:
     """How an engine works.
 
-    readers: threads that only read. Decode workers are as many as the scheduler lets load at once.
+    readers: threads that only read, to begin with. most_readers: as many as the scheduler may come to let move at once.
+        Decode workers are as many as it lets load at once.
     patience_seconds: a wait that lasts longer is reported, once per patience.
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
@@ -198,6 +199,7 @@ class EngineSettings:
     timeout_seconds: float | None
     works_in_own_thread: bool = False
     watches_lock: bool = False
+    most_readers: int = 0
 
 
 class Engine:
@@ -277,7 +279,11 @@ class Engine:
         self._lock_use = LockUse()
         self._load_ended = 0.0
         self._loaded_samples = 0
-        self._first_decoder = _FIRST_WORKER + settings.readers
+        self._readers = 0
+        self._most_readers = max(settings.readers, settings.most_readers)
+        self._first_decoder = _FIRST_WORKER + self._most_readers
+        #: How many threads were found best that read and that load, as the trace has it. Under the lock.
+        self._settled = scheduler.settled
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
@@ -307,8 +313,8 @@ class Engine:
             if self._ahead is not None:
                 copying = partial(self._ahead.run, self._arrived.get, self._wake_consumer)
                 self._start_thread("penstock-copy", copying)
-            for reader in range(self._settings.readers):
-                self._start("read", reader, self._run_reader, _READER_SPANS)
+            for _ in range(self._settings.readers):
+                self._start_reader()
             with self._lock:
                 while self._decoders < self._scheduler.loads_allowed and self._start_decoder():
                     pass
@@ -454,6 +460,11 @@ class Engine:
     def threads(self) -> ThreadFacts:
         """How many decode workers load at once, and why."""
         return self._scheduler.threads
+
+    @property
+    def reading(self) -> ThreadFacts | None:
+        """How many threads read at once, and why; None where that is fixed."""
+        return self._scheduler.reading
 
     @property
     def lock_use(self) -> LockUse:
@@ -608,12 +619,18 @@ class Engine:
                     now = self._clock()
                     for instruction in event(now) or ():
                         self._hand_out(instruction, now)
+                    if self._scheduler.settled != self._settled:
+                        self._note_settled(now)
                 self._man()
             finally:
                 self._lock.release()
 
     def _man(self) -> None:
-        """Have as many decode workers as the scheduler has Loads for. Under the lock."""
+        """Have as many readers and decode workers as the scheduler has moves and Loads for. Under the lock."""
+        while self._readers < min(self._scheduler.moves_running, self._most_readers):
+            if not self._start_reader():
+                self._scheduler.limit_readers(self._readers)
+                self._most_readers = self._readers
         wanted = self._scheduler.loads_allowed
         while self._decoders_at_work > wanted:
             self._decoders_at_work -= 1
@@ -625,9 +642,25 @@ class Engine:
             elif not self._start_decoder():
                 return
 
+    def _note_settled(self, now: float) -> None:
+        """Record which numbers of threads are others than before. Under the lock."""
+        found, epoch = self._scheduler.settled, self._scheduler.epoch_of_fills
+        for place, known, count in zip((SOURCE, STAGING), self._settled, found, strict=True):
+            if count != known:
+                self._ring.record(Kind.THREADS, now, now, epoch=epoch, samples=count, place=place)
+        self._settled = found
+
+    def _start_reader(self) -> bool:
+        if not self._start("read", self._readers, self._run_reader, _READER_SPANS):
+            return False
+        self._readers += 1
+        return True
+
     def _start_decoder(self) -> bool:
         spans = self._recorder.capacity_spans
-        if not self._start("decode", self._settings.readers + self._decoders, self._run_decoder, spans):
+        if not self._start(
+            "decode", self._first_decoder - _FIRST_WORKER + self._decoders, self._run_decoder, spans
+        ):
             self._scheduler.limit_threads(self._decoders)
             return False
         self._decoders += 1

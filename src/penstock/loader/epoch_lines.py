@@ -36,7 +36,7 @@ class EpochLines:
         self._engine = engine
         #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
         self._lock_use_before = self._lock_use = LockUse()
-        self._reported_threads = setup.limits.decoders
+        self._reported_threads, self._reported_readers = setup.limits.decoders, setup.limits.readers
         self._has_reported_alone = False
 
     def line(self, metrics: EpochMetrics, skipped: Sequence[SkippedSample]) -> str:
@@ -44,7 +44,7 @@ class EpochLines:
         # Whether a data set's code reads or computes is not seen here.
         is_of_data_set = self._setup.pipeline is None
         line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
-        said = f"{self._threads()}{self._lock(metrics)}{self._alone()}"
+        said = f"{self._threads()}{self._readers()}{self._lock(metrics)}{self._alone()}"
         return f"{line}{said}{retry_clause(metrics)}{skip_clause(skipped)}"
 
     def _threads(self) -> str:
@@ -54,6 +54,14 @@ class EpochLines:
             return ""
         self._reported_threads = threads
         return f"; loads with {format_count(threads, 'thread')} now"
+
+    def _readers(self) -> str:
+        """Report the same of threads that read, where their number is not fixed."""
+        reading = self._engine.reading
+        if reading is None or reading.threads == self._reported_readers:
+            return ""
+        self._reported_readers = reading.threads
+        return f"; reads with {format_count(reading.threads, 'thread')} now"
 
     def _lock(self, metrics: EpochMetrics) -> str:
         """Name Python code that holds the interpreter's lock, where the training waited for it."""

@@ -405,6 +405,7 @@ def _set_up(
             steps,
             OWN_BYTES_IN_PLACE if samples.reads_in_place else OWN_BYTES,
             loads_all=config.collate_fn is not None,
+            most_readers=threads.most_readers,
         ),
         cpus=cpus,
         decoders_because=threads.decoders_because,
@@ -865,6 +866,10 @@ def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
         return None
 
 
+#: How many times as many readers as usual may be tried: small samples of a store that answers late want more.
+_MORE_READERS = 4
+
+
 class _Threads(NamedTuple):
     """How many threads read and decode, and why; see `StagingLimits`."""
 
@@ -873,6 +878,7 @@ class _Threads(NamedTuple):
     most_decoders: int
     decoders_because: str
     readers_because: str
+    most_readers: int = 0
 
 
 def _threads(
@@ -889,6 +895,7 @@ def _threads(
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
         return _Threads(0, decoders or cpus, 0 if decoders else default_readers(cpus), because, "")
+    most_readers = 0
     if readers is not None:
         readers_because = "as readers= says"
     elif is_remote:
@@ -897,11 +904,10 @@ def _threads(
     elif machine is not None:
         readers, readers_because = machine.source.threads, "as the machine has it"
     else:
-        readers, readers_because = (
-            default_readers(cpus),
-            "the usual number where no machine= is given",
-        )
-    return _Threads(readers, decoders or cpus, 0 if decoders else 2 * cpus, because, readers_because)
+        readers, readers_because = default_readers(cpus), "the usual number where no machine= is given"
+        most_readers = _MORE_READERS * readers
+    most_decoders = 0 if decoders else 2 * cpus
+    return _Threads(readers, decoders or cpus, most_decoders, because, readers_because, most_readers)
 
 
 def not_predictable(place: str) -> ConfigError:

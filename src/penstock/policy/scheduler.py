@@ -55,6 +55,7 @@ class StagingLimits:
     readers: moves in flight at most; 0 leaves all reading to the decode workers.
     decoders: `Load`s in progress at most, unless most_decoders is given: then to begin with.
     most_decoders: where not 0, the number of `Load`s in progress follows what it does to the rate, from 1 up to this.
+    most_readers: the same of `Move`s in progress, which are `readers` to begin with.
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one sample is always allowed.
     steps: of the plan that a slot has space for.
@@ -71,11 +72,12 @@ class StagingLimits:
     steps: int = 1
     own_bytes: int = decisions.OWN_BYTES
     loads_all: bool = False
+    most_readers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
             check_threads(f"limits.{name}", getattr(self, name))
-        for name in ("readers", "undecoded_bytes", "most_decoders", "own_bytes"):
+        for name in ("readers", "undecoded_bytes", "most_decoders", "own_bytes", "most_readers"):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
 
@@ -225,7 +227,7 @@ class Scheduler:
             machine,
             slots=limits.slots,
             local_batch=self._slot_size,
-            readers=limits.readers,
+            readers=max(limits.readers, limits.most_readers),
             undecoded_bytes=limits.undecoded_bytes,
             own_bytes=limits.own_bytes,
             loads_all=limits.loads_all,
@@ -239,8 +241,10 @@ class Scheduler:
             (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
         )
         self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
-        #: Whether all threads that may load had work when the last event was over.
-        self._were_busy = False
+        #: Whether all threads that may load had work when the last event was over, and all that may read.
+        self._were_busy = self._readers_were_busy = False
+        #: None where their number is fixed.
+        self._readers = ThreadCount(limits.readers, limits.most_readers) if limits.most_readers else None
         self._slots = limits.slots
         #: The next batch to stage, and since when it has been next; None after the last.
         self._coming: _Batch | None = None
@@ -269,6 +273,10 @@ class Scheduler:
         """There are this many slots now. Said twice, it is harmless."""
         if slots > self._slots:
             if slots > self._ints[decisions.SLOT_COUNT]:
+                if self._readers is not None:
+                    self._allow_moves(
+                        max(self._limits.readers, self._limits.most_readers)
+                    )  # as the state was made
                 self._have(with_slots(self._state, max(slots, 2 * self._slots)))
             for index in range(self._slots, slots):
                 decisions.free_slot(self._views, 0, slot_of(self._views, 0, index))
@@ -280,6 +288,9 @@ class Scheduler:
 
         What came from a tier is read from the source then; a failed fill is read again when it is due.
         """
+        if self._readers is not None:
+            # A thread that reads mostly waits, whatever it computes.
+            self._readers.load_done(len(move.samples), seconds, 0.0, now, self._readers_were_busy)
         self._mark(move.entries, dict.fromkeys(failed, decisions.UNREAD))
         return self._event(now, decisions.MOVED, count=len(move.entries), seconds=seconds)
 
@@ -340,6 +351,28 @@ class Scheduler:
         return self._threads.facts
 
     @property
+    def reading(self) -> ThreadFacts | None:
+        """How many moves may be in progress, and why; None where that is fixed."""
+        return None if self._readers is None else self._readers.facts
+
+    @property
+    def settled(self) -> tuple[int, int]:
+        """How many moves and Loads in progress were found best so far, whatever is tried or fixed for a while."""
+        readers = self._limits.readers if self._readers is None else self._readers.settled
+        return readers, self._found_threads.settled
+
+    @property
+    def moves_allowed(self) -> int:
+        """How many moves may be in progress now."""
+        return self._limits.readers if self._readers is None else self._readers.threads
+
+    @property
+    def moves_running(self) -> int:
+        """How many moves were given out and are not done."""
+        running: int = self._ints[decisions.MOVES]
+        return running
+
+    @property
     def loads_allowed(self) -> int:
         """How many Loads may run at once now."""
         return self._threads.threads
@@ -360,8 +393,13 @@ class Scheduler:
         return batches
 
     def limit_threads(self, most: int) -> None:
-        """Say that the driver has no more threads than these and can have no more."""
+        """Say that the driver has no more threads that load than these and can have no more."""
         self._threads.limit(most)
+
+    def limit_readers(self, most: int) -> None:
+        """Say the same of threads that read; only where their number is not fixed."""
+        assert self._readers is not None, "a fixed number is there from the start"
+        self._readers.limit(most)
 
     def fix_threads(self, count: int | None) -> None:
         """Have so many Loads run at once, whatever that does to the rate; None: as many as raise it, as before."""
@@ -383,6 +421,8 @@ class Scheduler:
     ) -> list[Instruction]:
         threads = self._threads.threads
         self._ints[decisions.LOADS_ALLOWED] = threads
+        if self._readers is not None:
+            self._allow_moves(self._readers.threads)
         out: list[Instruction] = []
         self._read(self._call(what, slot, count, 0, seconds), now, out)
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
@@ -393,7 +433,12 @@ class Scheduler:
             if self._ints[decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         self._were_busy = self._ints[decisions.LOADS] >= threads
+        self._readers_were_busy = self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
         return out
+
+    def _allow_moves(self, most: int) -> None:
+        """Have so many moves in progress at most, half of them for no batch."""
+        self._ints[decisions.READERS], self._ints[decisions.FILL_LIMIT] = most, max(1, most // 2)
 
     def _seek(self, epoch: int, step: int) -> None:
         """Go on in the plan from a step."""
@@ -444,7 +489,7 @@ class Scheduler:
                     batch = self._batches[number]
                     epoch, step = batch.epoch, batch.step
                 else:
-                    epoch, step = self._epoch_of_fills, -1
+                    epoch, step = self.epoch_of_fills, -1
                 out.append(Move(entries, samples, where, rests, number, epoch, step))
             elif what == decisions.LOAD:
                 rows, _, origins, rests, entries = words[at : at + 5 * count].reshape(5, count)
@@ -469,7 +514,8 @@ class Scheduler:
                 at += count
 
     @property
-    def _epoch_of_fills(self) -> int:
+    def epoch_of_fills(self) -> int:
+        """The epoch that work for no batch counts to."""
         return self._coming.epoch if self._coming is not None else self._plan.epochs - 1
 
     # State

@@ -158,6 +158,11 @@ class ThreadCount:
         return self._settled if self._candidate is None else self._candidate
 
     @property
+    def settled(self) -> int:
+        """The number that has won so far, whatever is tried now."""
+        return self._settled
+
+    @property
     def facts(self) -> ThreadFacts:
         """What is known so far."""
         return ThreadFacts(self._settled, self._least, self._most, self._waiting, self._more, self._fewer)

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
     | `RETRY`  | a request to a remote store that failed .. the next one, or it is given up | -1 | 0 | 0 | origin |
     | `LOCK`   | a worker asks for the interpreter's lock .. has it        | -1     | 0       | 0       | none |
+    | `THREADS` | another number of threads was found to be faster, start == end | -1 | how many | 0      | see below |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
     ids of the others are those recorded for its `flow`, if they were. A wait
@@ -47,6 +48,9 @@ class Kind(IntEnum):
 
     `LOCK` is a sample: a worker that has work asks every 20 ms at most, releasing the lock before. What it waited for a
     processor is not in it.
+
+    `THREADS` is of threads that read where its place is the source, and of those that load where it is the staging
+    buffer. With how many a run began, its header says.
 
     `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
@@ -66,6 +70,7 @@ class Kind(IntEnum):
     LOAD = 9
     RETRY = 10
     LOCK = 11
+    THREADS = 12
 
 
 #: Place of the source, the data set's home.
