@@ -143,6 +143,7 @@ class Replay:
             readers=self.limits.readers if change.readers is None else change.readers,
             decoders=self.limits.decoders if change.decoders is None else change.decoders,
             most_decoders=self.limits.most_decoders if change.decoders is None else 0,
+            most_readers=self.limits.most_readers if change.readers is None else 0,
         )
         if change.memory_bytes is None and change.readers is None:
             return None, limits
