@@ -85,6 +85,7 @@ def test_nodes_come_in_any_order_and_keep_where_they_were_made() -> None:
     assert written["b"]["group"] == "g"
 
 
+PLACES: dict[str, Any] = {"cotangents": [0], "wrt": [9]}
 REFUSED = {
     "unknown operation": ([node("n", "Adds", "x:0 x:0")], "unknown_op", "Add"),
     "unknown attribute": ([node("n", "Sum", "x:0", axes=0)], "mismatch", "axis"),
@@ -149,6 +150,20 @@ REFUSED = {
         [node("n", "Constant", value={"dtype": "int8", "shape": [2], "data": [1, 300]})],
         "mismatch",
         "int8",
+    ),
+    "no value": ([node("n", "Constant", value=5)], "mismatch", "dtype, shape, data"),
+    "no gradient": (
+        [
+            node(
+                "n",
+                "Vjp",
+                "x:0 x:0",
+                of={"op": "Neg", "attr": {}, "inputs": 1, "outputs": 1, "device": ""},
+                **PLACES,
+            )
+        ],
+        "mismatch",
+        "Vjp",
     ),
     "size": (
         [node("n", "Constant", value={"dtype": "int8", "shape": [10**12], "data": [1]})],

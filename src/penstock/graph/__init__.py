@@ -4,6 +4,7 @@ model/   what a graph is: types, nodes, JSON, the checks that let a node in, how
 ops/     the operations and their kernels
 run/     sessions: lowering, merging, regions, the executor
 state/   variables, queues, mutexes, readers, and their saving
+    tools/   placement, drawings, import of modules, event files
 """
 
 from penstock.graph.errors import (
@@ -32,6 +33,11 @@ from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.containers import reset_container
 from penstock.graph.state.readers import write_tfrecords
+from penstock.graph.tools.drawing import to_dot
+from penstock.graph.tools.lossy import from_upper_half, to_upper_half
+from penstock.graph.tools.modules import add_module
+from penstock.graph.tools.placing import place_graph
+from penstock.graph.tools.summaries import event_file, parameter_counts
 
 __all__ = [
     "CancelledError",
@@ -57,8 +63,15 @@ __all__ = [
     "UnknownOperationError",
     "UnsupportedError",
     "WorkerLostError",
+    "add_module",
+    "event_file",
+    "from_upper_half",
     "gradients",
     "operations",
+    "parameter_counts",
+    "place_graph",
     "reset_container",
+    "to_dot",
+    "to_upper_half",
     "write_tfrecords",
 ]

@@ -43,6 +43,10 @@ def blame(node: Node) -> Iterator[None]:
         if error.node:
             raise
         raise type(error)(error.text, node=node.name, where=node.where) from error.__cause__
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # Attributes may be any JSON; each operation checks what it needs to say something better.
+        text = f"the attributes of {node.op} cannot be used: {type(error).__name__}: {error}"
+        raise MismatchError(text, node=node.name, where=node.where) from error
 
 
 def dependencies(node: Node) -> Iterator[Endpoint]:

@@ -79,7 +79,8 @@ register(
 
 def _infer_constant(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     constant = node.attr["value"]
-    assert isinstance(constant, Constant)
+    if not isinstance(constant, Constant):
+        raise MismatchError(f"value is {constant!r:.80}; give {{dtype, shape, data}}")
     return [Spec(constant.dtype, tuple(constant.value.shape))]
 
 

@@ -1,0 +1,1 @@
+"""Tools around graphs: placement, drawings, import of modules, lossy values, summaries, comparison."""

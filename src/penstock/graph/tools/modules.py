@@ -1,0 +1,158 @@
+"""A torch.nn.Module as nodes of a graph, by torch.export: parameters become variables, ATen calls nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from penstock.graph.errors import UnsupportedError
+from penstock.graph.model.dtypes import dtype_of_torch
+from penstock.graph.model.graph import Edge, Graph
+from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph
+from penstock.graph.ops.aten import encode
+
+
+def add_module(
+    graph: Graph, module: torch.nn.Module, inputs: Sequence[Edge], *, name: str = "module"
+) -> tuple[tuple[Edge, ...], list[Node]]:
+    """Add what a module computes of inputs whose shapes are all known.
+
+    Returns: the results; and the nodes that assign the module's parameters and buffers to their variables, which are
+    to be run once.
+    Raises: UnsupportedError naming what a graph cannot hold, such as an operation that draws.
+    """
+    examples = tuple(torch.zeros(_known(edge), dtype=_torch_dtype(edge)) for edge in inputs)
+    program = torch.export.export(module, examples).run_decompositions({})
+    importer = _Importer(graph, program.graph_module)
+    assigns: list[Node] = []
+    values: dict[str, Endpoint] = {}
+    given = iter(inputs)
+    state = {**program.state_dict, **program.constants}
+    with graph.lock, graph.name_scope(name):
+        for spec in program.graph_signature.input_specs:
+            target = spec.target
+            if target is None:
+                values[spec.arg.name] = next(given).endpoint
+                continue
+            tensor = state[target].detach()
+            variable = graph.variable(dtype_of_torch(tensor.dtype), list(tensor.shape), name=target)
+            initial = graph.constant(tensor, name=f"{target}/initial")
+            assigns.append(graph.add_node("Assign", variable, initial, name=f"{target}/assign"))
+            values[spec.arg.name] = graph.add("Read", variable, name=f"{target}/read").endpoint
+        results = importer.translate(program.graph_module, values)
+    kept = [
+        result
+        for result, spec in zip(results, program.graph_signature.output_specs, strict=True)
+        if spec.kind.name == "USER_OUTPUT"
+    ]
+    return tuple(graph.edge(str(each)) for each in kept), assigns
+
+
+def _known(edge: Edge) -> list[int]:
+    shape = edge.shape
+    if shape is None or any(size is None for size in shape):
+        raise UnsupportedError(f"{edge!r} has sizes that are not known; torch.export needs them")
+    return [size for size in shape if size is not None]
+
+
+def _torch_dtype(edge: Edge) -> torch.dtype:
+    found: torch.dtype = getattr(torch, edge.dtype)
+    return found
+
+
+class _Importer:
+    """Translates fx graphs into the scope that is being built."""
+
+    def __init__(self, graph: Graph, module: GraphModule) -> None:
+        self._graph = graph
+        self._module = module
+
+    def translate(self, module: GraphModule, values: dict[str, Endpoint]) -> list[Endpoint]:
+        """Add the nodes of an fx graph, and return what it gives. values: of its placeholders by name."""
+        known: dict[str, Any] = dict(values)
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return [self._value(known[each.name]) for each in node.args[0] if isinstance(each, FxNode)]
+            if node.op == "get_attr":
+                found = getattr(module, node.target)
+                known[node.name] = (
+                    self._graph.constant(found).endpoint if isinstance(found, torch.Tensor) else found
+                )
+            elif node.op == "call_function":
+                known[node.name] = self._call(node, known)
+        raise AssertionError("an fx graph has an output")
+
+    def _value(self, given: Any) -> Endpoint:
+        found: Endpoint = given[0] if isinstance(given, list) else given
+        return found
+
+    def _call(self, node: FxNode, known: dict[str, Any]) -> Any:
+        target: Any = node.target
+        if target is operator.getitem:
+            source, port = node.args
+            assert isinstance(source, FxNode), "an item of a node"
+            return known[source.name][port]
+        name = getattr(target, "__name__", str(target))
+        if name == "cond":
+            return self._cond(node, known)
+        if name == "while_loop":
+            return self._while(node, known)
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise UnsupportedError(f"the module calls {target}, which is no ATen operation")
+        inputs: list[Endpoint] = []
+
+        def template(given: Any) -> Any:
+            if isinstance(given, FxNode):
+                inputs.append(self._value(known[given.name]))
+                return {"input": len(inputs) - 1}
+            if isinstance(given, list | tuple):
+                return [template(each) for each in given]
+            return encode(given)
+
+        args = [template(each) for each in node.args]
+        kwargs = {key: template(each) for key, each in node.kwargs.items()}
+        added = self._graph.add_node(
+            f"aten.{target._opname}.{target._overloadname}", *inputs, args=args, kwargs=kwargs
+        )
+        ports = [Endpoint(added.name, port) for port in range(len(added.outputs))]
+        return ports[0] if len(ports) == 1 else ports
+
+    def _subgraph(self, module: GraphModule, specs: Sequence[Spec]) -> Subgraph:
+        names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        built = Scope({}, {}, self._graph.current)
+        with self._graph.inside(built):
+            args = [self._graph.unique(name) for name in names]
+            built.args.update(zip(args, specs, strict=True))
+            out = self.translate(module, dict(zip(names, map(Endpoint, args), strict=True)))
+        return Subgraph(args, built.nodes, out)
+
+    def _specs(self, endpoints: Sequence[Endpoint]) -> list[Spec]:
+        found = [self._graph.current.find(endpoint) for endpoint in endpoints]
+        return [Spec(spec.dtype, spec.shape) for spec in found if spec is not None]
+
+    def _cond(self, node: FxNode, known: dict[str, Any]) -> list[Endpoint]:
+        predicate, then, other, operands = (self._known(each, known) for each in node.args)
+        specs = self._specs(operands)
+        branches = {"then": self._subgraph(then, specs), "else": self._subgraph(other, specs)}
+        added = self._graph.add_node("Cond", predicate, *operands, **branches)  # type: ignore[arg-type]
+        return [Endpoint(added.name, port) for port in range(len(added.outputs))]
+
+    def _while(self, node: FxNode, known: dict[str, Any]) -> list[Endpoint]:
+        cond, body, carries, extra = (self._known(each, known) for each in node.args)
+        operands = [*carries, *extra]
+        specs = self._specs(operands)
+        inside = self._subgraph(body, specs)
+        # What torch passes along unchanged is carried, too.
+        inside.out += [Endpoint(arg) for arg in inside.args[len(carries) :]]
+        added = self._graph.add_node("While", *operands, cond=self._subgraph(cond, specs), body=inside)
+        return [Endpoint(added.name, port) for port in range(len(carries))]
+
+    def _known(self, given: Any, known: dict[str, Any]) -> Any:
+        if isinstance(given, FxNode):
+            return known[given.name]
+        return [self._known(each, known) for each in given] if isinstance(given, list | tuple) else given
