@@ -219,7 +219,13 @@ def test_threads_that_wait_for_one_part_load_it_once(kernels: Kernels, lease: Le
     assert loops == [part.ask()] * 3
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[:-1] + b"\1"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1] + b"\1",
+        *(pytest.param(cut, marks=pytest.mark.slow) for cut in (lambda data: data[:-1], lambda data: b"")),
+    ],
+)
 def test_machine_code_that_is_not_whole_is_compiled_again(
     kernels: Kernels, lease: Lease, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -721,7 +727,7 @@ class TestCache:
         assert part.ask() is not None
         assert kernels.began == []
 
-    @pytest.mark.parametrize("is_full", [False, True])
+    @pytest.mark.parametrize("is_full", [pytest.param(False, marks=pytest.mark.slow), True])
     def test_a_setting_that_cannot_be_followed_is_said_and_the_command_refuses_it(
         self,
         kernels: Kernels,

@@ -33,7 +33,7 @@ def run(folder, memory, epochs):
 run(sys.argv[1], "4 MiB", 1)
 KERNELS["float32"].wait()  # machine code is the interpreter's own growth
 before = peak_mib()
-run(sys.argv[2], "{given} MiB", 4)
+run(sys.argv[2], "{given} MiB", 2)
 print(peak_mib() - before)
 """
 
