@@ -24,9 +24,17 @@ from penstock.simulate.policies import POLICY_NAMES
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+    ("number", "draws"),
+    # One draw of the sizes of scenario 1 moves run times by 0.3 %.
+    [
+        (1, 1),
+        *(pytest.param(number, thesis.SEEDS.get(number, 1), marks=pytest.mark.slow) for number in (1, 2, 3)),
+    ],
 )
-def test_the_tables_of_the_thesis_come_out_within_one_percent(number: int) -> None:
+def test_the_tables_of_the_thesis_come_out_within_one_percent(
+    monkeypatch: pytest.MonkeyPatch, number: int, draws: int
+) -> None:
+    monkeypatch.setitem(thesis.SEEDS, number, draws)
     repeated = getattr(thesis, f"table_5_{number}")()
 
     assert [row.of for row in repeated.results] == list(thesis.PUBLISHED)

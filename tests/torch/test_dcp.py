@@ -618,6 +618,7 @@ def test_a_save_without_a_reference_in_memory_takes_little_memory(tmp_path: Path
             state["w"] += 1
 
 
+@pytest.mark.slow
 def test_a_codec_that_looks_first_takes_no_more_memory_where_numbers_do_not_lie_side_by_side(
     tmp_path: Path,
 ) -> None:
