@@ -6,8 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.interpreters import Interpreters
 
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.store.disk import DiskTier, disk_tiers, remove_tier
@@ -236,24 +235,22 @@ class TestDamage:
     @pytest.mark.parametrize(
         "seed", [*range(4), *(pytest.param(more, marks=pytest.mark.slow) for more in range(4, 34))]
     )
-    def test_a_process_that_is_killed_leaves_what_it_had_written(self, tmp_path: Path, seed: int) -> None:
+    def test_a_process_that_is_killed_leaves_what_it_had_written(
+        self, tmp_path: Path, seed: int, interpreters: Interpreters
+    ) -> None:
         code = f"""
-            import os, sys
             import numpy as np
-            from tests.store.test_disk import CONTENTS, DATA, ENOUGH, SIZES
             from penstock.store.disk import DiskTier
-            tier, order = DiskTier({str(tmp_path)!r}, ENOUGH, DATA, SIZES), np.random.default_rng({seed})
+            sizes = np.array({SIZES.tolist()})
+            contents = [np.random.default_rng(sample).bytes(size) for sample, size in enumerate(sizes.tolist())]
+            tier, order = DiskTier({str(tmp_path)!r}, {ENOUGH}, {DATA!r}, sizes), np.random.default_rng({seed})
             print("ready", flush=True)
             while True:
-                sample = int(order.integers(SIZES.size))
-                tier.put(sample, CONTENTS[sample]) if order.random() < 0.6 else tier.evict(np.array([sample]))
+                sample = int(order.integers(sizes.size))
+                tier.put(sample, contents[sample]) if order.random() < 0.6 else tier.evict(np.array([sample]))
         """
         for _ in range(3):
-            process = subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(code)],
-                stdout=subprocess.PIPE,
-                cwd=Path(__file__).parents[2],
-            )
+            process = interpreters.start(code, stdout=subprocess.PIPE)
             assert process.stdout is not None
             process.stdout.readline()
             process.send_signal(signal.SIGKILL)
