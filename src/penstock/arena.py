@@ -73,17 +73,20 @@ class Arena:
             ) from error
 
     @classmethod
-    def attach(cls, descriptor: int) -> Self:
+    def attach(cls, descriptor: int, *, is_read_only: bool = False) -> Self:
         """Return a shared arena of another process.
 
         descriptor: of that arena, in this process; closed by `close`, or here if this fails.
+        is_read_only: what is mapped cannot be written, and its array says so; the descriptor need not allow it either.
         Raises: ConfigError if it is not that of a shared arena.
         """
         arena = cls.__new__(cls)
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ValueError("its size can change")
-            arena._begin(_mapped(descriptor, 0), descriptor)
+            arena._begin(
+                _mapped(descriptor, 0, is_read_only=is_read_only), descriptor, is_read_only=is_read_only
+            )
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -93,7 +96,9 @@ class Arena:
     @property
     def array(self) -> NDArray[np.uint8]:
         """uint8[nbytes]. Its views keep the memory, also after `close`. Raises: ClosedError after `close`."""
-        return np.frombuffer(self.mapping, np.uint8)
+        array = np.frombuffer(self.mapping, np.uint8)
+        array.flags.writeable = not self._is_read_only
+        return array
 
     @property
     def mapping(self) -> mmap.mmap:
@@ -145,14 +150,14 @@ class Arena:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, mapping: mmap.mmap, descriptor: int) -> None:
-        self._mapping = mapping
+    def _begin(self, mapping: mmap.mmap, descriptor: int, *, is_read_only: bool = False) -> None:
+        self._mapping, self._is_read_only = mapping, is_read_only
         self._descriptor = descriptor
         #: None for a private arena.
         self._close_descriptor = weakref.finalize(self, os.close, descriptor) if descriptor >= 0 else None
 
 
-def _mapped(descriptor: int, nbytes: int) -> mmap.mmap:
+def _mapped(descriptor: int, nbytes: int, *, is_read_only: bool = False) -> mmap.mmap:
     """Return a mapping: of the descriptor, or a private one for -1. nbytes: 0 for as many as the descriptor has.
 
     It keeps no descriptor: Python's own, before 3.13, would keep a copy of it as long as anything views the memory. So
@@ -162,7 +167,8 @@ def _mapped(descriptor: int, nbytes: int) -> mmap.mmap:
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if descriptor >= 0:
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+        access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_SHARED | _MAP_FIXED
         if _mmap(address, nbytes, access, flags, descriptor, 0) == _MAP_FAILED:
             raise OSError(number := ctypes.get_errno(), os.strerror(number))
     return mapping

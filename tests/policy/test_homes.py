@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as frequency_module
 from penstock.plan.frequency import first_reads
-from penstock.policy import Homes, place_by_frequency, place_by_hash, place_cover
+from penstock.policy import Homes, place_by_first_read, place_by_frequency, place_by_hash, place_cover
 from penstock.trace.schema import SOURCE
 
 
@@ -60,6 +60,7 @@ def test_no_placement_overdraws_a_tier_or_loses_a_home(
     for homes in (
         place_by_hash(sizes, capacities, plan.ranks),
         place_cover(plan, sizes, capacities),
+        place_by_first_read(plan, sizes, capacities)[0],
     ):
         _check(homes, sizes, capacities)
 
@@ -80,6 +81,35 @@ def test_cover_gives_every_sample_one_home_before_any_copy(
     assert int((homes.rank_of >= 0).sum()) == min(places, read)
     if places <= read:  # every place is a home
         assert sum(kept.samples.size for kept in homes.keeps) == places
+
+
+# First readers
+
+
+@given(jobs(), st.data())
+def test_what_is_promised_is_read_by_its_home_before_any_other_of_those_that_share(
+    job: tuple[AccessPlan, list[int], list[list[int]]], data: st.DataObject
+) -> None:
+    plan, _, capacities = job
+    among = data.draw(st.lists(st.integers(0, plan.ranks - 1), unique=True, min_size=1).map(sorted))
+    first = data.draw(st.integers(0, plan.epochs - 1)), 0
+    whole = [[capacity // 7 * 7 for capacity in row] for row in capacities]
+
+    homes, promised = place_by_first_read(plan, [7] * plan.samples, whole, among, first)
+
+    readers: dict[int, list[int]] = {}
+    for epoch in range(first[0], plan.epochs):
+        for step in range(plan.steps(epoch)):
+            for rank in among:
+                for sample in plan.local_batch(rank, epoch, step).tolist():
+                    readers.setdefault(sample, []).append(rank)
+    places = {rank: sum(capacity // 7 for capacity in whole[rank]) for rank in among}
+    kept = np.flatnonzero(homes.rank_of >= 0).tolist()
+    assert len(kept) == min(sum(places.values()), len(readers))
+    assert set(kept) <= set(readers)
+    assert all(readers[sample][0] == homes.rank_of[sample] for sample in promised.tolist())
+    for sample in set(kept) - set(promised.tolist()):  # where its first reader is full
+        assert homes.keeps[readers[sample][0]].samples.size == places[readers[sample][0]]
 
 
 # Hash

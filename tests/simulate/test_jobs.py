@@ -142,7 +142,7 @@ def test_a_batch_that_all_ranks_read_whole_runs_or_says_why_not(policy: str) -> 
     machine = _machine(ranks=2, tiers=[_memory(), StorageClass("disk", 500, 1, Curve.flat(20.0))])
     job = Job(AccessPlan(FullShuffle(12, 0), 4, 2, 2, "replicated"), np.full(12, 10), machine)
 
-    if policy in ("cover", "cover+local", "push", "locality-aware"):
+    if policy in ("cover", "cover+local", "first-reader", "push", "locality-aware"):
         # These say who reads a sample, and here all do.
         with pytest.raises(ConfigError, match="split"):
             _simulate(job, policy)

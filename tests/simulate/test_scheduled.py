@@ -293,6 +293,18 @@ def test_what_is_read_no_more_makes_space_for_spares() -> None:
     assert run.fill_reads.tolist() == [without.fill_reads[0] + 2]
 
 
+def test_promised_samples_are_waited_for_across_the_end_of_an_epoch() -> None:
+    """Two ranks stage so far ahead that they want samples of the next epoch which the other has not read yet."""
+    plan = AccessPlan(FullShuffle(60, 1), 6, 3, 2)
+    job = Job(plan, np.full(60, 10), replace(_machine(link=1e9, threads=2), compute=Rate(100.0)))
+
+    result = simulate_job(job, policy_named("first-reader"))
+
+    assert result.store_bytes.sum() == 600
+    assert result.reads[:, 2].sum() > 30
+    assert simulate_job(job, policy_named("frequency")).store_bytes.sum() > 600
+
+
 def test_a_tier_to_which_the_policy_gives_nothing_gets_no_spares_either() -> None:
     """Samples 0 and 1 are read to the end, so that they make no space; the second tier is left empty."""
     tiers = [StorageClass("memory", 20, 1, QUICK), StorageClass("left empty", 20, 1, QUICK)]

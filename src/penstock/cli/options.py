@@ -18,7 +18,7 @@ _Value = TypeVar("_Value")
 POLICIES = (
     "lower-bound, naive, staging, deepio, deepio-opportunistic, parallel-staging, lbann-dynamic, lbann-preloading, "
     "locality-aware, frequency, frequency-unordered, frequency-cleanup, frequency-alone, hash-home, cover, "
-    "cover+local, push"
+    "cover+local, first-reader, push"
 )
 #: The names that `penstock.plan.parse_order.OrderName` knows, for help texts.
 ORDERS = (

@@ -50,7 +50,7 @@ from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.flow.work import Decoder, Failed, Fetcher, Request
+from penstock.flow.work import Decoder, Failed, Fetcher, Peers, Request
 from penstock.machine_code import Loop
 from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
 from penstock.policy.decision_state import EVENT
@@ -60,7 +60,7 @@ from penstock.trace.schema import NO_FLOW, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
-_POLL_HELD_SECONDS = 0.002
+_POLL_HELD_SECONDS = _POLL_PEERS_SECONDS = 0.002
 _READER_SPANS = 1024
 _RECENT_READS = 256
 # The consumer's own ring is number 0.
@@ -211,6 +211,7 @@ class Engine:
     compiled: returns the compiled decisions once there are any.
     ahead: what copies batches to a device, in a thread of its own; None without one.
     progress: returns lines of how far the run is, which come before its waits.
+    peers: what other ranks keep for this one; None where they keep nothing for it.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -231,20 +232,17 @@ class Engine:
         compiled: Callable[[], Loop | None] = lambda: None,
         ahead: CopyAhead | None = None,
         progress: Callable[[], list[str]] = list,
+        peers: Peers | None = None,
     ) -> None:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
-        self._settings = settings
-        self._report = report
-        self._collect = collect
-        self._when_finished = finish
-        self._ahead = ahead
-        self._progress = progress
+        self._settings, self._begin = settings, begin
+        self._report, self._collect, self._when_finished = report, collect, finish
+        self._ahead, self._progress, self._peers = ahead, progress, peers
         #: None once the scheduler has the compiled decisions.
         self._compiled: Callable[[], Loop | None] | None = compiled
         self._owner: _Owner | None = None
-        self._samples_of = samples_of
-        self._pid = os.getpid()
+        self._samples_of, self._pid = samples_of, os.getpid()
 
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
@@ -277,8 +275,7 @@ class Engine:
         self._next_ask: dict[int, float] = {}
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
         self._lock_use = LockUse()
-        self._load_ended = 0.0
-        self._loaded_samples = 0
+        self._load_ended, self._loaded_samples = 0.0, 0
         self._readers = 0
         self._most_readers = max(settings.readers, settings.most_readers)
         self._first_decoder = _FIRST_WORKER + self._most_readers
@@ -287,7 +284,6 @@ class Engine:
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._closed = False
-        self._begin = begin
         #: What the consumer's thread does its work with, where it does all of it.
         self._own: _OwnThread | None = None
         self._decoders = 0
@@ -375,6 +371,9 @@ class Engine:
                 if self._staging.is_held:
                     self._post(self._poll_held)
                     pause = _POLL_HELD_SECONDS
+                if self._peers is not None and self._scheduler.expects_others:
+                    self._post(partial(self._waited, waited))
+                    pause = _POLL_PEERS_SECONDS
                 with contextlib.suppress(Empty):
                     self._wake.get(timeout=pause)
         finally:
@@ -617,6 +616,8 @@ class Engine:
                 while self._inbox:
                     event = self._inbox.popleft()
                     now = self._clock()
+                    if self._peers is not None and self._peers.has_news:
+                        self._hear_from(self._peers, now)
                     for instruction in event(now) or ():
                         self._hand_out(instruction, now)
                     if self._scheduler.settled != self._settled:
@@ -624,6 +625,15 @@ class Engine:
                 self._man()
             finally:
                 self._lock.release()
+
+    def _hear_from(self, peers: Peers, now: float) -> None:
+        """Let the scheduler know what other ranks keep by now. Under the lock."""
+        for rank, samples in peers.take_news():
+            for instruction in self._scheduler.announced(rank, samples, now):
+                self._hand_out(instruction, now)
+
+    def _waited(self, seconds: float, now: float) -> list[Instruction]:
+        return self._scheduler.waited(seconds, now)
 
     def _man(self) -> None:
         """Have as many readers and decode workers as the scheduler has moves and Loads for. Under the lock."""
@@ -1019,7 +1029,10 @@ class Engine:
         if len(data) > 1:
             ring.record_ids(flow, ids)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
-        ring.record(kind, *seconds, int(ids[0]), nbytes, epoch, step, origin, samples=len(data), flow=flow)
+        place, peer = self._scheduler.where(origin)
+        ring.record(
+            kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=len(data), peer=peer, flow=flow
+        )
         return flow, has_failed
 
     def _ask_for_lock(self, worker: int, ring: Ring, load: Load, delay: RunDelay) -> float | None:

@@ -84,6 +84,19 @@ class Fetcher(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """What other ranks keep for this one. One thread at a time asks."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether they keep samples that they did not keep the last time."""
+        ...
+
+    def take_news(self) -> Sequence[tuple[int, NDArray[np.int64]]]:
+        """Return, by rank, the samples that it keeps since the last time."""
+        ...
+
+
 class FetcherOver(ABC):
     """A `Fetcher` that has another one do most of the work."""
 

@@ -28,7 +28,6 @@ from penstock.loader.setup import Opened, data_of, open_run, open_source_of, pip
 from penstock.ranks import Ranks, named_ranks, place_in_mesh, shared_ranks
 from penstock.ranks.exchange import raise_own_error
 from penstock.ranks.transport_of_job import job_of_this_process
-from penstock.simulate.policies import policy_of
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace.trace import JSON
@@ -60,15 +59,15 @@ class Agreed:
     others: str = ""
     job: Ranks | None = None
 
-    def together(self, make: Callable[[], None]) -> None:
-        """Call a function that makes what this rank reads with, on all ranks.
+    def together(self, make: Callable[[], Any]) -> list[Any]:
+        """Call a function that makes what this rank reads with, on all ranks; return what each returned, as JSON.
 
         Raises: what it raised; where it raised on another rank alone, an error that names that rank.
         """
         if self.job is None:
-            make()
-        else:
-            raise_own_error(partial(self.job.gather_then_decide, START), make)
+            return [make()]
+        found: list[Any] = raise_own_error(partial(self.job.gather_then_decide, START), make)
+        return found
 
     def resume_together(self, read: Callable[[], tuple[int, int]]) -> tuple[int, int]:
         """Return where this rank resumes, by `read`, if all ranks resume from one step. All of them call this.
@@ -222,7 +221,8 @@ def _values_of(
         "world_size": config.world_size,
         "epochs": config.epochs,
         "steps": config.steps,
-        "policy": describe_object(policy_of(config.policy)),
+        "policy": describe_object(config.loading_policy),
+        "share": config.share,
         "resumes at": [state.get("epoch"), state.get("step")] if isinstance(state, Mapping) else None,
         "plan.samples": samples,
         **dict(flat_values({"data": data})),

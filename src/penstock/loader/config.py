@@ -35,6 +35,8 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 
 #: How samples are kept in memory, unless another policy is given.
 POLICY = "frequency"
+#: The same where ranks read each other's.
+SHARED_POLICY = "first-reader"
 #: Of images, unless another number format is given.
 DTYPE = "float32"
 #: How a message begins about half of a place.
@@ -69,7 +71,8 @@ class LoaderArguments(TypedDict, total=False):
     keep: str
     local_disk: LocalDisk | None
     machine: Machine | str | os.PathLike[str] | None
-    policy: str | LoadingPolicy
+    policy: str | LoadingPolicy | None
+    share: str | None
     readers: int | None
     decoders: int | None
     workers: int | str
@@ -134,7 +137,9 @@ class LoaderConfig:
         may share a folder.
     machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
     policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
-        yours, see `penstock.policy.loading.LoadingPolicy`.
+        yours, see `penstock.policy.loading.LoadingPolicy`. "frequency" unless given, "first-reader" with share=.
+    share: "host" has the ranks of a host read each other's memory, so that together they keep each sample once and read
+        the source once for it. Of a folder or `Source`. None: each rank reads for itself.
     readers: reads in flight at most; unless given, what machine= says, or as many as raise the rate.
     decoders: threads that decode, or call a data set; unless given, one per core to begin with, then as many as raise
         the rate. Under torchrun, the ranks of a host share its cores.
@@ -189,7 +194,8 @@ class LoaderConfig:
     keep: str = STORED
     local_disk: LocalDisk | None = None
     machine: Machine | str | os.PathLike[str] | None = None
-    policy: str | LoadingPolicy = POLICY
+    policy: str | LoadingPolicy | None = None
+    share: str | None = None
     readers: int | None = None
     decoders: int | None = None
     workers: int | str = "auto"
@@ -324,7 +330,9 @@ class LoaderConfig:
                 )
         if self.machine is not None:
             check_machine(self.machine)
-        policy_of(self.policy)
+        _ = self.loading_policy
+        if self.share is not None:
+            self._check_share()
         if not isinstance(self.skip, str | None):
             raise ConfigError(
                 f"skip is {self.skip!r:.80}; it is the path of a list that penstock check writes: to leave out samples "
@@ -420,10 +428,28 @@ class LoaderConfig:
             raise ConfigError(
                 f"readers is {self.readers}, but the data set {kind} reads by itself, on the threads of decoders="
             )
-        if (name := policy_of(self.policy).name) != POLICY:
+        if (name := self.loading_policy.name) != POLICY:
             raise ConfigError(
                 f"policy is {name!r}, but the data set {kind} reads by itself, so that nothing is kept: leave it out"
             )
+
+    def _check_share(self) -> None:
+        if self.share != "host":
+            raise ConfigError(f'share is {self.share!r:.80}; it is "host" or None')
+        instead = {
+            "a data set, whose own code reads": self.is_of_data_set,
+            f"keep={self.keep!r}, which is not shared": check_keep(self.keep) is not None,
+            "local_disk=, which is not shared": self.local_disk is not None,
+            "decoders=0, by which nothing is read ahead": self.decoders == 0,
+        }
+        for what, is_given in instead.items():
+            if is_given:
+                raise ConfigError(f'share is "host", and there is {what}: leave one of them out')
+
+    @property
+    def loading_policy(self) -> LoadingPolicy:
+        """What decides which samples stay in memory. Raises: ConfigError."""
+        return policy_of(self.policy or (POLICY if self.share is None else SHARED_POLICY))
 
     @property
     def unequal(self) -> Unequal:

@@ -18,9 +18,11 @@ from penstock.errors import DataError, printable
 from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
 from penstock.policy import Extents, merge_reads
+from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
+from penstock.store.host_memory import HostMemory
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
 from penstock.store.write_behind import WriteBehind
@@ -85,6 +87,7 @@ class SourceFetcher:
     """A `Fetcher` of bytes. Tiers are written by whoever reads a sample that they keep.
 
     tiers: by number. near: samples that lie near each other are read together, where it is known where they lie.
+    peers: what other ranks keep for this one, whose own tiers are so many.
     copied: by the number of a tier that is no memory, bool[samples]: what goes there, too, when it is read.
     """
 
@@ -94,6 +97,7 @@ class SourceFetcher:
         tiers: Mapping[int, MemoryTier | WriteBehind],
         near: Near | None = None,
         copied: Mapping[int, NDArray[np.bool_]] | None = None,
+        peers: HostMemory | None = None,
     ) -> None:
         self._source = source
         found = map(objects_in, sources_in(source))
@@ -101,6 +105,7 @@ class SourceFetcher:
         self._tiers = {number: tier for number, tier in tiers.items() if isinstance(tier, MemoryTier)}
         self._slow = {number: tier for number, tier in tiers.items() if isinstance(tier, WriteBehind)}
         self._copied_to = copied or {}
+        self._peers, self._tier_count = peers, len(tiers)
         self._near = near
         self._sizes_bytes = source.sizes_bytes
         self._threads = threading.local()
@@ -126,6 +131,10 @@ class SourceFetcher:
         at(int(ids[0]))
         if request.origin in self._slow:
             data = self._from_slow(ids, request)
+            self._keep(request, data)
+            return data
+        if request.origin > self._tier_count and self._peers is not None:
+            data = self._from_peer(ids, self._peers, peer_of(self._tier_count, request.origin))
             self._keep(request, data)
             return data
         if request.origin != SOURCE:
@@ -207,6 +216,8 @@ class SourceFetcher:
             disk.close()
         for tier in self._tiers.values():
             tier.close()
+        if self._peers is not None:
+            self._peers.close()
         for source in sources_in(self._source):
             if isinstance(source, PackedFiles):
                 source.close()
@@ -238,6 +249,12 @@ class SourceFetcher:
             if begin >= 0
             else Failed(DataError(f"{self.describe(sample)} is not in memory"))
             for sample, (begin, end) in places
+        ]
+
+    def _from_peer(self, ids: Ids, peers: HostMemory, rank: int) -> list[Any]:
+        return [
+            Failed(located(each, sample, self.describe)) if isinstance(each, DataError) else each
+            for sample, each in zip(ids.tolist(), peers.read(rank, ids), strict=True)
         ]
 
     def _copied(self, sample: int, data: Bytes, tier: MemoryTier) -> Any:

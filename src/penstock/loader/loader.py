@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, S
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.flow.work import Fetcher
-from penstock.loader.agreeing import leave_start, open_together, placed
+from penstock.loader.agreeing import Agreed, leave_start, open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
@@ -41,7 +41,8 @@ from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import Collector, progress_lines
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
-from penstock.loader.setup import Setup, process_plan, set_up
+from penstock.loader.setup import Draft, Setup, drafted, finish, process_plan, set_up
+from penstock.loader.sharing import Meeting, check_sharing, first_of
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
 from penstock.loader.switching import Switching
@@ -166,17 +167,47 @@ class Loader:
                 config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
             )
             try:
-                agreed.together(partial(self._make, opening.calls, to_user, state))
+                self._make_together(agreed, opening.calls, to_user, state)
             except BaseException:
                 if self._is_made:  # nobody has it yet
                     self.close()
                 raise
 
-    def _make(self, calls: Calls, to_user: Callable[[str], None], state: Mapping[str, Any] | None) -> None:
+    def _make_together(
+        self, agreed: Agreed, calls: Calls, to_user: Callable[[str], None], state: Mapping[str, Any] | None
+    ) -> None:
         """Make what this rank reads with, once the ranks agree what it reads. Raises: as the constructor."""
+        config, opened = agreed.config, agreed.opened
+        if not check_sharing(config, agreed.uncompared, is_in_job=agreed.job is not None):
+            make = partial(set_up, config, self._front_end, calls, opened=opened)
+            agreed.together(partial(self._make, make, calls, to_user, state))
+            return
+        with Meeting() as meeting, ExitStack() as closing:
+            drafts: list[Draft] = []
+
+            def offer() -> dict[str, Any]:
+                drafts.append(drafted(config, self._front_end, calls, closing, opened=opened))
+                return meeting.offer(drafts[0])
+
+            offers = agreed.together(offer)
+            sent = agreed.together(lambda: meeting.send(drafts[0], offers, first_of(state)))
+            agreed.together(
+                lambda: self._make(
+                    lambda: finish(drafts[0], meeting.receive(drafts[0], sent)), calls, to_user, state
+                )
+            )
+
+    def _make(
+        self,
+        make_setup: Callable[[], Setup],
+        calls: Calls,
+        to_user: Callable[[str], None],
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        """Make what this rank reads with. Raises: as the constructor."""
         check_not_importing()
         agreed = self._agreed
-        self._setup = setup = set_up(agreed.config, self._front_end, calls, opened=agreed.opened)
+        self._setup = setup = make_setup()
         if self._trace is not None:
             _check_trace(self._trace, calls)
         self._plan, self._rank = setup.plan, setup.rank
@@ -276,6 +307,7 @@ class Loader:
                 setup.extents,
                 setup.held,
                 setup.form,
+                None if setup.sharing is None else setup.sharing.shared,
             ),
             self._fetcher,
             self._processes or self._switching or self._decoder,
@@ -301,6 +333,7 @@ class Loader:
             samples_of=partial(plan.local_batch, rank),
             compiled=DECISIONS.ask,
             ahead=self._ahead,
+            peers=None if setup.sharing is None else setup.sharing.peers,
         )
 
     # The loop

@@ -51,10 +51,11 @@ from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
 from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job, LoadingPolicy, Staging
-from penstock.policy.runnable import placement_of
-from penstock.simulate.policies import policy_of
+from penstock.policy.placement import Shared
+from penstock.policy.runnable import placement_of, shared_by
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
+from penstock.store.host_memory import HostMemory
 from penstock.store.mixing import Mixed, sources_in
 from penstock.store.object_store import without_secrets
 from penstock.store.pairs import masks_of
@@ -121,6 +122,7 @@ class Setup:
     byte_values: what a device makes of images, which are bytes in slots; None where slots have what the caller gets.
     collates: whether collate_fn makes the batches.
     form: in which memory keeps samples, if not as they are stored.
+    sharing: what ranks of a host keep for each other; None where each reads for itself.
     """
 
     plan: AccessPlan
@@ -150,6 +152,7 @@ class Setup:
     byte_values: ByteValues | None = None
     collates: bool = False
     form: CropForm | None = None
+    sharing: Sharing | None = None
 
     @property
     def dtype_in_slot(self) -> str | None:
@@ -324,25 +327,62 @@ def set_up(
     if not runs and config.is_of_data_set:
         raise not_predictable(type(config.source).__name__)
     with ExitStack() as closing:
-        setup = _set_up(config, front_end, calls, closing, opened=opened, runs=runs)
+        setup = finish(drafted(config, front_end, calls, closing, opened=opened, runs=runs))
         closing.pop_all()  # from here on the fetcher closes what was opened
     return setup
 
 
-def _set_up(
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What ranks of a host keep for each other.
+
+    ranks: those of the host, this one among them, ascending. tier: the memory of this one. peers: of the others.
+    Both None in a prediction.
+    """
+
+    shared: Shared
+    ranks: tuple[int, ...]
+    tier: MemoryTier | None = None
+    peers: HostMemory | None = None
+
+
+class Draft(NamedTuple):
+    """What is known before it is decided what is kept: the arguments, what was opened, and how memory is shared out."""
+
+    config: LoaderConfig
+    runs: bool
+    opened: Opened
+    rank: int
+    cpus: int
+    threads: _Threads
+    samples: _Samples
+    steps: int
+    disks: list[Disk]
+    queue_bytes: int
+    budget: MemoryBudget
+    is_measured: bool
+    on: Machine
+
+    @property
+    def form(self) -> CropForm | None:
+        """In which form memory keeps samples."""
+        return self.samples.form if self.budget.tier_bytes else None
+
+
+def drafted(
     config: LoaderConfig,
     front_end: FrontEnd,
     calls: Calls,
     closing: ExitStack,
     *,
     opened: Opened | None,
-    runs: bool,
-) -> Setup:
-    """See `set_up`. closing: closes the disks that are opened."""
+    runs: bool = True,
+) -> Draft:
+    """Do the first part of `set_up`. closing: closes the disks that are opened."""
     source, plan = opened or open_run(config, calls)
     machine = read_machine(config.machine, calls)
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
-    policy, rank = policy_of(config.policy), config.rank or 0
+    policy, rank = config.loading_policy, config.rank or 0
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
@@ -377,10 +417,49 @@ def _set_up(
         decoders=max(threads.decoders, threads.most_decoders),
     )
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
-    form = samples.form if budget.tier_bytes else None
-    placement = placement_of(policy, Job(plan, sizes_bytes, on, seed_of(config), rank, form), rank)
-    kept = kept_on(disks, len(on.storage) - len(disks), placement, sizes_bytes, queue_bytes)
-    fetcher, decoder, extents = samples.parts(budget, on, kept, placement)
+    is_measured = machine is not None
+    opened = Opened(source, plan)
+    return Draft(
+        config, runs, opened, rank, cpus, threads, samples, steps, disks, queue_bytes, budget, is_measured, on
+    )
+
+
+def shared_among(
+    draft: Draft, ranks: Sequence[int], tier_bytes: int, first: tuple[int, int] = (0, 0)
+) -> Shared:
+    """Return what some ranks keep for each other, of a run that begins at (epoch, step).
+
+    tier_bytes: that each of them has for it. Raises: what the policy raises.
+    """
+    storage, plan = draft.on.storage, draft.opened.plan
+    on = draft.on
+    if len(storage) > 1:
+        on = replace(on, storage=(storage[0], replace(storage[1], capacity_bytes=max(1, tier_bytes))))
+    sizes_bytes, seed = draft.samples.sizes_bytes, seed_of(draft.config)
+    job = Job(plan, sizes_bytes, on, seed, draft.rank, sharing=ranks, first=first)
+    return shared_by(draft.config.loading_policy, job)
+
+
+def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
+    """Do the second part of `set_up`. sharing: with other ranks; None where they do not meet."""
+    config, (source, plan), rank, threads, samples = (
+        draft.config,
+        draft.opened,
+        draft.rank,
+        draft.threads,
+        draft.samples,
+    )
+    budget, on, policy, sizes_bytes = draft.budget, draft.on, config.loading_policy, samples.sizes_bytes
+    if sharing is None and config.share is not None and plan.ranks > 1:  # as if all were of one host
+        ranks = range(plan.ranks)
+        sharing = Sharing(shared_among(draft, ranks, budget.tier_bytes), tuple(ranks))
+    if sharing is None:
+        job = Job(plan, sizes_bytes, on, seed_of(config), rank, draft.form)
+        placement = placement_of(policy, job, rank)
+    else:
+        placement = sharing.shared.kept[rank].as_placement(plan.samples)
+    kept = kept_on(draft.disks, len(on.storage) - len(draft.disks), placement, sizes_bytes, draft.queue_bytes)
+    fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
     return Setup(
         plan=plan,
         rank=rank,
@@ -391,23 +470,24 @@ def _set_up(
         pipeline=samples.pipeline,
         budget=budget,
         machine=on,
-        is_measured=machine is not None,
+        is_measured=draft.is_measured,
         policy=policy,
         placement=placement,
         held=kept.held,
-        form=form,
+        form=draft.form,
+        sharing=sharing,
         limits=StagingLimits(
             budget.slots,
             threads.readers,
             threads.decoders,
             budget.undecoded_bytes,
             threads.most_decoders,
-            steps,
+            draft.steps,
             OWN_BYTES_IN_PLACE if samples.reads_in_place else OWN_BYTES,
             loads_all=config.collate_fn is not None,
             most_readers=threads.most_readers,
         ),
-        cpus=cpus,
+        cpus=draft.cpus,
         decoders_because=threads.decoders_because,
         source=source,
         readers_because=threads.readers_because,
@@ -450,7 +530,10 @@ class _Samples(NamedTuple):
 
     sizes_bytes: NDArray[np.int64]
     fields: tuple[Field, ...]
-    parts: Callable[[MemoryBudget, Machine, KeptOnDisks, Placement], tuple[Fetcher, Decoder, Extents | None]]
+    parts: Callable[
+        [MemoryBudget, Machine, KeptOnDisks, Placement, Sharing | None],
+        tuple[Fetcher, Decoder, Extents | None],
+    ]
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
     large_picture_bytes: int = 0
@@ -496,7 +579,11 @@ def _of_source(
     )
 
     def parts(
-        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks, placement: Placement
+        budget: MemoryBudget,
+        machine: Machine,
+        disks: KeptOnDisks,
+        placement: Placement,
+        sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, Extents | None]:
         extents = _all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
@@ -510,9 +597,12 @@ def _of_source(
             kept = KeptCrops(form, crops, budget.tier_bytes, placement, plan.epochs)
             fetcher, decoder = CropFetcher(kept, source, tiers, near), CropDecoder(crops, kept, *how)
         else:
-            if budget.tier_bytes and runs:
+            if sharing is not None and sharing.tier is not None:
+                tiers[1] = sharing.tier
+            elif budget.tier_bytes and runs:
                 tiers[1] = MemoryTier(budget.tier_bytes)
-            fetcher, decoder = SourceFetcher(source, tiers, near, disks.copied), ImageDecoder(*how)
+            peers = None if sharing is None else sharing.peers
+            fetcher, decoder = SourceFetcher(source, tiers, near, disks.copied, peers), ImageDecoder(*how)
         return fetcher, decoder if mixing is None else MixingDecoder(decoder, mixing), extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
@@ -670,7 +760,11 @@ def _of_data_set(
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
 
     def parts(
-        budget: MemoryBudget, machine: Machine, disks: KeptOnDisks, placement: Placement
+        budget: MemoryBudget,
+        machine: Machine,
+        disks: KeptOnDisks,
+        placement: Placement,
+        sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, Extents | None]:
         if not row or not budget.tier_bytes:
             return fetcher, decoder, None

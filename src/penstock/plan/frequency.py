@@ -6,7 +6,7 @@ X ~ B(E, 1/N) times: E/N on average, some far more often. Keeping those is the i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,17 +120,29 @@ def blocks_of_samples(plan: AccessPlan, samples: Ids) -> Iterator[slice]:
         yield slice(begin, begin + block)
 
 
-def first_reads(plan: AccessPlan) -> FirstReads:
-    """Find out who reads each sample first: who takes it from the shared store while nobody holds it yet."""
+def first_reads(
+    plan: AccessPlan, among: Sequence[int] | None = None, first: tuple[int, int] = (0, 0)
+) -> FirstReads:
+    """Find out who reads each sample first: who takes it from the shared store while nobody holds it yet.
+
+    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count.
+    """
     check_partition(plan)
+    counts = np.ones(plan.ranks + 1, bool)
+    counts[plan.ranks] = False  # of nobody, -1
+    if among is not None:
+        counts[:] = False
+        counts[list(among)] = True
     ranks = np.full(plan.samples, -1, np.int32)
     steps = np.full(plan.samples, -1, np.int64)
     begins = first_steps(plan)
     for begin in range(0, plan.samples, _READERS_AT_ONCE):
         pending = np.arange(begin, min(begin + _READERS_AT_ONCE, plan.samples))
-        for epoch in range(plan.epochs):
+        for epoch in range(first[0], plan.epochs):
             readers, in_epoch = plan.reader_of(epoch, pending)
-            found = readers >= 0
+            found = counts[readers]
+            if epoch == first[0]:
+                found &= in_epoch >= first[1]
             ranks[pending[found]] = readers[found]
             steps[pending[found]] = begins[epoch] + in_epoch[found]
             pending = pending[~found]

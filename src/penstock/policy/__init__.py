@@ -3,7 +3,7 @@
 Nothing here knows whether time is real: threads over real stores and a virtual clock drive the same objects.
 """
 
-from penstock.policy.homes import Homes, place_by_hash, place_cover
+from penstock.policy.homes import Homes, place_by_first_read, place_by_hash, place_cover
 from penstock.policy.merge import Extents, MergedRead, MergedReads, merge_reads
 from penstock.policy.placement import Kept, Placement, place_by_frequency
 from penstock.policy.push import Handed, decide_push
@@ -41,6 +41,7 @@ __all__ = [
     "ThreadFacts",
     "decide_push",
     "merge_reads",
+    "place_by_first_read",
     "place_by_frequency",
     "place_by_hash",
     "place_cover",

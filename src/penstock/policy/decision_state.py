@@ -64,10 +64,14 @@ def new_state(
     spares: Sequence[NDArray[np.int64]] = (),
     last_batches: Sequence[NDArray[np.int32]] = (),
     held: Mapping[int, NDArray[np.int64]] | None = None,
+    promised: NDArray[np.int64] | None = None,
+    only: int | None = None,
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
+    promised: samples that the rank which keeps them reads before any other does.
+    only: the rank that decides here, known as 0, where each has a state of its own; it maps the memory of the others.
     due: what each rank keeps besides, and is handed by whoever reads it first.
     reads_peers: ranks read each other's tiers. hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
@@ -80,28 +84,23 @@ def new_state(
 
     Raises: ConfigError for 2^31 samples and more.
     """
-    ranks, tiers, samples = len(kept), len(machine.storage) - 1, sizes_bytes.size
-    reads_peers = reads_peers and ranks > 1
+    deciding = list(range(len(kept))) if only is None else [only]
+    ranks, tiers, samples = len(deciding), len(machine.storage) - 1, sizes_bytes.size
+    reads_peers = reads_peers and len(kept) > 1
     gives = hands_on or any(each.samples.size for each in due)
     origins = tiers + 2 + (tiers if reads_peers or gives else 0)
     _check_samples(samples)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
-    costs = cost_tables(machine, readers, max(mean_bytes, 1.0))[:origins]
-    pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
-    pace[d.HALF_SECONDS] = np.inf
-    floats = np.concatenate([costs.ravel(), pace])
-
+    costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=only is not None)[:origins]
+    floats = _floats_of(costs)
     ints, numbers, rows = _empty_numbers(ranks, origins, group, 5 if hands_on else 3)
-    numbers[:, d.TIERS] = tiers
-    numbers[:, d.READS_PEERS] = reads_peers
-    numbers[:, d.HANDS_ON] = hands_on
-    numbers[:, d.HAS_HEIRS] = gives
-    numbers[:, d.LOADS_ALL] = loads_all
-    numbers[:, d.DROPS] = len(spares) > 0
+    numbers[:, [d.TIERS, d.LOADS_ALL, d.DROPS]] = tiers, loads_all, len(spares) > 0
+    numbers[:, [d.READS_PEERS, d.HANDS_ON, d.HAS_HEIRS]] = reads_peers, hands_on, gives
     numbers[:, [d.READERS, d.FILL_LIMIT]] = readers, max(1, readers // 2)
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT]] = undecoded_bytes, own_bytes
     each = np.arange(ranks)
+    numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size
     # What a machine says of a store that nobody measured is a guess, good to a factor of two.
     seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
@@ -116,11 +115,12 @@ def new_state(
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     _hold(copy_begin, copies, held or {})
+    _promise(copy_begin, copies, promised)
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
-        fill_samples=_list_fills(rows, kept, spares, machine, sizes_bytes),
+        fill_samples=_list_fills(rows, [kept[rank] for rank in deciding], spares, machine, sizes_bytes),
         copy_begin=copy_begin,
         copies=copies,
         extents=lying,
@@ -167,7 +167,6 @@ def _empty_numbers(
     numbers = ints[:rows_at].reshape(ranks, d.NUMBERS)
     each = np.arange(ranks)
     numbers[:, _NONE_YET] = -1
-    numbers[:, d.RANK] = each
     numbers[:, d.STAGES_UNTIL] = d.ALWAYS
     numbers[:, d.TRIED_SIZE] = 1
     numbers[:, d.ROWS] = rows_at + each * origins * d.ROW_COLUMNS
@@ -204,6 +203,22 @@ def _list_fills(
         rows[rank, 1, d.FILL_END] = begin
         fills.append(spare)
     return np.concatenate(fills)
+
+
+def _floats_of(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the floats of one rank: what reads cost, and that nothing is known of Loads."""
+    pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
+    pace[d.HALF_SECONDS] = np.inf
+    return np.concatenate([costs.ravel(), pace])
+
+
+def _promise(
+    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], promised: NDArray[np.int64] | None
+) -> None:
+    """Take note of samples that the rank which keeps them reads before any other does."""
+    if promised is not None:
+        of_copies = np.repeat(np.arange(copy_begin.size - 1), np.diff(copy_begin))
+        copies[np.isin(of_copies, promised), d.COPY_STATE] = d.PROMISED
 
 
 def _hold(

@@ -63,14 +63,15 @@ SOURCE, STAGING = -1, 0
 WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
 QUEUED, MOVING, HERE, WITH_WORKER, EXPECTED = 1, 2, 3, 4, 5
 # States of a copy: of a sample that a rank's tier shall keep. ABSENT: its rank reads it, for a fill at the latest.
-# DUE: who reads it first hands it over. GONE: its tier has given its space to another.
-# LEFT + t: as ABSENT, and tier t has it from an earlier run.
-ABSENT, PENDING, PRESENT, GONE, DUE, LEFT = 0, 1, 2, 3, 4, 4
+# DUE: who reads it first hands it over. GONE: its tier has given its space to another. PROMISED, ON_WAY: as ABSENT and
+# PENDING, and its rank reads it before any other does, so that the others wait for it. LEFT + t: as ABSENT, and tier t
+# has it from an earlier run.
+ABSENT, PENDING, PRESENT, GONE, DUE, PROMISED, ON_WAY, LEFT = 0, 1, 2, 3, 4, 5, 6, 6
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
 
-# Events that `event` takes. After the last two nothing is decided yet.
-GO_ON, FREED, MOVED, LOADED, RECEIVED, LATE, ABANDONED, OBSERVED = 0, 1, 2, 3, 4, 5, 6, 7
+# Events that `event` takes. After the last three nothing is decided yet.
+GO_ON, FREED, MOVED, LOADED, RECEIVED, LATE, ABANDONED, OBSERVED, ANNOUNCED = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 # Instructions, from OUT on: four numbers, of which the second is how many items follow, then columns of the items.
 #   DROP   | items | 0      | 0      | entries
@@ -127,6 +128,7 @@ TRIED_LOADS = 3
     PROBES_LEFT,  #: workers' own reads of the source that readers wait for at most before they begin
     HOLE_BYTES,  #: a hole between two samples of a unit is read over if it is no larger
     READS_PEERS,  #: 1: it may read other ranks' tiers
+    EXPECTED_ENTRIES,  #: entries that wait for what other ranks have promised to read
     STAGES_UNTIL,  #: batches whose number is no larger may be read from the source
     DROPS,  #: 1: what a rank reads no more from its tiers gives its space to spares, the fills of row STAGING
     HAS_HEIRS,  #: 1: what is read may be for other ranks' tiers, too
@@ -149,7 +151,7 @@ TRIED_LOADS = 3
     COMING_EPOCH,  #: of the batch that is next in line
     FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
     NUMBERS,
-) = range(57)
+) = range(58)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -265,6 +267,9 @@ def event(s: State, what: int, rank: int, index: int, count: int, origin: int, s
         return 0
     elif what == OBSERVED:
         observe_worker(s, rank, origin, count, seconds)
+        return 0
+    elif what == ANNOUNCED:
+        announced(s, rank, origin, count)
         return 0
     return decide(s, rank)
 
@@ -530,11 +535,31 @@ def received(s: State, rank: int, count: int) -> None:
             s.copies[copy, COPY_STATE] = GONE  # it came too late
 
 
+def announced(s: State, rank: int, peer: int, count: int) -> None:
+    """Take note that another rank's tier has the samples in the group; what waits for them is read there.
+
+    What it keeps beyond its share is not taken note of: other ranks could not know that. Virtual time, in which all
+    ranks have one table of copies, calls this as well.
+    """
+    m = s.ints
+    for k in range(count):
+        sample = m[m[rank + GROUP] + k]
+        copy = _first_copy(s, sample, peer)
+        if copy == s.copy_begin[sample + 1] or s.copies[copy, COPY_RANK] != peer:
+            continue
+        s.copies[copy, COPY_STATE] = PRESENT
+        entry = find(s, rank, sample)
+        if entry >= 0 and m[entry + ENTRY_STATE] == EXPECTED and m[rank + HANDS_ON] == 0:
+            m[rank + EXPECTED_ENTRIES] -= 1
+            _queue(s, rank, entry)
+
+
 def late(s: State, rank: int) -> None:
     """Take note that the training has waited for the earliest batch as long as a read of the source takes.
 
     What that expects of other ranks is read from the source. If the wait had been shorter, that would not have been
-    worth it; so the choice costs at most twice what the better one would have.
+    worth it; so the choice costs at most twice what the better one would have. A promise that was not kept in time is
+    none any more.
     """
     m = s.ints
     slot = m[rank + FIRST_SLOT]
@@ -544,6 +569,13 @@ def late(s: State, rank: int) -> None:
     for _ in range(m[slot + SLOT_SIZE]):
         entry = m[place + PLACE_ENTRY]
         if m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED:
+            if m[rank + HANDS_ON] == 0:
+                m[rank + EXPECTED_ENTRIES] -= 1
+                copy = _copy_in(s, rank, m[entry + ENTRY_ORIGIN], m[entry + ENTRY_SAMPLE])
+                if s.copies[copy, COPY_STATE] == PROMISED:
+                    s.copies[copy, COPY_STATE] = ABSENT
+                elif s.copies[copy, COPY_STATE] == ON_WAY:
+                    s.copies[copy, COPY_STATE] = PENDING
             m[entry + ENTRY_ORIGIN] = SOURCE
             _queue(s, rank, entry)
         place += PLACE_COLUMNS
@@ -629,6 +661,11 @@ def abandon(s: State, rank: int, slot: int) -> None:
             _end_place(s, rank, slot, place, DONE)
             if m[entry + ENTRY_STATE] == QUEUED:
                 _want_less(s, rank, entry)
+            elif (
+                m[entry + ENTRY_STATE] == EXPECTED and m[rank + HANDS_ON] == 0 and m[entry + ENTRY_FIRST] < 0
+            ):
+                m[rank + EXPECTED_ENTRIES] -= 1
+                _forget(s, rank, entry)
             m[place + PLACE_ENTRY] = -1
     for place in range(begin, end, PLACE_COLUMNS):
         if m[place + PLACE_STATE] == DECODABLE:
@@ -791,6 +828,9 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
         heir = STAGING
         if m[rank + HAS_HEIRS] != 0 and origin == SOURCE:
             heir = _due_elsewhere(s, rank, sample)
+        if m[rank + READS_PEERS] != 0 and origin == SOURCE and not is_second_choice:
+            origin = _promised_elsewhere(s, rank, sample)
+            is_expected = origin != SOURCE
     else:
         origin, heir = m[place + PLACE_HIT], m[place + PLACE_HEIR]
         if is_second_choice:
@@ -817,7 +857,7 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     m[entry + ENTRY_BATCH] = number
     if is_wanted:
         m[entry + ENTRY_REST] = s.copies[copy, COPY_TIER]
-        s.copies[copy, COPY_STATE] = PENDING
+        s.copies[copy, COPY_STATE] = ON_WAY if s.copies[copy, COPY_STATE] == PROMISED else PENDING
     if by_worker:
         m[entry + ENTRY_STATE] = WITH_WORKER
         _offer(s, rank, place, origin, entry)
@@ -825,6 +865,8 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     _wait(s, rank, place, entry)
     if is_expected:
         m[entry + ENTRY_STATE] = EXPECTED
+        if m[rank + HANDS_ON] == 0:
+            m[rank + EXPECTED_ENTRIES] += 1
     else:
         _queue(s, rank, entry)
 
@@ -860,7 +902,9 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
         # Batches are staged far ahead, so that a queue at the tier holds up nobody unless the tier is the slower one.
         if seconds <= least or _busy_seconds(s, rank, own, nbytes) <= _busy_seconds(s, rank, SOURCE, nbytes):
             origin, least = own, seconds
-    if m[rank + READS_PEERS] == 0 or reads_by_itself(s, rank, SOURCE):
+    # What lies in memory that this rank maps is as near as its own.
+    is_mapped = m[rank + READS_PEERS] != 0 and reads_by_itself(s, rank, place_of(m[rank + TIERS], 0, 1))
+    if m[rank + READS_PEERS] == 0 or (reads_by_itself(s, rank, SOURCE) and not is_mapped):
         return origin
     # Each rank begins behind itself, so that not all of them ask the same one.
     number, other = m[rank + RANK], _first_copy(s, sample, m[rank + RANK] + 1)
@@ -871,7 +915,7 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
         if peer != number and s.copies[other, COPY_STATE] == PRESENT:
             place = place_of(m[rank + TIERS], peer, s.copies[other, COPY_TIER])
             by_then = expected_seconds(s, rank, place, nbytes)
-            if by_then < least:
+            if by_then < least or (is_mapped and origin == SOURCE):
                 origin, least = place, by_then
         other += 1
     return origin
@@ -884,6 +928,16 @@ def _tier_with(s: State, copy: int) -> int:
         return state - LEFT
     tier: int = s.copies[copy, COPY_TIER] if state == PRESENT else SOURCE
     return tier
+
+
+def _promised_elsewhere(s: State, rank: int, sample: int) -> int:
+    """Return which place of another rank is to get a sample before this rank needs it, SOURCE for none."""
+    m = s.ints
+    for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
+        is_promised = s.copies[copy, COPY_STATE] == PROMISED or s.copies[copy, COPY_STATE] == ON_WAY
+        if is_promised and s.copies[copy, COPY_RANK] != m[rank + RANK]:
+            return place_of(m[rank + TIERS], s.copies[copy, COPY_RANK], s.copies[copy, COPY_TIER])
+    return SOURCE
 
 
 def _due_elsewhere(s: State, rank: int, sample: int) -> int:
@@ -1163,13 +1217,22 @@ def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
 
 def _is_absent(s: State, copy: int) -> bool:
     """Return whether the tier that shall keep a copy has still to get it."""
-    is_absent: bool = s.copies[copy, COPY_STATE] == ABSENT or s.copies[copy, COPY_STATE] > LEFT
+    state = s.copies[copy, COPY_STATE]
+    is_absent: bool = state in (ABSENT, PROMISED) or state > LEFT
     return is_absent
+
+
+def is_kept(s: State, rank: int, sample: int) -> bool:
+    """Return whether a rank's own tier has a sample."""
+    copy = own_copy(s, rank, sample)
+    is_here: bool = copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT
+    return is_here
 
 
 def _is_to_be_read(s: State, rank: int, sample: int) -> bool:
     """Return whether a tier has still to get a sample, and no other has it."""
-    is_so: bool = s.copies[own_copy(s, rank, sample), COPY_STATE] == ABSENT
+    state = s.copies[own_copy(s, rank, sample), COPY_STATE]
+    is_so: bool = state in (ABSENT, PROMISED)
     return is_so
 
 
@@ -1181,7 +1244,8 @@ def _begin_fill(s: State, rank: int, origin: int, tier: int, sample: int, index:
     m[entry + ENTRY_ORIGIN] = origin
     m[entry + ENTRY_REST] = tier
     m[entry + ENTRY_BATCH] = -1
-    s.copies[own_copy(s, rank, sample), COPY_STATE] = PENDING
+    copy = own_copy(s, rank, sample)
+    s.copies[copy, COPY_STATE] = ON_WAY if s.copies[copy, COPY_STATE] == PROMISED else PENDING
     m[_row(m, rank, origin) + BACKLOG] += nbytes
     m[rank + PASSING] += nbytes
     m[m[rank + GROUP] + index] = entry

@@ -9,10 +9,13 @@ from penstock.machine import Machine
 from penstock.policy import decisions
 
 
-def cost_tables(machine: Machine, readers: int, sample_bytes: float) -> NDArray[np.float64]:
+def cost_tables(
+    machine: Machine, readers: int, sample_bytes: float, *, maps_peers: bool = False
+) -> NDArray[np.float64]:
     """Return the floats of one rank's rows, as `decisions.LATENCY` and the columns after it: float64[2 tiers + 2, n].
 
     sample_bytes: mean size of a sample, for which the store's seconds per request are exact.
+    maps_peers: other ranks' tiers are memory that this rank maps, and cost what its own do.
     The rate of 0 reads is that of 1. What a worker's own read of the source takes is unknown until it was tried.
 
     Source: thesis, equations 3.5 to 3.7, with reads that share what a place delivers.
@@ -42,4 +45,6 @@ def cost_tables(machine: Machine, readers: int, sample_bytes: float) -> NDArray[
         costs[tier + 1, decisions.WORKER_SECONDS] = latency + wire
         costs[tiers + tier + 1, decisions.LATENCY] = latency
         costs[tiers + tier + 1, decisions.WORKER_SECONDS] = decisions.UNKNOWN
+    if maps_peers:
+        costs[tiers + 2 :] = costs[2 : tiers + 2]
     return costs

@@ -1,11 +1,13 @@
 """Who keeps which sample on N ranks: placements that every rank works out by itself, without a message.
 
-Two of them, each a `Homes`; `place_by_frequency` is the third, with which each rank decides for itself:
+Three of them, each a `Homes`; `place_by_frequency` is the fourth, with which each rank decides for itself:
 
 - `place_by_hash`: a sample's home follows from its id alone, as in hash-partitioned caches. It needs no plan, so
   it can be no better for knowing one.
 - `place_cover`: every sample one home first, with the rank that reads it most often as far as space goes, and
   copies by frequency in what space is left.
+- `place_by_first_read`: a sample's home is the rank that reads it first, so that nobody hands anything over. On one
+  host, where each rank maps the memory of all, it does not matter which of them has a sample.
 
 Measured on 20,000 samples over 50 epochs on 4 ranks that hold the data set once between them: `cover` reads each
 sample once from the shared store, which is the least possible, `frequency` ten times (docs/reference/sharing.md). One
@@ -15,8 +17,8 @@ most, and knows what is worth a place where the data do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -34,6 +36,7 @@ from penstock.plan.frequency import (
     steps_of_reads,
     uses_of,
 )
+from penstock.plan.orders import RepeatingOrder
 from penstock.plan.random import derive_key
 from penstock.policy.placement import Kept, fill_in_order
 from penstock.trace.schema import SOURCE
@@ -46,6 +49,8 @@ _HASH_KEY = derive_key(0, "home of a sample by its id")
 
 #: Sizes that add up to more are refused: beside them 64 bits would leave little space to count in.
 _MOST_BYTES = 2**62
+
+_EPOCHS_COUNTED = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,47 @@ def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: Arra
         _fill_with_copies(plan, rank, sizes, space[rank], rank_of, tier_of) for rank in range(plan.ranks)
     ]
     return Homes(rank_of, tier_of, tuple(_in_filling_order(plan, rank_of, tier_of, copies)))
+
+
+def place_by_first_read(
+    plan: AccessPlan,
+    sizes_bytes: ArrayLike,
+    capacities_bytes: ArrayLike,
+    among: Sequence[int] | None = None,
+    first: tuple[int, int] = (0, 0),
+) -> tuple[Homes, Ids]:
+    """Give every sample one home: the rank that reads it first, where that has space; else another.
+
+    If the tiers together cannot hold the data, the samples that all ranks read most often are chosen, among equals
+    those that are read first. Filling order: by the first read of any rank. Of longer runs the first 1,024 epochs
+    count.
+
+    sizes_bytes: int[F]. capacities_bytes: see `as_capacities`.
+    among: the ranks that share what they keep, all unless given. first: (epoch, step) at which the run begins.
+    Returns: the homes, and the samples whose home is the first to read them, ascending: int64[n].
+    Time: O(F), and O(E F) where the data do not fit and samples are read unequally often.
+    Raises: as `place_cover`.
+    """
+    from penstock.policy import _homes_kernels as kernels  # loads numba
+
+    sizes = as_sizes(sizes_bytes, plan.samples)
+    capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
+    ranks = np.arange(plan.ranks) if among is None else np.asarray(among)
+    space = np.zeros_like(capacities)
+    space[ranks] = capacities[ranks]
+    counted = min(plan.epochs, first[0] + _EPOCHS_COUNTED)
+    plan = replace(plan, epochs=counted, last_steps=plan.last_steps if counted == plan.epochs else None)
+    reads = first_reads(plan, among, first)
+    chosen = np.flatnonzero(reads.rank_of >= 0)
+    if isinstance(plan.order, RepeatingOrder) and int(sizes[chosen].sum()) > sum(map(sum, space.tolist())):
+        chosen = np.intersect1d(chosen, _chosen(plan, sizes, space)[0])
+    chosen = chosen[np.argsort(reads.step_of[chosen], kind="stable")]
+    rank_of, tier_of = _nowhere(plan.samples)
+    kernels.settle(chosen, reads.rank_of[chosen], sizes, space, rank_of, tier_of)
+    promised = np.sort(chosen[rank_of[chosen] >= 0])
+    kernels.settle_anywhere(chosen[rank_of[chosen] < 0], sizes, space, rank_of, tier_of)
+    kept = [chosen[rank_of[chosen] == rank] for rank in range(plan.ranks)]
+    return Homes(rank_of, tier_of, tuple(Kept(each, tier_of[each]) for each in kept)), promised
 
 
 def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> Ids:

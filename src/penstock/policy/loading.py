@@ -29,7 +29,7 @@ from penstock.plan.frequency import check_partition, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
 from penstock.policy.forms import CropForm
-from penstock.policy.homes import as_sizes, place_by_hash, place_cover
+from penstock.policy.homes import as_sizes, place_by_first_read, place_by_hash, place_cover
 from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency, share_of_store_rate
 from penstock.policy.push import decide_push
 from penstock.trace.schema import SOURCE
@@ -51,6 +51,8 @@ class Job:
     plan: who reads what, when. sizes_bytes: int64[F], as stored. machine: of every rank; tiers are
     machine.storage[1:], and a tier's number is its index there. rank: the one rank that asks, as in a run, where each
     decides for itself; None: all, as in a simulation. form: in which tier 1 keeps samples, if not as they are stored.
+    sharing: the ranks that read each other's tiers, which then ask for all of them; None: all. first: (epoch, step) at
+    which the run begins.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Job:
         seed: int = 0,
         rank: int | None = None,
         form: CropForm | None = None,
+        sharing: Sequence[int] | None = None,
+        first: tuple[int, int] = (0, 0),
     ) -> None:
         if machine.ranks != plan.ranks:
             raise ConfigError(
@@ -72,6 +76,8 @@ class Job:
         self.seed = seed
         self.rank = rank
         self.form = form
+        self.sharing = sharing
+        self.first = first
 
     @property
     def ranks(self) -> int:
@@ -79,8 +85,10 @@ class Job:
         return self.plan.ranks
 
     @property
-    def asking(self) -> range:
+    def asking(self) -> Sequence[int]:
         """The ranks that need to know what they keep. A policy may leave out the fills of all others."""
+        if self.sharing is not None:
+            return self.sharing
         return range(self.ranks) if self.rank is None else range(self.rank, self.rank + 1)
 
     @cached_property
@@ -155,6 +163,8 @@ class Fill:
         ``hand-over``: nobody reads them for this purpose; the first rank that reads a sample for its training hands it
         over.
     before_training: training waits until all such fills are done.
+    is_promised: no rank reads one of these samples before this rank does, so that the others wait for it rather than
+        read the store.
     """
 
     rank: int
@@ -162,6 +172,7 @@ class Fill:
     samples: Ids
     origin: Literal["store", "peers", "hand-over"] = "store"
     before_training: bool = False
+    is_promised: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rank", "tier"):
@@ -170,6 +181,11 @@ class Fill:
         _check_array("samples of a Fill", self.samples, "sample ids")
         if self.origin not in ("store", "peers", "hand-over"):
             raise ConfigError(f"origin of a Fill is {self.origin!r}; it is 'store', 'peers' or 'hand-over'")
+        if self.is_promised and (self.origin != "store" or self.before_training):
+            raise ConfigError(
+                f"a Fill of origin {self.origin!r} is promised; a rank promises what it reads from the store during "
+                "the training"
+            )
         if (self.origin == "peers" and not self.before_training) or (
             self.origin == "hand-over" and self.before_training
         ):
@@ -493,6 +509,21 @@ def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> l
     ]
 
 
+def _promised_fills(rank: int, kept: Kept, promised: Ids) -> list[Fill]:
+    """Return the fills of a rank that reads those samples of its first that are among the promised ones, ascending."""
+    at = np.minimum(np.searchsorted(promised, kept.samples), max(0, promised.size - 1))
+    is_promised = promised[at] == kept.samples if promised.size else np.zeros(kept.samples.size, bool)
+    parts = [
+        (Kept(kept.samples[which], kept.tiers[which]), which is is_promised)
+        for which in (is_promised, ~is_promised)
+    ]
+    return [
+        replace(fill, is_promised=is_first)
+        for part, is_first in parts
+        for fill in _fills_of(rank, part, "store")
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class LocalityAware:
     """Load a contiguous part before training; ranks then exchange the samples of a batch for those they hold.
@@ -523,28 +554,41 @@ class OneHome:
     """Agreed homes: every sample is read from the shared store once, by its first reader, who hands it to its home.
 
     by: ``hash``: the home follows from the sample's id, as in hash-partitioned caches, and knows nothing of the order.
-        ``cover``: it follows from the order, see `penstock.policy.homes.place_cover`.
+        ``cover``: it follows from the order, see `penstock.policy.homes.place_cover`. ``first-reader``: it is the first
+        reader, so that nothing is handed over, see `penstock.policy.homes.place_by_first_read`.
     reads_locally: ranks exchange the samples of a batch for those they hold, see `penstock.plan.local`. The global
         batch is unchanged; what is computed over a local batch alone, as BatchNorm's statistics, is not.
     """
 
-    by: Literal["hash", "cover"] = "cover"
+    by: Literal["hash", "cover", "first-reader"] = "cover"
     reads_locally: bool = False
 
     @property
     def name(self) -> str:
-        return ("hash-home" if self.by == "hash" else "cover") + ("+local" if self.reads_locally else "")
+        return ("hash-home" if self.by == "hash" else self.by) + ("+local" if self.reads_locally else "")
 
     def prepare(self, job: Job) -> Loading:
         if not any(job.worthwhile_bytes()):
             return Loading()
-        if self.by == "cover" or self.reads_locally:
+        if self.by != "hash" or self.reads_locally:
             _need_one_reader(job, self.name)
-        if self.by == "hash":
-            homes = place_by_hash(job.sizes_bytes, job.worthwhile_bytes(), job.ranks)
+        if self.by == "first-reader":
+            homes, promised = place_by_first_read(
+                job.plan, job.sizes_bytes, job.worthwhile_bytes(), job.sharing, job.first
+            )
+            fills = [
+                fill
+                for rank, kept in enumerate(homes.keeps)
+                for fill in _promised_fills(rank, kept, promised)
+            ]
         else:
-            homes = place_cover(job.plan, job.sizes_bytes, job.worthwhile_bytes())
-        fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
+            if self.by == "hash":
+                homes = place_by_hash(job.sizes_bytes, job.worthwhile_bytes(), job.ranks)
+            else:
+                homes = place_cover(job.plan, job.sizes_bytes, job.worthwhile_bytes())
+            fills = [
+                fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")
+            ]
         strings = split_locally(job.plan, homes.rank_of).strings() if self.reads_locally else None
         return Loading(fills, strings, stages_from_peers=True)
 

@@ -63,6 +63,20 @@ class Kept:
         return Placement(tier_of, self.samples)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What ranks keep that read each other's tiers.
+
+    kept: of each rank of the job; of one that shares nothing with this rank, nothing.
+    promised: int64[n], samples that the rank which keeps them reads before any other does; None for none.
+    first: (epoch, step) at which the run begins, of which that is true.
+    """
+
+    kept: tuple[Kept, ...]
+    promised: NDArray[np.int64] | None
+    first: tuple[int, int]
+
+
 def place_by_frequency(
     plan: AccessPlan, rank: int, sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
 ) -> Placement:

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan
 from penstock.plan.frequency import read_again, steps_of_reads, uses_of
 from penstock.policy.loading import Ids, Job, Loading, LoadingPolicy, NotSupported, Staging
-from penstock.policy.placement import Placement
+from penstock.policy.placement import Kept, Placement, Shared
 from penstock.trace.schema import SOURCE
 from penstock.units import format_bytes
 
@@ -49,7 +49,7 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
 
     loading: what `prepared` returned.
 
-    Neither of these runs yet: samples read from another rank's memory, and a policy that is
+    Neither of these runs yet: samples read from the memory of a rank on another host, and a policy that is
     more than what each rank keeps of its own reads (see `placement_of`).
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
@@ -64,7 +64,10 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
     if isinstance(policy, Staging):  # keeps nothing
         return None
     if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
-        return "the loader reads no samples from other ranks' memory; of frequency it runs frequency-alone"
+        return (
+            'the loader reads other ranks\' memory on one host, with share="host", not over a network; of frequency it '
+            "runs frequency-alone"
+        )
     return None
 
 
@@ -77,27 +80,65 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
         tier which the machine has not, keeps more than fits, or a sample twice: it names policy, rank and tier.
     """
     loading = prepared(policy, job)
-    if asked := _not_obeyed(loading, range(rank, rank + 1)):
-        raise NotSupported(
-            f"the loader does not run policy {policy.name!r} yet, which {asked}. It runs "
-            f"{', '.join(LOADER_POLICIES)}, "
-            "and those of your own that fill each rank's tiers from the store; penstock simulate loading predicts all"
-        )
+    asked = _not_obeyed(loading, range(rank, rank + 1))
+    if asked is None and job.ranks > 1 and promised_by(loading) is not None:
+        asked = 'keeps samples for other ranks, unless share="host" is given'
+    if asked is not None:
+        raise _not_run(policy, asked)
+    return _kept_by(loading, job, rank).as_placement(job.plan.samples)
+
+
+_NOTHING = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+
+
+def _not_run(policy: LoadingPolicy, asked: str) -> NotSupported:
+    return NotSupported(
+        f"the loader does not run policy {policy.name!r} yet, which {asked}. It runs {', '.join(LOADER_POLICIES)}, "
+        "and those of your own that fill each rank's tiers from the store; penstock simulate loading predicts all"
+    )
+
+
+def _kept_by(loading: Loading, job: Job, rank: int) -> Kept:
     fills = [fill for fill in loading.fills if fill.rank == rank and fill.samples.size]
-    tier_of = np.full(job.plan.samples, SOURCE, np.int8)
-    for fill in fills:
-        tier_of[fill.samples] = fill.tier
-    order = np.concatenate([fill.samples for fill in fills]) if fills else np.empty(0, np.int64)
+    if not fills:
+        return _NOTHING
+    samples = np.concatenate([fill.samples for fill in fills]).astype(np.int64, copy=False)
+    tiers = np.concatenate([np.full(fill.samples.size, fill.tier, np.int8) for fill in fills])
     if len(fills) > 1:
         uses = uses_of(job.plan, rank)
         first_use = np.full(job.plan.samples, np.iinfo(np.int64).max)
         first_use[uses.samples] = uses.first
         used_by = np.concatenate([np.maximum.accumulate(first_use[fill.samples]) for fill in fills])
-        order = order[np.argsort(used_by, kind="stable")]
-    return Placement(tier_of, order.astype(np.int64, copy=False))
+        order = np.argsort(used_by, kind="stable")
+        samples, tiers = samples[order], tiers[order]
+    return Kept(samples, tiers)
 
 
-def _not_obeyed(loading: Loading, ranks: range) -> str | None:
+def shared_by(policy: LoadingPolicy, job: Job) -> Shared:
+    """Return what the ranks of `job.sharing` keep for each other by a policy.
+
+    Raises: as `placement_of`.
+    """
+    loading = prepared(policy, job)
+    ranks = job.asking
+    if asked := _not_obeyed(loading, ranks):
+        raise _not_run(policy, asked)
+    if not loading.stages_from_peers:
+        raise NotSupported(
+            f"by policy {policy.name!r} each rank reads its own tiers alone, and share= is for ranks that read each "
+            "other's: leave one of them out"
+        )
+    kept = [_kept_by(loading, job, rank) if rank in ranks else _NOTHING for rank in range(job.ranks)]
+    return Shared(tuple(kept), promised_by(loading), job.first)
+
+
+def promised_by(loading: Loading) -> NDArray[np.int64] | None:
+    """Return the samples that ranks promise each other to read first; None where there are none."""
+    found = [fill.samples for fill in loading.fills if fill.is_promised and fill.samples.size]
+    return np.concatenate(found) if found else None
+
+
+def _not_obeyed(loading: Loading, ranks: Sequence[int]) -> str | None:
     """Return what a policy's decisions ask of ranks that the loader does not do; None if there is nothing."""
     own = [fill for fill in loading.fills if fill.rank in ranks]
     asked = {

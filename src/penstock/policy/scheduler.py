@@ -1,8 +1,8 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `seek`, `extended`), and each returns
-instructions. It does no I/O and never asks for the time. Threads drive it over real stores (`flow.engine`), a virtual
-clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
+Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `announced`, `waited`, `seek`,
+`extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive it over real
+stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
@@ -37,9 +37,9 @@ from penstock.policy.decision_state import keep_in_form, new_state, slot_of, vie
 from penstock.policy.decisions import OK
 from penstock.policy.forms import CropForm
 from penstock.policy.merge import Extents
-from penstock.policy.placement import Placement
+from penstock.policy.placement import Placement, Shared
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
-from penstock.trace.schema import SOURCE
+from penstock.trace.schema import NO_PEER, SOURCE
 
 Ids = NDArray[np.int64]
 
@@ -199,6 +199,7 @@ class Scheduler:
     extents: of all samples, where the source gives them: those that lie near each other are moved together.
     held: by tier, samples that are there from the start, of an earlier run.
     form: in which tier 1 keeps samples, if not as they are stored.
+    shared: what this rank and others keep for each other, this one as `placement` says.
     """
 
     def __init__(
@@ -212,6 +213,7 @@ class Scheduler:
         extents: Extents | None = None,
         held: Mapping[int, Ids] | None = None,
         form: CropForm | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -223,7 +225,7 @@ class Scheduler:
         self._bound: Callable[..., int] | None = None
         state = new_state(
             sizes_bytes,
-            [placement.kept],
+            [placement.kept] if shared is None else shared.kept,
             machine,
             slots=limits.slots,
             local_batch=self._slot_size,
@@ -233,7 +235,13 @@ class Scheduler:
             loads_all=limits.loads_all,
             extents=extents,
             held=held,
+            reads_peers=shared is not None,
+            promised=None if shared is None else shared.promised,
+            only=0 if shared is None else rank,
         )
+        #: At which step the run has to begin for promises to be kept; None where there are none.
+        self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
+        self._mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
         if form is not None:
             keep_in_form(state, machine, form)
         self._have(state)
@@ -317,11 +325,33 @@ class Scheduler:
         self._mark(load.rows, failed, begin, decisions.PLACE_COLUMNS)
         return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
 
+    def announced(self, peer: int, samples: Ids, now: float) -> list[Instruction]:
+        """Another rank keeps these samples from now on, where this rank can read them."""
+        group, most = (self._ints[column] for column in (decisions.GROUP, decisions.GROUP_SIZE))
+        for begin in range(0, samples.size, most):
+            part = samples[begin : begin + most]
+            self._state.ints[group : group + part.size] = part
+            self._call(decisions.ANNOUNCED, 0, part.size, peer, 0.0)
+        return self._event(now)
+
+    def waited(self, seconds: float, now: float) -> list[Instruction]:
+        """The training has waited so long for the earliest batch: what others promised is read, if that is too long."""
+        if self.expects_others and seconds >= decisions.expected_seconds(
+            self._views, 0, SOURCE, self._mean_bytes
+        ):
+            return self._event(now, decisions.LATE)
+        return []
+
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
         """Give up all batches before (epoch, step): the consumer left its loop early. Said twice, it is harmless.
 
-        Slots of complete batches come back by `slot_freed`, as ever.
+        Slots of complete batches come back by `slot_freed`, as ever. What ranks promised of a run that begins
+        elsewhere, or skips steps, they need not keep.
         """
+        if self._promised_from is not None and (epoch, step) != self._promised_from:
+            states = self._state.copies[:, decisions.COPY_STATE]
+            states[states == decisions.PROMISED] = decisions.ABSENT
+            states[states == decisions.ON_WAY] = decisions.PENDING
         for index in range(self._slots) if self._batches else ():
             number = self._ints[slot_of(self._views, 0, index) + decisions.SLOT_NUMBER]
             batch = self._batches.get(number)
@@ -391,6 +421,19 @@ class Scheduler:
             batches.append(ints[ints[place + decisions.PLACE_SLOT] + decisions.SLOT_NUMBER])
             place = ints[place + decisions.PLACE_NEXT]
         return batches
+
+    @property
+    def expects_others(self) -> bool:
+        """Whether samples are waited for that another rank has promised to read."""
+        expects: bool = self._ints[decisions.EXPECTED_ENTRIES] > 0
+        return expects
+
+    def where(self, origin: int) -> tuple[int, int]:
+        """Return the tier, STAGING or SOURCE that an instruction names, and the rank whose it is, -1 for this one."""
+        tiers = self._ints[decisions.TIERS]
+        if origin <= tiers:
+            return origin, NO_PEER
+        return decisions.tier_of(tiers, origin), decisions.peer_of(tiers, origin)
 
     def limit_threads(self, most: int) -> None:
         """Say that the driver has no more threads that load than these and can have no more."""

@@ -28,6 +28,7 @@ from penstock.policy.decisions import (
     COMING_NUMBER,
     COMING_SIZE,
     ENTRY_ORIGIN,
+    EXPECTED_ENTRIES,
     FIRST_FREE,
     FREED,
     GO_ON,
@@ -51,9 +52,11 @@ from penstock.policy.decisions import (
     STAGES_UNTIL,
     STAGING,
     State,
+    announced,
     event,
     expected_seconds,
     extent_of,
+    is_kept,
     is_near,
     observe_worker,
     peer_of,
@@ -99,8 +102,9 @@ READER_THREAD, DECODER_THREAD = 2, 3
     SPANS,  #: recorded since the driver took some
     MOST_SPANS,  #: where so many are recorded, the driver takes them; 0: none are recorded
     CROP_BYTES,  #: of a crop that tier 1 keeps in place of a sample; 0: it keeps samples as stored
+    PROMISES,  #: 1: ranks wait for what others have promised to read
     CLOCK_NUMBERS,
-) = range(19)
+) = range(20)
 # Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; of a step for each
 # sample and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is.
 DECODE_BYTE, CROP_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(8)
@@ -220,7 +224,7 @@ def run(s: State, c: Clock) -> int:
         else:
             return OVER
         now = g[NOW]
-        what, slot, count, seconds, receiver = NOTHING, 0, 0, 0.0, -1
+        what, slot, count, seconds, receiver, worker = NOTHING, 0, 0, 0.0, -1, actor
         if w[actor + ROLE] == A_CONSUMER:
             rank = w[actor + RANK]
             if w[actor + PHASE] == STARTS or w[actor + PHASE] == PREPARES:
@@ -235,7 +239,6 @@ def run(s: State, c: Clock) -> int:
             elif was_waiting and w[actor + PHASE] == WAITS:
                 what = LATE
         else:
-            worker = actor
             if w[actor + ROLE] == A_WIRE:
                 worker = _end_of_read(w, g, actor, now)
             rank = w[worker + RANK]
@@ -246,7 +249,12 @@ def run(s: State, c: Clock) -> int:
                     receiver = _hand_over(s, c, worker)
         while what != NOTHING:
             size = event(s, what, w[rank + DECIDES], slot, count, 0, seconds)
+            kept = 0
+            if w[PROMISES] != 0 and (what in (MOVED, LOADED)):
+                kept = _list_kept(s, c, rank, worker)
             _obey(s, c, rank, size, now)
+            if kept > 0:
+                _announce(s, c, rank, kept, now)
             what = GO_ON if _line_up(s, c, rank) else NOTHING
             if what == NOTHING and receiver >= 0:
                 rank, what, receiver = receiver, GO_ON, -1
@@ -261,6 +269,37 @@ def _hand_over(s: State, c: Clock, worker: int) -> int:
         m[group + k] = w[samples + k]
     received(s, w[rank + DECIDES], w[worker + COUNT])
     return rank
+
+
+def _list_kept(s: State, c: Clock, rank: int, worker: int) -> int:
+    """Put what a worker has read from the source, and its rank's tiers keep, into the group; return how many."""
+    m, w = s.ints, c.ints
+    decides, count = w[rank + DECIDES], 0
+    samples = w[worker + ITEMS] + w[worker + MOST_ITEMS]
+    for k in range(w[worker + READS]):
+        sample = w[samples + k]
+        if w[samples + w[worker + MOST_ITEMS] + k] == SOURCE and is_kept(s, decides, sample):
+            m[m[decides + GROUP] + count] = sample
+            count += 1
+    return count
+
+
+def _announce(s: State, c: Clock, rank: int, count: int, now: float) -> None:
+    """Let the ranks that wait for what is in a rank's group, and in its tiers, go on."""
+    m, w = s.ints, c.ints
+    samples = m[w[rank + DECIDES] + GROUP]
+    for row in range(c.bounds.shape[0]):
+        other = CLOCK_NUMBERS + row * RANK_COLUMNS
+        decides = w[other + DECIDES]
+        if other == rank or m[decides + EXPECTED_ENTRIES] == 0:
+            continue
+        for k in range(count):
+            m[m[decides + GROUP] + k] = m[samples + k]
+        announced(s, decides, w[rank + NUMBER], count)
+        more = True
+        while more:
+            _obey(s, c, other, event(s, GO_ON, decides, 0, 0, 0, 0.0), now)
+            more = _line_up(s, c, other)
 
 
 # -- The consumer --------------------------------------------------------------------------------------------
@@ -290,7 +329,7 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     if w[actor + PHASE] == ASKING:
         w[actor + PHASE] = WAITS
         g[mine + ASKED] = now
-        if c.hits.shape[0] > 0:
+        if c.hits.shape[0] > 0 or s.ints[w[rank + DECIDES] + EXPECTED_ENTRIES] > 0:
             sample = c.string[c.bounds[w[rank + ROW], w[AT_STEP]]]
             _push(w, g, actor, now + expected_seconds(s, w[rank + DECIDES], SOURCE, s.sizes[sample]))
         if w[STAGES] == ON_DEMAND:

@@ -125,7 +125,7 @@ class Agreed:
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
     heirs: int32[accesses], as `Clock.heirs`.
-    spares, last_batches: see `new_state`.
+    spares, last_batches, promised: see `new_state`.
     """
 
     kept: Sequence[Kept]
@@ -137,6 +137,7 @@ class Agreed:
     heirs: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     spares: Sequence[NDArray[np.int64]] = ()
     last_batches: Sequence[NDArray[np.int32]] = ()
+    promised: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ def run_in_virtual_time(
         hands_on=agreed.hits.size > 0,
         spares=agreed.spares,
         last_batches=agreed.last_batches,
+        promised=agreed.promised,
         extents=extents,
     )
     numbers, _ = parts_of(state, machine)
@@ -327,11 +329,12 @@ def _new_clock(
     w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
     w[c.AT_STEP], w[c.RUNNING] = -1, ranks
     w[c.ORIGINS], w[c.STAGES] = origins, agreed.stages
+    w[c.PROMISES] = agreed.promised is not None
     w[c.STORE_RATES], w[c.STORE_COLUMNS] = store_at, workers + 1
     # One rank of many, alone: the others read as much as it does.
     w[c.IS_SHARED], w[c.CLIENTS] = ranks > 1, machine.ranks if ranks == 1 else 0
-    # What one event may record.
-    margin = origins + limits.slots + 2
+    # What one event may record, also for ranks that have waited for it.
+    margin = (origins + limits.slots + 2) * (1 if agreed.promised is None else ranks)
     space = _LOOSE_SPANS + margin if has_spans else 0
     w[c.MOST_SPANS] = space - margin if has_spans else 0
     spans = np.zeros((space, SPAN.itemsize // 8), np.int64)

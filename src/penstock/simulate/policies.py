@@ -38,6 +38,7 @@ _POLICIES: dict[str, LoadingPolicy] = {
         OneHome("hash"),
         OneHome("cover"),
         OneHome("cover", reads_locally=True),
+        OneHome("first-reader"),
         Push(),
     )
 }

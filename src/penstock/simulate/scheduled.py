@@ -16,7 +16,7 @@ from penstock.policy import StagingLimits
 from penstock.policy.decisions import place_of
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.policy.placement import Kept
-from penstock.policy.runnable import LEAST_SLOTS, batch_bytes, prepared, why_not_run
+from penstock.policy.runnable import LEAST_SLOTS, batch_bytes, prepared, promised_by, why_not_run
 from penstock.simulate import _clock
 from penstock.simulate.loading import Agreed, Run, Steps, run_in_virtual_time, steps_of
 from penstock.trace.schema import SOURCE, SPAN, STAGING
@@ -158,6 +158,7 @@ def agreed_by(loading: Loading, job: Job, read: Steps) -> Agreed:
             _last_batches(read, row, np.concatenate([kept[row].samples, due[row].samples, spare]))
             for row, spare in enumerate(spares)
         ],
+        promised=promised_by(loading),
     )
 
 

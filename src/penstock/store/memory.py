@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.errors import ClosedError, ConfigError
+from penstock.store.host_memory import KeptLog
 from penstock.store.places import Ids, SamplePlaces
 
 
@@ -17,16 +18,20 @@ class MemoryTier:
 
     capacity_bytes: at least 1; what `SamplePlaces` takes comes besides.
     new_arena: makes its memory, one that other processes can map if it is shared.
+    log: gets what is kept, for these; closed with the tier.
     Raises: ConfigError if the capacity is below 1 or the kernel has no such space in its address space.
     """
 
-    def __init__(self, capacity_bytes: int, new_arena: Callable[[int], Arena] = Arena) -> None:
+    def __init__(
+        self, capacity_bytes: int, new_arena: Callable[[int], Arena] = Arena, log: KeptLog | None = None
+    ) -> None:
         check_capacity(capacity_bytes)
         self._capacity_bytes = capacity_bytes
         self.arena = new_arena(capacity_bytes)
         #: uint8[capacity_bytes]; None once closed.
         self._array: NDArray[np.uint8] | None = self.arena.array
         self._places = SamplePlaces(capacity_bytes)
+        self._log = log
 
     @property
     def capacity_bytes(self) -> int:
@@ -51,8 +56,10 @@ class MemoryTier:
         return self._places.take(ids, sizes)
 
     def keep(self, ids: Ids) -> None:
-        _ = self.array
+        array = self.array
         self._places.keep(ids)
+        if self._log is not None:
+            self._log.add(ids, self._places.of(ids), array)
 
     def drop(self, ids: Ids) -> None:
         _ = self.array
@@ -85,6 +92,8 @@ class MemoryTier:
     def close(self) -> None:
         self._array = None
         self.arena.close()
+        if self._log is not None:
+            self._log.close()
         self._places.forget()
 
 

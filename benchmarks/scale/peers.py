@@ -1,0 +1,234 @@
+"""Ranks of one host that share a cache: reads of the store, and the time that a slow store costs them.
+
+    python benchmarks/scale/peers.py            jobs of 1, 2 and 4 processes, three times each, with share= and without
+    python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
+
+The store is slowed, for all processes together, to one wire of 50 MB/s behind 5 ms. A rank's step takes as long as
+--step-seconds says; ranks end each step together. All ranks together have memory for 1.2 times the data set, or half
+of it, slots aside. Printed: reads of the store over the samples, in the run and in a simulation of its plan; seconds
+of an epoch after the first; and for how much of it the slowest rank waits. Counts hold on a busy machine, seconds do
+not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from penstock.loader import Loader
+from penstock.loader.transforms import DecodeRaw
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.measure.slow_source import SlowSource
+from penstock.policy.loading import Job
+from penstock.ranks import Ranks, alone
+from penstock.simulate.policies import policy_named
+from penstock.simulate.scheduled import simulate_job
+
+RATE, LATENCY_SECONDS, EPOCHS = 50e6, 5e-3, 4
+#: Of a rank's memory that is no tier: slots and bytes in passing.
+OTHER_BYTES = 16 << 20
+
+
+class Made:
+    """Samples that are made when they are read; counts the reads of this process."""
+
+    classes = ()
+    fingerprint = "made"
+
+    def __init__(self, samples: int, sample_bytes: int) -> None:
+        self.sizes_bytes = np.full(samples, sample_bytes)
+        self.labels = np.arange(samples)
+        self.reads = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self.labels.size)
+
+    def read(self, sample: int) -> bytes:
+        self.reads += (
+            1  # a rank has many readers: a count that is lost is one too few, and there is none in the sums
+        )
+        return bytes([sample % 251]) * int(self.sizes_bytes[sample])
+
+    def read_into(self, sample: int, buffer: memoryview) -> int:
+        buffer[:] = self.read(sample)
+        return len(buffer)
+
+    def describe(self, sample: int) -> str:
+        return f"sample {sample}"
+
+
+class Pipes:
+    """Messages of forked ranks, over a pair of sockets for each two of them."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+        self._ends = {
+            (one, other): socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for one in range(size)
+            for other in range(one)
+        }
+
+    def _end(self, other: int) -> socket.socket:
+        return self._ends[max(self.rank, other), min(self.rank, other)][int(self.rank < other)]
+
+    def send(self, to: int, message: bytes) -> None:
+        self._end(to).send(message)
+
+    def receive(self, sender: int) -> bytes | None:
+        try:
+            return self._end(sender).recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+
+
+def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes | None) -> dict[str, Any]:
+    """Return what one rank's epochs took, and how many samples it read."""
+    ranks, rank = job["ranks"], 0 if pipes is None else pipes.rank
+    own = alone() if pipes is None else Ranks(pipes)
+    tier_bytes = math.ceil(job["share_of_data"] * int(made.sizes_bytes.sum()) / ranks)
+    seconds, waits = [], []
+    with Loader(
+        source,
+        batch_size=job["batch"],
+        epochs=EPOCHS,
+        transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
+        dtype="uint8",
+        memory=tier_bytes + OTHER_BYTES,
+        machine=machine_of(job, tier_bytes),
+        rank=rank,
+        world_size=ranks,
+        share="host" if job["shares"] and ranks > 1 else None,
+        ranks=lambda: own,
+        report=None,
+    ) as loader:
+        for _ in range(EPOCHS):
+            began, waited = time.perf_counter(), 0.0
+            batches = iter(loader)
+            while True:
+                asked = time.perf_counter()
+                batch = next(batches, None)
+                waited += time.perf_counter() - asked
+                if batch is None:
+                    break
+                assert (batch[0][:, -1] == batch[1] % 251).all(), "wrong bytes"
+                del batch
+                time.sleep(job["step_seconds"])
+                own.all_gather("a step", None)
+            seconds.append(time.perf_counter() - began)
+            waits.append(waited)
+    return {"reads": made.reads, "seconds": seconds, "waits": waits}
+
+
+def run_job(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Fork the ranks of a job; return what each says."""
+    made = Made(job["samples"], job["sample_bytes"])
+    source = SlowSource(made, 0.0, LATENCY_SECONDS, RATE)
+    if job["ranks"] == 1:
+        return [run_rank(job, source, made, None)]
+    pipes, outputs = Pipes(job["ranks"]), []
+    for rank in range(job["ranks"]):
+        output, end = os.pipe()
+        if os.fork() == 0:
+            pipes.rank = rank
+            os.write(end, json.dumps(run_rank(job, source, made, pipes)).encode())
+            os._exit(0)
+        os.close(end)
+        outputs.append(output)
+    found = [json.loads(os.fdopen(output).read()) for output in outputs]
+    for _ in outputs:
+        os.wait()
+    return found
+
+
+def machine_of(job: dict[str, Any], tier_bytes: int) -> Machine:
+    memory = Curve(((1, 10e9),))
+    return Machine(
+        SharedStore(Curve(((1, RATE),)), latency_seconds=LATENCY_SECONDS, threads=32),
+        (StorageClass("staging", OTHER_BYTES, 2, memory), StorageClass("memory", tier_bytes, 2, memory)),
+        job["ranks"],
+        compute=Rate(1e9),
+    )
+
+
+def simulated_reads(job: dict[str, Any]) -> float:
+    """Return how many samples a simulated run of the same plan reads from the store, on all ranks."""
+    sizes = np.full(job["samples"], job["sample_bytes"])
+    tier_bytes = math.ceil(job["share_of_data"] * int(sizes.sum()) / job["ranks"])
+    with Loader(
+        Made(job["samples"], job["sample_bytes"]),
+        batch_size=job["batch"],
+        epochs=EPOCHS,
+        transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
+        rank=0,
+        world_size=job["ranks"],
+        report=None,
+        ranks=alone,
+    ) as loader:
+        plan = loader.plan
+    policy = policy_named("first-reader" if job["shares"] else "frequency-alone")
+    result = simulate_job(Job(plan, sizes, machine_of(job, tier_bytes)), policy)
+    return float(result.store_bytes.sum()) / job["sample_bytes"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a small job, once")
+    parser.add_argument("--half", action="store_true", help="memory for half of the data set")
+    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--sample-bytes", type=int, default=100_000)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.job is not None:
+        print(json.dumps(run_job(json.loads(given.job))))
+        return
+    counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4), 3)
+    samples, sample_bytes = (200, 1000) if given.quick else (given.samples, given.sample_bytes)
+    for ranks in counts:
+        for shares in (True, False):
+            job = {
+                "ranks": ranks,
+                "shares": shares,
+                "samples": samples,
+                "sample_bytes": sample_bytes,
+                "batch": 64,
+                "share_of_data": 0.5 if given.half else 1.2,
+                "step_seconds": 0.0 if given.quick else given.step_seconds,
+            }
+            command = [sys.executable, __file__, "--job", json.dumps(job)]
+            runs = [
+                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                for _ in range(repeats)
+            ]
+            reads = median(sum(rank["reads"] for rank in run) for run in runs)
+            later = [
+                (rank["seconds"][k], rank["waits"][k])
+                for run in runs
+                for rank in run
+                for k in range(1, EPOCHS)
+            ]
+            waiting = max(waited / seconds for seconds, waited in later)
+            print(
+                f"{ranks} ranks, {'share=host' if shares else 'each alone':10}: {reads / samples:.3f} reads a sample, "
+                f"{simulated_reads(job) / samples:.3f} simulated; an epoch after the first "
+                f"{median(seconds for seconds, _ in later):.2f} s, {100 * waiting:.1f} % of it waiting at most"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""What ranks of one host keep in memory for each other: each writes its own, and maps that of the others read-only.
+
+    rank p   MemoryTier: an arena of bytes      <── the source
+             KeptLog: an arena of records       sample, begin, size, checksum; sealed, and only ever added to
+    rank q   HostMemory ── PeerMemory of p: both arenas, read-only, and the place of each sample's record
+
+No lock is shared and no message sent: a record is complete before it is counted, and never changed. Who reads a sample
+believes nothing: neither a record whose seal is wrong, nor bytes outside of the arena, nor bytes with another checksum.
+All of these are misses. What a killed rank has written stays mapped where it is mapped, and goes with the last process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.arena import Arena
+from penstock.errors import DataError
+
+Ids = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.uint64]
+
+#: A log begins with these numbers of 64 bits, and has as many for each record.
+_VERSION, _GENERATION, _COUNT = 0, 1, 2
+_HEAD = 8
+_SAMPLE, _BEGIN, _SIZE, _CHECKSUM, _SEAL = range(5)
+_COLUMNS = 5
+_VERSION_HERE = 1
+#: An odd number whose multiples spread over all bits.
+_SPREADS = np.uint64(0x9E3779B97F4A7C15)
+
+
+class KeptLog:
+    """What a memory tier keeps, written down for the other ranks of its host.
+
+    most: samples that the tier will ever keep. generation: tells this log from all others. Any thread may add.
+    Raises: ConfigError as `Arena`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.generation = secrets.randbits(63)
+        self.arena = Arena(8 * (_HEAD + _COLUMNS * max(1, most)), is_shared=True)
+        numbers = np.frombuffer(self.arena.mapping, np.uint64)
+        numbers[[_VERSION, _GENERATION]] = _VERSION_HERE, self.generation
+        self._numbers: Numbers | None = numbers
+        self._most = most
+        #: Guards the end of the log.
+        self._end_lock = threading.Lock()
+
+    def add(self, ids: Ids, places: Ids, memory: Bytes) -> None:
+        """Say that samples are there. ids: int64[n]. places: int64[n, 2], begin and end of each in the memory."""
+        records = np.empty((ids.size, _COLUMNS), np.uint64)
+        records[:, _SAMPLE], records[:, _BEGIN] = ids, places[:, 0]
+        records[:, _SIZE] = places[:, 1] - places[:, 0]
+        records[:, _CHECKSUM] = [checksum_of(memory[begin:end]) for begin, end in places.tolist()]
+        records[:, _SEAL] = _seals(records, self.generation)
+        with self._end_lock:
+            if self._numbers is None:  # closed
+                return
+            begin = int(self._numbers[_COUNT])
+            end = min(begin + ids.size, self._most)
+            self._numbers[_HEAD + _COLUMNS * begin : _HEAD + _COLUMNS * end] = records[: end - begin].ravel()
+            self._numbers[_COUNT] = end
+
+    def close(self) -> None:
+        """Add nothing more. What other processes have mapped stays. Twice is harmless."""
+        with self._end_lock:
+            self._numbers = None
+        self.arena.close()
+
+
+class PeerMemory:
+    """What one other rank of the host keeps.
+
+    memory, log: its arenas, attached; closed with this. generation: of its log. kept: samples that it shall keep.
+    One thread at a time takes news; any thread may read.
+    """
+
+    def __init__(self, memory: Arena, log: Arena, generation: int, kept: Ids) -> None:
+        self._arenas = memory, log
+        self._memory = memory.array
+        self._numbers = np.frombuffer(log.array, np.uint64)
+        self._generation = generation
+        self._most = (self._numbers.size - _HEAD) // _COLUMNS
+        is_known = self._numbers[_VERSION] == _VERSION_HERE and self._numbers[_GENERATION] == generation
+        self._ids = np.sort(kept) if is_known else np.empty(0, np.int64)
+        #: int32[kept], where the record of each is; -1 for one that is not there yet.
+        self._rows = np.full(self._ids.size, -1, np.int32)
+        self._seen = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether records were added since the last time."""
+        return bool(self._numbers[_COUNT] != self._seen)
+
+    def take_news(self) -> Ids:
+        """Return the samples that were added since the last time, of those that the rank shall keep."""
+        count = min(int(self._numbers[_COUNT]), self._most)
+        records = self._records()[self._seen : count].copy()
+        wrong = np.flatnonzero(_seals(records, self._generation) != records[:, _SEAL])
+        records = records[: wrong[0]] if wrong.size else records  # written later than counted, or damaged
+        ids = records[:, _SAMPLE].astype(np.int64)
+        at, is_kept = self._found(ids)
+        self._rows[at[is_kept]] = self._seen + np.flatnonzero(is_kept)
+        self._seen += len(records)
+        return ids[is_kept]
+
+    def read(self, ids: Ids, sizes: Ids) -> list[Bytes | None]:
+        """Return the bytes of samples where they lie, read-only; None for one that is not there as it should be.
+
+        sizes: int64[n], bytes of each.
+        """
+        at, is_kept = self._found(ids)
+        rows = np.where(is_kept, self._rows[np.where(is_kept, at, 0)] if self._rows.size else -1, -1)
+        records = self._records()[np.maximum(rows, 0)]
+        is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
+        is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= self._memory.size)
+        is_good &= _seals(records, self._generation) == records[:, _SEAL]
+        found: list[Bytes | None] = []
+        for good, begin, size, checksum in zip(
+            is_good.tolist(),
+            records[:, _BEGIN].tolist(),
+            sizes.tolist(),
+            records[:, _CHECKSUM].tolist(),
+            strict=True,
+        ):
+            data = self._memory[begin : begin + size] if good else None
+            is_whole = data is not None and data.size == size and checksum_of(data) == checksum
+            found.append(data if is_whole else None)
+        return found
+
+    def _records(self) -> Numbers:
+        return self._numbers[_HEAD : _HEAD + _COLUMNS * self._most].reshape(-1, _COLUMNS)
+
+    def _found(self, ids: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return where samples are among those that the rank shall keep, and whether they are."""
+        at = np.searchsorted(self._ids, ids)
+        is_kept = at < self._ids.size
+        is_kept[is_kept] = self._ids[at[is_kept]] == ids[is_kept]
+        return at, is_kept
+
+    def close(self) -> None:
+        """Let the memory go, which does once nothing views it, and have nothing. Twice is harmless."""
+        self._memory, self._numbers = np.empty(0, np.uint8), np.zeros(_HEAD + _COLUMNS, np.uint64)
+        self._rows[:] = -1
+        self._seen = 0
+        for arena in self._arenas:
+            arena.close()
+
+
+class HostMemory:
+    """What all other ranks of the host keep.
+
+    peers: by rank. sizes_bytes: int64[samples]. One thread at a time takes news; any thread may read.
+    """
+
+    def __init__(self, peers: Mapping[int, PeerMemory], sizes_bytes: Ids) -> None:
+        self._peers = dict(peers)
+        self._sizes_bytes = sizes_bytes
+        #: Samples that a rank had announced and that were not there as they should be.
+        self.misses = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ranks keep samples that they did not keep the last time."""
+        return any(peer.has_news for peer in self._peers.values())
+
+    def take_news(self) -> list[tuple[int, Ids]]:
+        """Return, by rank, the samples that it keeps since the last time."""
+        return [(rank, peer.take_news()) for rank, peer in self._peers.items() if peer.has_news]
+
+    def read(self, rank: int, ids: Ids) -> Sequence[Bytes | DataError]:
+        """Return the bytes of samples that a rank keeps, where they lie, read-only; an error in the place of others."""
+        peer = self._peers.get(rank)
+        found = [None] * ids.size if peer is None else peer.read(ids, self._sizes_bytes[ids])
+        self.misses += found.count(None) if peer is None else sum(each is None for each in found)
+        return [
+            DataError(f"rank {rank} does not have sample {sample} as it announced") if data is None else data
+            for sample, data in zip(ids.tolist(), found, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let all memory go. Twice is harmless."""
+        for peer in self._peers.values():
+            peer.close()
+
+
+def checksum_of(data: Bytes) -> int:
+    """Return 64 bits that tell a sample's bytes from others, damaged ones among them; they keep out no forger."""
+    return xxhash.xxh3_64_intdigest(data.data)
+
+
+def _seals(records: Numbers, generation: int) -> Numbers:
+    """Return a number for each record by which a half written one, or one of another log, is told."""
+    seals = np.full(len(records), generation, np.uint64)
+    for column in range(_SEAL):
+        seals = (seals ^ records[:, column]) * _SPREADS
+        seals ^= seals >> np.uint64(32)
+    return seals

@@ -1,0 +1,208 @@
+"""Ranks of a host that share what they keep: each sample is read once for all, and no batch is another for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.loader.sharing_data import Counted, expected, loader, ranks_in
+from tests.patience import patient
+from tests.ranks.in_memory import run
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+from penstock.loader.setup import Sharing
+from penstock.ranks import Ranks, alone
+from penstock.trace import Kind, read_trace
+
+SAMPLES, EPOCHS = 200, 3
+#: Each rank reads the first sample before it is known what all keep.
+PROBES = 1
+
+
+def sharing_of(load: Loader) -> Sharing:
+    sharing = load._setup.sharing
+    assert sharing is not None
+    return sharing
+
+
+Batches = list[NDArray[np.int64]]
+
+
+def train(
+    size: int,
+    each_step: Callable[[Loader], None] = lambda load: None,
+    traces: Path | None = None,
+    **options: Any,
+) -> tuple[list[Batches], list[Counted], list[Sharing]]:
+    """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes."""
+    sources, together = [Counted(SAMPLES) for _ in range(size)], threading.Barrier(size)
+    found: list[Sharing] = [None] * size  # type: ignore[list-item]
+
+    def part(ranks: Ranks) -> Batches:
+        batches = []
+        traced = {} if traces is None else {"trace": traces / f"{ranks.rank}.trace"}
+        with (
+            contextlib.ExitStack() as failing,
+            loader(sources[ranks.rank], ranks, **options, **traced) as load,
+        ):
+            failing.callback(together.abort)
+            found[ranks.rank] = sharing_of(load)
+            while load.position[0] < load.plan.epochs:
+                for rows, ids in load:
+                    assert (rows == expected(ids)).all()
+                    batches.append(ids.copy())
+                    each_step(load)
+                    together.wait(patient(10))
+            failing.pop_all()
+        return batches
+
+    batches = run(size, part)
+    assert not [each for each in batches if isinstance(each, BaseException)], batches
+    return batches, sources, found
+
+
+def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> None:
+    """Assert that the global batches are those of a loader that is alone."""
+    with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
+        one.start(*first)
+        whole = [ids.copy() for _ in range(first[0], EPOCHS) for _, ids in one]
+    assert [np.concatenate(each).tolist() for each in zip(*of_ranks, strict=True)] == [
+        each.tolist() for each in whole
+    ]
+
+
+@pytest.mark.parametrize(("size", "memory"), [(2, "4 MB"), (4, "4 MB"), (4, "5 kB")])
+def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
+    size: int, memory: str
+) -> None:
+    batches, sources, (sharing, *_) = train(size, memory=memory)
+
+    check_batches(batches)
+    reads = sum(int(source.reads.sum()) for source in sources) - size * PROBES
+    kept = np.concatenate([each.samples for each in sharing.shared.kept])
+    assert kept.size == np.unique(kept).size
+    if memory == "4 MB":
+        assert kept.size == SAMPLES
+        assert reads == SAMPLES
+    else:
+        assert 0.2 * SAMPLES < kept.size < SAMPLES
+        # A read that is under way across the end of an epoch may serve both.
+        bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - kept.size)
+        assert 0.95 * bound < reads <= bound
+    assert not any(each.peers.misses for each in [sharing] if each.peers is not None)
+
+
+def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
+    with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
+        state = one.state_at(1, 4)
+    batches, sources, _ = train(2, state=state)
+
+    check_batches(batches, (1, 4))
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
+
+
+def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> None:
+    train(2, traces=tmp_path)
+
+    for rank in range(2):
+        spans = read_trace(tmp_path / f"{rank}.trace").spans
+        from_peer = spans[(spans["kind"] == Kind.HIT) & (spans["peer"] == 1 - rank)]
+        assert (from_peer["place"] == 1).all()
+        usual = (EPOCHS - 1) * SAMPLES / 4
+        assert 0.6 * usual < from_peer["samples"].sum() < 1.4 * usual
+
+
+def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:
+    done = threading.Event()
+
+    def damage(load: Loader) -> None:
+        if load._rank == 1 and load.position == (1, 2) and not done.is_set():
+            done.set()
+            log = getattr(sharing_of(load).tier, "_log", None)
+            assert log is not None
+            np.frombuffer(log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
+
+    batches, sources, found = train(2, damage)
+
+    check_batches(batches)
+    misses = [each.peers.misses for each in found if each.peers is not None]
+    assert misses[0] > 0
+    assert misses[1] == 0
+    assert sources[0].reads.sum() >= sources[1].reads.sum() + misses[0]
+
+
+def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(SAMPLES)]
+    child = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    source = Counted(SAMPLES)
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with loader(source, ranks_in(tmp_path, 0, 2)) as load:
+            whole = []
+            for epoch in range(EPOCHS):
+                for step, (rows, ids) in enumerate(load):
+                    assert (rows == expected(ids)).all()
+                    if epoch < EPOCHS - 1:
+                        print(file=child.stdin, flush=True)
+                        theirs, is_right, their_reads = json.loads(child.stdout.readline())
+                        assert is_right
+                        whole.append(sorted([*ids.tolist(), *theirs]))
+                    if (epoch, step) == (EPOCHS - 1, 0):
+                        assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
+                        child.kill()
+                        assert child.wait(patient(30)) == -signal.SIGKILL
+            plan = load.plan
+            assert sharing_of(load).peers is not None
+    finally:
+        child.kill()
+        child.communicate()
+    steps = plan.steps(0)
+    for number, batch in enumerate(whole):
+        epoch, step = divmod(number, steps)
+        of_ranks = [plan.local_batch(rank, epoch, step) for rank in range(2)]
+        assert batch == sorted(np.concatenate(of_ranks).tolist())
+    # What the killed rank kept stays where it is mapped.
+    assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
+
+
+def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
+    def said(**options: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            loader(Counted(SAMPLES), alone(), rank=0, world_size=2, **options).close()
+        return str(raised.value)
+
+    assert "do not know each other" in said()
+    assert '"host" or None' in said(share="job")
+    assert "local_disk=" in said(local_disk=str(tmp_path))
+    assert "decoders=0" in said(decoders=0)
+    assert "keep=" in said(keep="crops")
+
+    def part(options: dict[str, Any]) -> Callable[[Ranks], Any]:
+        return lambda ranks: loader(Counted(SAMPLES), ranks, **options).close()
+
+    for options, reason in (
+        ({"policy": "cover"}, "hands samples from rank to rank"),
+        ({"policy": "frequency-alone"}, "each rank reads its own tiers alone"),
+    ):
+        for error in run(2, part(options)):
+            assert isinstance(error, ConfigError)
+            assert reason in str(error)

@@ -1,0 +1,101 @@
+"""What another rank has promised to read is waited for, and read from the source where that takes too long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.policy.test_scheduler import machine
+
+from penstock.errors import ConfigError
+from penstock.plan import AccessPlan, Sequential
+from penstock.policy import Instruction, Load, Move, Placement, Scheduler, StagingLimits
+from penstock.policy.loading import Fill
+from penstock.policy.placement import Kept, Shared
+from penstock.trace.schema import SOURCE
+
+#: Rank 0 of 2 reads samples 0 and 1, 4 and 5 of eight; rank 1 is to keep 1 and 4, and has promised 4.
+
+
+def _scheduler(first: tuple[int, int] = (0, 0), slots: int = 2) -> Scheduler:
+    nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+    others = Kept(np.array([1, 4]), np.ones(2, np.int8))
+    plan = AccessPlan(Sequential(8), 4, 1, 2)
+    return Scheduler(
+        plan,
+        0,
+        np.full(8, 10),
+        Placement(np.full(8, SOURCE, np.int8), np.empty(0, np.int64)),
+        machine(),
+        StagingLimits(slots, readers=4, decoders=1, undecoded_bytes=10**6),
+        shared=Shared((nothing, others), np.array([4]), first),
+    )
+
+
+def _read(instructions: list[Instruction]) -> dict[int, int]:
+    """Return from where each sample is to be read, by a reader or a worker."""
+    found: dict[int, int] = {}
+    for each in instructions:
+        if isinstance(each, Move):
+            found |= dict.fromkeys(each.samples, each.origin)
+        elif isinstance(each, Load):
+            found |= {k: origin for k, origin in zip(each.ids, each.origins, strict=True) if origin != 0}
+    return found
+
+
+def _all_done(scheduler: Scheduler, instructions: list[Instruction]) -> dict[int, int]:
+    """Do all that is said until nothing more is; return from where each sample was read."""
+    found: dict[int, int] = {}
+    while instructions:
+        found |= _read(instructions[:1])
+        each, *instructions = instructions
+        if isinstance(each, Move):
+            instructions += scheduler.moved(each, 0.01, [], 0.0)
+        elif isinstance(each, Load):
+            instructions += scheduler.loaded(each, {}, [], 0.0)
+    return found
+
+
+def test_a_promised_sample_is_read_where_it_was_promised_once_it_is_announced() -> None:
+    scheduler = _scheduler()
+
+    assert _all_done(scheduler, scheduler.start(0.0)) == {0: SOURCE, 1: SOURCE, 5: SOURCE}
+    assert scheduler.expects_others
+    assert scheduler.waited(1e-6, 0.0) == []
+
+    ((sample, place),) = _all_done(scheduler, scheduler.announced(1, np.array([4, 7]), 0.0)).items()
+    assert sample == 4
+    assert scheduler.where(place) == (1, 1)
+    assert not scheduler.expects_others
+
+
+def test_a_promise_that_takes_longer_than_a_read_is_waited_for_no_more() -> None:
+    scheduler = _scheduler()
+    _all_done(scheduler, scheduler.start(0.0))
+
+    assert _all_done(scheduler, scheduler.waited(10.0, 0.0)) == {4: SOURCE}
+    assert not scheduler.expects_others
+
+
+def test_a_run_that_begins_elsewhere_holds_nobody_to_a_promise() -> None:
+    scheduler = _scheduler(first=(0, 1))
+
+    assert _all_done(scheduler, scheduler.seek(0, 0, 0.0) + scheduler.start(0.0))[4] == SOURCE
+
+
+def test_what_was_announced_before_it_is_needed_is_read_there_at_once() -> None:
+    scheduler = _scheduler()
+    instructions = scheduler.announced(1, np.array([1, 4]), 0.0)
+
+    read = _all_done(scheduler, instructions + scheduler.start(0.0))
+
+    assert {sample: scheduler.where(place) for sample, place in read.items()} == {
+        0: (SOURCE, -1),
+        1: (1, 1),
+        4: (1, 1),
+        5: (SOURCE, -1),
+    }
+
+
+def test_only_what_is_read_from_the_store_during_the_training_can_be_promised() -> None:
+    with pytest.raises(ConfigError, match="a rank promises what it reads from the store"):
+        Fill(0, 1, np.array([1]), "hand-over", is_promised=True)

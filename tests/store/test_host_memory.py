@@ -1,0 +1,135 @@
+"""What one rank keeps for the others of its host: they find it without a message, and believe nothing of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.arena import Arena
+from penstock.store import MemoryTier
+from penstock.store.host_memory import HostMemory, KeptLog, PeerMemory
+
+SAMPLES, SIZE = 8, 100
+SIZES = np.full(SAMPLES, SIZE)
+KEPT = np.array([6, 1, 3, 5])
+
+
+def content(sample: int) -> bytes:
+    return bytes([sample]) * SIZE
+
+
+class Pair:
+    """Rank 3, which keeps some samples, and what another rank sees of it."""
+
+    def __init__(self) -> None:
+        self.log = KeptLog(KEPT.size)
+        self.tier = MemoryTier(SAMPLES * SIZE, partial(Arena, is_shared=True), self.log)
+        self.host = HostMemory({3: self.peer()}, SIZES)
+
+    def peer(self, generation: int | None = None) -> PeerMemory:
+        arenas = (
+            Arena.attach(
+                os.open(f"/proc/self/fd/{each.descriptor}", os.O_RDONLY | os.O_CLOEXEC), is_read_only=True
+            )
+            for each in (self.tier.arena, self.log.arena)
+        )
+        return PeerMemory(*arenas, self.log.generation if generation is None else generation, KEPT)
+
+    def told(self) -> list[int]:
+        return [sample for _, ids in self.host.take_news() for sample in ids.tolist()]
+
+    def read(self, *samples: int) -> list[bytes | None]:
+        found = self.host.read(3, np.array(samples))
+        return [None if isinstance(each, Exception) else bytes(each) for each in found]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.tier.close()
+    made.host.close()
+
+
+def test_what_a_rank_keeps_is_read_where_it_lies_and_only_what_it_should_keep(pair: Pair) -> None:
+    assert pair.told() == []
+    assert not pair.host.has_news
+
+    pair.tier.put(5, content(5))
+    pair.tier.put(2, content(2))
+    ids = np.array([1, 6])
+    begins = pair.tier.take_space(ids, SIZES[ids])
+    assert begins is not None
+    assert pair.told() == [5]  # the others are not complete; 2 is no sample that it should keep
+    for sample, begin in zip((1, 6), begins.tolist(), strict=False):
+        pair.tier.array[begin : begin + SIZE] = sample
+    pair.tier.keep(ids)
+
+    assert pair.told() == [1, 6]
+    assert pair.read(6, 5, 1) == [content(6), content(5), content(1)]
+    (view,) = pair.host.read(3, np.array([5]))
+    assert isinstance(view, np.ndarray)
+    assert not view.flags.writeable
+    assert not view.flags.owndata
+    assert pair.read(3, 2, 7) == [None] * 3
+    assert pair.host.misses == 3
+    pair.tier.close()
+    assert pair.read(5) == [content(5)], "it stays mapped"
+
+
+def _lie(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    tier.array[-1 - 7 * SIZE] ^= 1  # the last byte of the first sample
+
+
+def _other_sample(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    numbers[8] = 1
+
+
+def _four_gibibytes(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    numbers[10] = 1 << 32
+
+
+def _far_out(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    numbers[9] = 1 << 63
+
+
+def _zeros(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    numbers[8:13] = 0
+
+
+@pytest.mark.parametrize("damage", [_lie, _other_sample, _four_gibibytes, _far_out, _zeros])
+@pytest.mark.parametrize("is_told", [False, True], ids=["before it is noticed", "afterwards"])
+def test_a_peer_that_lies_costs_a_miss(
+    pair: Pair, damage: Callable[[MemoryTier, NDArray[np.uint64]], None], is_told: bool
+) -> None:
+    pair.tier.put(5, content(5))
+    if is_told:
+        assert pair.told() == [5]
+    damage(pair.tier, np.frombuffer(pair.log.arena.mapping, np.uint64))
+    pair.told()
+
+    assert pair.read(5) == [None]
+    assert pair.host.misses == 1
+
+
+def test_a_log_of_another_loader_or_version_has_nothing(pair: Pair) -> None:
+    pair.tier.put(5, content(5))
+    stranger = HostMemory({3: pair.peer(generation=pair.log.generation ^ 1)}, SIZES)
+
+    assert [ids.tolist() for _, ids in stranger.take_news()] == [[]]
+    assert isinstance(stranger.read(3, np.array([5]))[0], Exception)
+    assert isinstance(stranger.read(4, np.array([5]))[0], Exception)
+    stranger.close()
+
+
+def test_a_count_beyond_the_log_is_not_followed(pair: Pair) -> None:
+    pair.tier.put(5, content(5))
+    np.frombuffer(pair.log.arena.mapping, np.uint64)[2] = 1 << 40
+
+    assert pair.told() == [5]
+    assert pair.read(5) == [content(5)]
