@@ -87,10 +87,11 @@ def test_convolutions_and_pools_agree_with_their_definition(padding: str) -> Non
         node("x", "Placeholder", dtype="float64", shape=[None, 5, None, 3]),
         node("w", "Placeholder", dtype="float64", shape=[2, 3, 3, 4]),
         node("y", "Convolution2D", "x:0 w:0", strides=[2, 1], padding=padding),
+        node("z", "Convolution2D", "x:0 w:0", padding=padding),
         node("p", "MaxPool", "x:0", ksize=[2, 3], strides=[2, 1], padding=padding),
     ]
 
-    result, pooled = evaluate(nodes, ["y:0", "p:0"], {"x": images, "w": filters})
+    result, pooled, dense = evaluate(nodes, ["y:0", "p:0", "z:0"], {"x": images, "w": filters})
 
     same = padding == "SAME"
     # SAME: as many windows as strides reach into the image, the odd pad below and on the right.
@@ -106,6 +107,7 @@ def test_convolutions_and_pools_agree_with_their_definition(padding: str) -> Non
             maxima[:, row, column] = highest[:, 2 * row : 2 * row + 2, column : column + 3].max((1, 2))
     np.testing.assert_allclose(result, expected, rtol=1e-10)
     np.testing.assert_array_equal(pooled, maxima)
+    assert dense.shape == ((2, 5, 6, 4) if padding == "SAME" else (2, 4, 4, 4))
 
 
 def test_a_run_executes_exactly_what_it_needs_and_nodes_with_the_same_meaning_once() -> None:

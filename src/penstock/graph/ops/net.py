@@ -36,8 +36,8 @@ register(
 
 
 def _pair(node: Node, name: str) -> tuple[int, int]:
-    """Return (height, width) of an attribute that is one number, two, or four for NHWC."""
-    given = node.attr.get(name)
+    """Return (height, width) of an attribute that is one number, two, or four for NHWC; strides are 1 by default."""
+    given = node.attr.get(name, 1 if name == "strides" else None)
     values = [given, given] if isinstance(given, int) else given
     if isinstance(values, list | tuple) and len(values) == 4 and values[0] == values[3] == 1:
         values = values[1:3]
@@ -119,7 +119,7 @@ register(
         "Convolution2D",
         _infer_convolution,
         inputs=(2, 2),
-        attributes={"strides": (1, 1), "padding": REQUIRED},
+        attributes={"strides": 1, "padding": REQUIRED},
         kernels={"cpu": _convolution},
         differentiable=True,
     )

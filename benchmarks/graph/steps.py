@@ -1,0 +1,195 @@
+"""What a step costs as a graph, against the same step in PyTorch's eager mode.
+
+    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--quick]
+
+Printed for each workload: processor time of a step in both, as medians over rounds that take turns, and their ratio
+with the least and the most. Before it is timed, both give the same result. Workloads:
+
+    mlp     784-512-512-10, batch 64: forward, backward and update
+    cnn     two convolutions and a linear layer over 32 images of 28 x 28: the same
+    tiny    40 additions of scalars: what the engine itself costs
+    loop    1,000 iterations of x * w + 1 on scalars: what the executor costs per iteration
+
+Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.graph import Edge, Graph, Session, gradients
+
+Step = Callable[[], Any]
+RATE = 0.01
+
+
+def variables(graph: Graph, session_values: Sequence[torch.Tensor]) -> tuple[list[Edge], list[str]]:
+    """Add variables, and return them and the names of the nodes that assign their values."""
+    edges, assigns = [], []
+    for number, value in enumerate(session_values):
+        edge = graph.variable("float32", list(value.shape), name=f"w{number}")
+        assigns.append(graph.add_node("Assign", edge, graph.constant(value), name=f"set{number}").name)
+        edges.append(edge)
+    return edges, assigns
+
+
+def training(
+    layers: Sequence[torch.Tensor],
+    batch: torch.Tensor,
+    forward: Callable[[Graph, Edge, list[Edge]], Edge],
+    eager: Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor],
+    regions: bool,
+) -> tuple[Step, Step]:
+    """Return a step of training as a graph and one in eager mode, each giving the loss."""
+    graph = Graph()
+    edges, assigns = variables(graph, layers)
+    x = graph.placeholder("float32", list(batch.shape), name="x")
+    loss = graph.add(
+        "Sum", graph.add("Square", forward(graph, x, [graph.add("Read", edge) for edge in edges]))
+    )
+    updates = [
+        graph.add_node("AssignAdd", edge, slope * (-RATE / batch.numel())).name
+        for edge, slope in zip(edges, gradients(graph, loss, edges), strict=True)
+        if slope is not None
+    ]
+    session = Session(graph, regions=regions)
+    session.run((), targets=assigns)
+    array = batch.numpy()
+    weights = [layer.clone().requires_grad_() for layer in layers]
+
+    def step_eagerly() -> float:
+        value = eager(batch, weights).square().sum()
+        slopes = torch.autograd.grad(value, weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, slopes, strict=True):
+                weight += slope * (-RATE / batch.numel())
+        return float(value.detach())
+
+    return lambda: float(session.run(loss, {x: array}, updates)), step_eagerly
+
+
+def mlp(regions: bool) -> tuple[Step, Step]:
+    """Return the steps of a perceptron of three layers."""
+    torch.manual_seed(0)
+    layers = [torch.randn(a, b) / a**0.5 for a, b in ((784, 512), (512, 512), (512, 10))]
+
+    def forward(graph: Graph, x: Edge, weights: list[Edge]) -> Edge:
+        for weight in weights[:-1]:
+            x = graph.add("ReLU", x @ weight)
+        result: Edge = x @ weights[-1]
+        return result
+
+    def eager(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        for weight in weights[:-1]:
+            x = torch.relu(x @ weight)
+        return x @ weights[-1]
+
+    return training(layers, torch.randn(64, 784), forward, eager, regions)
+
+
+def cnn(regions: bool) -> tuple[Step, Step]:
+    """Return the steps of a network of two convolutions."""
+    torch.manual_seed(0)
+    layers = [torch.randn(5, 5, 1, 16) / 5, torch.randn(5, 5, 16, 32) / 20]
+
+    def forward(graph: Graph, x: Edge, weights: list[Edge]) -> Edge:
+        for weight in weights:
+            x = graph.add("ReLU", graph.add("Convolution2D", x, weight, padding="VALID"))
+            x = graph.add("MaxPool", x, ksize=2, strides=2, padding="VALID")
+        return x
+
+    def eager(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        planes = x.permute(0, 3, 1, 2)
+        for weight in weights:
+            planes = torch.relu(torch.nn.functional.conv2d(planes, weight.permute(3, 2, 0, 1)))
+            planes = torch.nn.functional.max_pool2d(planes, 2)
+        return planes
+
+    return training(layers, torch.randn(32, 28, 28, 1), forward, eager, regions)
+
+
+def tiny(regions: bool) -> tuple[Step, Step]:
+    """Return a chain of additions."""
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    y = x
+    for _ in range(40):
+        y = graph.add("Add", y, x)
+    session = Session(graph, regions=regions)
+    one, tensor = np.float32(1), torch.tensor(1.0)
+
+    def eager() -> float:
+        total = tensor
+        for _ in range(40):
+            total = torch.add(total, tensor)
+        return float(total)
+
+    return lambda: float(session.run(y, {x: one})), eager
+
+
+def loop(regions: bool) -> tuple[Step, Step]:
+    """Return a loop over a scalar."""
+    graph = Graph()
+    w = graph.placeholder("float32", [], name="w")
+    _, result = graph.while_loop(
+        lambda i, x: i < 1000, lambda i, x: (i + 1, x * w + 1.0), [graph.constant(0), graph.constant(1.0)]
+    )
+    session = Session(graph, regions=regions)
+    factor = torch.tensor(0.5)
+
+    def eager() -> float:
+        count, x, limit, one = torch.tensor(0), torch.tensor(1.0), torch.tensor(1000), torch.tensor(1)
+        while bool(count < limit):
+            count, x = count + one, x * factor + 1.0
+        return float(x)
+
+    return lambda: float(session.run(result, {w: np.float32(0.5)})), eager
+
+
+def seconds_of(step: Step, repeats: int) -> float:
+    """Return the processor time of a step."""
+    begin = time.process_time()
+    for _ in range(repeats):
+        step()
+    return (time.process_time() - begin) / repeats
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Steps as graphs, against PyTorch's eager mode.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch's kernels")
+    parser.add_argument("--no-regions", action="store_true", help="run each node by itself")
+    parser.add_argument("--quick", action="store_true", help="once, for a test")
+    options = parser.parse_args(words)
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    print(f"{platform.processor() or platform.machine()}, {date.today()}, PyTorch {torch.__version__}")
+    for name, make in (("mlp", mlp), ("cnn", cnn), ("tiny", tiny), ("loop", loop)):
+        graph, eager = make(not options.no_regions)
+        # Enough steps that gradients are traced, which is not what is timed.
+        for _ in range(2 if options.quick else 12):
+            one, other = graph(), eager()
+            assert abs(one - other) <= 1e-3 * abs(other), f"{name}: {one} is not {other}"
+        repeats = 1 if options.quick else max(1, int(0.2 / seconds_of(eager, 3)))
+        count = 1 if options.quick else options.rounds
+        rounds = [(seconds_of(graph, repeats), seconds_of(eager, repeats)) for _ in range(count)]
+        ours, theirs = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
+        ratios = sorted(each / max(reference, 1e-9) for each, reference in rounds)
+        print(
+            f"{name}: {ours:,.0f} us a step, eager {theirs:,.0f} us: "
+            f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    torch.set_num_threads(before)
+
+
+if __name__ == "__main__":
+    main()
