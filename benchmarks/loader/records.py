@@ -42,6 +42,7 @@ import numpy as np
 from images import FFCV, Contender
 
 from penstock.compiling import without_plain_forms
+from penstock.flow.engine import DECISIONS
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw
 from penstock.store import FlatFolder, Hdf5, Records, TarShards, Tokens
@@ -213,6 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         place = Path(folder)
         write_data(place, samples)
+        DECISIONS.ask()  # else a worker of the first loader waits for the compiler, perhaps in an epoch that is timed
         tokens = partial(Tokens, place / "tokens.bin", length=WINDOW, dtype="<u2")
         cases: dict[str, Callable[[], Seconds]] = {
             "records": epochs_of(partial(Records, place / "records.bin", "u1", SAMPLE_BYTES)),
