@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.graph.graphs import body, constant, evaluate, node
 
+from penstock.errors import WaitTimeout
 from penstock.graph import Graph, GraphError, Session, Statistics
 
 BOTH = pytest.mark.parametrize("regions", [True, False])
@@ -70,6 +71,7 @@ def test_a_dead_value_makes_what_follows_dead_until_a_merge_has_a_live_one(regio
             with pytest.raises(GraphError) as caught:
                 session.run(fetch, {"p": False})
             assert caught.value.kind == "dead_fetch"
+            assert caught.value.node == fetch.partition(":")[0]
         session.run((), {"p": False}, ["both"])
 
 
@@ -318,6 +320,39 @@ def test_inputs_of_two_frames_and_a_cycle_without_nextiteration_are_refused() ->
     assert caught.value.kind == "mismatch"
     with pytest.raises(GraphError, match="cycle"):
         Graph([node("a", "Merge", "b:0"), node("b", "Identity", "a:0")])
+
+
+@pytest.mark.parametrize("ending", ["close", "timeout"])
+def test_a_loop_without_end_is_ended(ending: str) -> None:
+    nodes = counting(1)
+    for each in nodes:
+        if each["name"] == "more":
+            each["in"] = ["gate:1", "none:0"]
+    nodes += [
+        constant("nought", 0, "int32"),
+        node("none", "Enter", "nought:0", frame="loop", is_constant=True),
+    ]
+    session = Session(Graph(nodes))
+    if ending == "timeout":
+        with pytest.raises(WaitTimeout, match="iteration"):
+            session.run("leave:0", timeout_seconds=0.01)
+        session.close()
+        return
+    errors: list[Any] = []
+
+    def work() -> None:
+        with pytest.raises(GraphError) as caught:
+            session.run("leave:0")
+        errors.append(caught.value.kind)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not session._steps and thread.is_alive():
+        thread.join(0.001)
+    session.close()
+    thread.join()
+
+    assert errors == ["cancelled"]
 
 
 def test_a_loop_that_fails_says_where_and_frees_the_session() -> None:

@@ -168,6 +168,7 @@ def test_fed_arrays_are_copied_and_fetched_ones_are_the_callers_own() -> None:
         session.run("c:0")[:] = 9
 
         assert (session.run("get:0") == 1).all()
+        assert (session.run("get:0", {"v:0": 3 * ONES}) == 3).all()
         assert session.run("c:0").tolist() == [1, 2]
         assert not np.shares_memory(session.run("x:0", {"x": ONES}), ONES)
 

@@ -60,13 +60,18 @@ def _infer_assign(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec(value.dtype, variable.shape if value.shape is None else value.shape)]
 
 
+def _read(variable: Any) -> Any:
+    """Return the value of a variable, or what was fed in its place."""
+    return variable.read() if hasattr(variable, "read") else variable
+
+
 register(
     Operation(
         "Read",
         _infer_read,
         kind="state",
         inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda variable: variable.read()},
+        kernels={"cpu": lambda node, resources: _read},
         handles=True,
     )
 )

@@ -135,6 +135,7 @@ class Step:
         self._resources = resources
         self._statistics = statistics
         self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._cancelled: BaseException | None = None
         self._ready: list[tuple[Unit, Iteration]] = []
         self._results: list[Any] = [_DEAD] * plan.fetches
         self._frames: dict[tuple[int, int], Frame] = {}
@@ -144,6 +145,7 @@ class Step:
 
     def cancel(self, error: BaseException) -> None:
         """End the step with an error as soon as its kernel returns."""
+        self._cancelled = error
         self.events.put((None, None, error))
 
     def run(self) -> list[Any]:
@@ -158,8 +160,8 @@ class Step:
             if result is _DEAD:
                 unit = next(unit for unit in self.plan.units if unit.flat.attr.get("fetch") == place)
                 raise DeadFetchError(
-                    "it was fetched and not computed: its branch was not taken",
-                    node=unit.flat.name,
+                    f"{unit.flat.name} was fetched and not computed: its branch was not taken",
+                    node=unit.flat.attr["node"],
                     where=unit.flat.attr["where"],
                 )
         return self._results
@@ -188,6 +190,8 @@ class Step:
         ready, fire = self._ready, self._fire
         while True:
             while ready:
+                if self._cancelled is not None:
+                    raise self._cancelled
                 unit, iteration = ready.pop()
                 fire(unit, iteration)
             if not self.waiting:
@@ -436,6 +440,10 @@ class Step:
         return iteration
 
     def _next(self, unit: Unit, iteration: Iteration, value: Any) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise WaitTimeout(
+                f"the run took longer than its timeout, in iteration {iteration.tag()} of a loop"
+            )
         frame = iteration.frame
         following = frame.iterations.get(iteration.number + 1)
         if following is None and iteration.number + 1 == frame.next:

@@ -188,7 +188,7 @@ class Session:
                 spec = node.outputs[endpoint.port]
                 if spec.kind == "variable" and endpoint not in fed:
                     port = lowering.read(port, spec, node)
-                attr = {"fetch": place, "where": node.where}
+                attr = {"fetch": place, "node": node.name, "where": node.where}
                 lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
             plan = make_plan(lowering.flats, self.resources, regions=self._regions, compiler=self._compiler)
         if any(unit.frame for unit in plan.units if unit.flat.op == "Fetch"):
