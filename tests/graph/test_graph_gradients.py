@@ -350,8 +350,8 @@ def test_gradients_through_switch_and_merge_made_by_hand_are_refused() -> None:
 def test_a_shuffle_is_differentiated_and_training_goes_down() -> None:
     graph = Graph()
     x = graph.placeholder("float32", [None, 3], name="x")
-    w = graph.variable("float32", [3, 1], name="w")
-    start = graph.add("Assign", w, graph.constant(np.zeros((3, 1), np.float32)))
+    w = graph.variable("float32", [3, 1], initial=np.zeros((3, 1), np.float32), name="w")
+    start = graph.initialize_all()
     rows, _ = graph.add("Shuffle", x)
     error = graph.add("MatMul", rows, graph.add("Read", w)) - graph.add("Sum", rows, axis=1) * 0.0 - 1.0
     loss = graph.add("Sum", graph.add("Square", error))

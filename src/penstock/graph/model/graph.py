@@ -115,6 +115,7 @@ class Graph:
         self._names: list[str] = []
         self._device = ""
         self._controls: list[str] = []
+        self._initial: list[Node] = []
         if nodes:
             self.extend(nodes)
 
@@ -258,11 +259,15 @@ class Graph:
         dtype: str,
         shape: Sequence[int | None] | None = None,
         *,
+        initial: Any = None,
         name: str = "",
         container: str = "",
         shared_name: str = "",
     ) -> Edge:
-        """Add a handle to a tensor that lives longer than a run; "Read" gives its value."""
+        """Add a handle to a tensor that lives longer than a run; "Read" gives its value.
+
+        initial: an edge or a value that `initialize_all` assigns.
+        """
         edge: Edge = self.add(
             "Variable",
             name=name,
@@ -271,7 +276,14 @@ class Graph:
             container=container,
             shared_name=shared_name,
         )
+        if initial is not None:
+            value = initial if isinstance(initial, Edge) else self.constant(initial, dtype=dtype)
+            self._initial.append(self.add_node("Assign", edge, value))
         return edge
+
+    def initialize_all(self, *, name: str = "initialize_all") -> Node:
+        """Add an operation that gives all variables made so far their initial values."""
+        return self.add_node("NoOp", name=name, controls=self._initial)
 
     # -- Scopes --------------------------------------------------------------------------------------------
 
