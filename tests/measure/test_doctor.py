@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.flow.cpus import CpuLimit
 from penstock.measure.doctor import (
     Finding,
     Mount,
@@ -49,9 +48,9 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("found", "concern"),
     [
-        (judge_processors(CpuLimit(8, "all"), 8), ""),
-        (judge_processors(CpuLimit(1, "quota"), 8), "ask for more"),
-        (judge_processors(CpuLimit(4, "affinity"), 8), "raise the affinity"),
+        (judge_processors(8, "all", 8), ""),
+        (judge_processors(1, "quota", 8), "ask for more"),
+        (judge_processors(4, "affinity", 8), "raise the affinity"),
         (judge_open_files(1024, 4096), ""),
         (judge_open_files(256, 4096), "ulimit -n 4096"),
         (judge_open_files(-1, -1), ""),

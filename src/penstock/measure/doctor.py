@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from penstock.flow.cpus import CpuLimit, cpu_limit, memory_limit_bytes
+from penstock.flow.cpus import cpu_limit, memory_limit_bytes
 from penstock.kernel_cache import folders_of
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.units import format_bytes
@@ -56,9 +56,9 @@ class Mount:
 
 def examine(paths: Iterable[str | os.PathLike[str]]) -> list[Finding]:
     """Return what this machine allows. paths: whose file systems to name, as of the data and of the snapshots."""
-    limit, memory = cpu_limit(), memory_limit_bytes()
+    (cpus, reason), memory = cpu_limit(), memory_limit_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = [judge_processors(limit, os.cpu_count() or 1), Finding("memory", format_bytes(memory))]
+    found = [judge_processors(cpus, reason, os.cpu_count() or 1), Finding("memory", format_bytes(memory))]
     found.append(judge_open_files(soft, hard))
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounts = read_mounts(file)
@@ -79,12 +79,12 @@ def examine(paths: Iterable[str | os.PathLike[str]]) -> list[Finding]:
     return found
 
 
-def judge_processors(limit: CpuLimit, online: int) -> Finding:
-    """Return the processors that this process may use, of so many that are online."""
-    value = f"{limit.cpus} of {online} ({limit.reason})"
-    if limit.cpus == 1:
+def judge_processors(cpus: int, reason: str, online: int) -> Finding:
+    """Return the processors that this process may use, for a reason in words, of so many that are online."""
+    value = f"{cpus} of {online} ({reason})"
+    if cpus == 1:
         return Finding("processors", value, "decoding and training share one processor: ask for more")
-    if limit.cpus < online:
+    if cpus < online:
         return Finding(
             "processors",
             value,
