@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.loader.sharing_data import Counted, expected, loader, ranks_in
 from tests.patience import patient
+from tests.policy.test_scheduler import machine
 from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
@@ -114,14 +115,21 @@ def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
 
 
 def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> None:
-    train(2, traces=tmp_path)
+    predicted: list[NDArray[Any]] = [np.empty(0)] * 2
+
+    def predict(load: Loader) -> None:
+        if load.position == (0, 1):
+            predicted[load._rank] = load.predict(machine=machine(), step_seconds=0.01).spans
+
+    train(2, predict, traces=tmp_path)
 
     for rank in range(2):
-        spans = read_trace(tmp_path / f"{rank}.trace").spans
-        from_peer = spans[(spans["kind"] == Kind.HIT) & (spans["peer"] == 1 - rank)]
-        assert (from_peer["place"] == 1).all()
-        usual = (EPOCHS - 1) * SAMPLES / 4
-        assert 0.6 * usual < from_peer["samples"].sum() < 1.4 * usual
+        for spans in (read_trace(tmp_path / f"{rank}.trace").spans, predicted[rank]):
+            from_peer = spans[(spans["kind"] == Kind.HIT) & (spans["peer"] == 1 - rank)]
+            assert (from_peer["place"] == 1).all()
+            usual = (EPOCHS - 1) * SAMPLES / 4
+            assert 0.6 * usual < from_peer["samples"].sum() < 1.4 * usual
+            assert spans[spans["kind"] == Kind.READ]["samples"].sum() == SAMPLES / 2
 
 
 def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:

@@ -97,4 +97,5 @@ def predict_run(
         first=first,
         step_seconds=step_seconds,
         form=setup.form,
+        sharing=None if setup.sharing is None else setup.sharing.ranks,
     )

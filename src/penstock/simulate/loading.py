@@ -8,7 +8,7 @@ one in a real run is two milliseconds' work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from penstock.policy.decisions import State
 from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.placement import Kept
-from penstock.policy.runnable import placement_of
+from penstock.policy.runnable import placement_of, shared_by
 from penstock.simulate import _clock
 from penstock.simulate._clock import Clock
 from penstock.simulate.policies import policy_of
@@ -477,6 +477,7 @@ def predict(
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
     form: CropForm | None = None,
+    sharing: Sequence[int] | None = None,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
@@ -491,14 +492,16 @@ def predict(
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
     form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; that
         more crops than one are resampled at a decoding is not counted.
+    sharing: the ranks that read each other's memory, this one among them, all of which are run then.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
         than the run, or the plan has no such step; what `placement_of` raises for a policy.
     """
     if not isinstance(limits, StagingLimits):
         raise ConfigError(f"limits is a {type(limits).__name__}; it is a penstock.policy.StagingLimits")
-    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank, form)
-    placement = placement_of(chosen, job, rank)
+    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank, form, sharing, first)
+    ranks = [rank] if sharing is None else list(sharing)
+    agreed = _agreed_by(chosen, job, rank)
     if step_seconds is None and machine.compute is None:
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
@@ -513,31 +516,50 @@ def predict(
     }
     if first[0] == plan.epochs:  # the end
         return Trace(np.empty(0, SPAN), about)
-    read = steps_of(plan, [rank], [plan.string(rank)], first)
-    has_batch = np.diff(read.bounds[0]) > 0
-    each: NDArray[np.float64] | None = None
-    if step_seconds is not None:
-        given = np.asarray(step_seconds)
-        if given.dtype.kind not in "iuf" or given.ndim > 1 or not ((given >= 0) & (given < np.inf)).all():
-            raise ConfigError(
-                f"step_seconds is {step_seconds!r:.80}; give seconds of zero or more: one number, or one for each batch"
-            )
-        if given.ndim and given.size != (steps := np.count_nonzero(has_batch)):
-            raise ConfigError(
-                f"step_seconds lists {given.size} steps and rank {rank} runs {steps}: give one time for each"
-            )
-        each = np.zeros(has_batch.size)
-        each[has_batch] = given
+    read = steps_of(plan, ranks, [plan.string(each) for each in ranks], first)
+    has_batch = np.diff(read.bounds[ranks.index(rank)]) > 0
     run = run_in_virtual_time(
         read,
-        machine,
+        # What ranks map of each other crosses no network.
+        machine if sharing is None else replace(machine, network_bytes_per_second=np.inf),
         job.sizes_bytes,
-        Agreed([placement.kept]),
+        agreed,
         limits,
         extents=extents,
-        step_seconds=each,
+        step_seconds=None if step_seconds is None else _each_step(step_seconds, has_batch, rank),
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
         form=form,
     )
-    return Trace(run.spans, about)
+    spans = run.spans
+    if sharing is not None:
+        spans = spans[spans["rank"] == rank]
+        spans["peer"] = np.where(spans["peer"] < 0, spans["peer"], np.array(ranks)[spans["peer"]])
+    return Trace(spans, about)
+
+
+def _agreed_by(policy: LoadingPolicy, job: Job, rank: int) -> Agreed:
+    """Return what a rank keeps, or what all that share do. Raises: what `placement_of` and `shared_by` raise."""
+    if job.sharing is None:
+        return Agreed([placement_of(policy, job, rank).kept])
+    shared = shared_by(policy, job)
+    kept = [shared.kept[each] for each in job.sharing]
+    return Agreed(kept, reads_peers=True, promised=shared.promised)
+
+
+def _each_step(
+    step_seconds: float | Sequence[float], has_batch: NDArray[np.bool_], rank: int
+) -> NDArray[np.float64]:
+    """Return the training's time for each step, 0 for those in which the rank has no batch. Raises: ConfigError."""
+    given = np.asarray(step_seconds)
+    if given.dtype.kind not in "iuf" or given.ndim > 1 or not ((given >= 0) & (given < np.inf)).all():
+        raise ConfigError(
+            f"step_seconds is {step_seconds!r:.80}; give seconds of zero or more: one number, or one for each batch"
+        )
+    if given.ndim and given.size != (steps := np.count_nonzero(has_batch)):
+        raise ConfigError(
+            f"step_seconds lists {given.size} steps and rank {rank} runs {steps}: give one time for each"
+        )
+    each = np.zeros(has_batch.size)
+    each[has_batch] = given
+    return each
