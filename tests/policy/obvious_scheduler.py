@@ -23,7 +23,6 @@ from penstock.policy.decisions import (
     MEMORY,
     OWN_SLOWER,
     SLOWER,
-    SURE_CORRECTION,
     SURE_SHARE,
     TRIED_AGAIN_SECONDS,
     TRIED_LOADS,
@@ -541,7 +540,7 @@ class ObviousScheduler:
         known = self.corrections.get(origin)
         ratio = seconds / modelled
         least = min(ratio, OWN_SLOWER * self.least_corrections.get(origin, 1.0))
-        self.least_corrections[origin] = max(SURE_CORRECTION, least)
+        self.least_corrections[origin] = max(1.0, least)
         self.corrections[origin] = ratio if known is None else known + (ratio - known) / MEMORY
 
     def _observe_worker(self, read: OwnRead) -> None:

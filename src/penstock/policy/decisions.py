@@ -172,10 +172,8 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
 ) = range(11)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
-# its bytes; the least observed over modelled seconds of late; bytes/s of so many reads together.
+# its bytes; the least observed over modelled seconds of late, at least 1; bytes/s of so many reads together.
 LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, LEAST_CORRECTION, RATES = 0, 1, 2, 3, 4, 5
-# No reads are believed to take a smaller share of what is modelled.
-SURE_CORRECTION = 1e-3
 # The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
 COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
 UNIT, OFFSET = 0, 1
@@ -503,7 +501,7 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
         ratio, known = seconds / modelled, f[cost + CORRECTION]
         f[cost + CORRECTION] = ratio if known == 0.0 else known + (ratio - known) / MEMORY
         least = min(ratio, OWN_SLOWER * f[cost + LEAST_CORRECTION])
-        f[cost + LEAST_CORRECTION] = max(SURE_CORRECTION, least)
+        f[cost + LEAST_CORRECTION] = max(1.0, least)
     m[rank + MOVES] -= 1
     m[row + IN_FLIGHT] -= 1
     if is_fill:
@@ -728,6 +726,7 @@ def _busy_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
     """Return what one read adds to the time of a place that all readers read from: how fast it is, whatever is queued.
 
     Of a tier by its fastest reads of late: others may have waited for a processor, which takes as long for any place.
+    But by none that took less than modelled: how many others there were at its end says little of its begin.
     """
     m, f = s.ints, s.floats
     if reads_by_itself(s, rank, origin):
