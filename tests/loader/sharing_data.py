@@ -39,7 +39,7 @@ class Counted:
     def read(self, sample: int) -> bytes:
         with self._lock:
             self.reads[sample] += 1
-        return expected(np.array([sample]))[0].tobytes()
+        return bytes(expected(np.array([sample]))[0])
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
         buffer[:] = self.read(sample)

@@ -24,6 +24,7 @@ from tests.ranks.in_memory import run
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.setup import Sharing
+from penstock.measure.replay import replay_of
 from penstock.ranks import Ranks, alone
 from penstock.trace import Kind, read_trace
 
@@ -124,7 +125,9 @@ def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> Non
     train(2, predict, traces=tmp_path)
 
     for rank in range(2):
-        for spans in (read_trace(tmp_path / f"{rank}.trace").spans, predicted[rank]):
+        recorded = read_trace(tmp_path / f"{rank}.trace")
+        replayed = replay_of(recorded).on(machine()).predict()
+        for spans in (recorded.spans, predicted[rank], replayed.spans):
             from_peer = spans[(spans["kind"] == Kind.HIT) & (spans["peer"] == 1 - rank)]
             assert (from_peer["place"] == 1).all()
             usual = (EPOCHS - 1) * SAMPLES / 4

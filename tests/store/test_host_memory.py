@@ -32,13 +32,13 @@ class Pair:
         self.host = HostMemory({3: self.peer()}, SIZES)
 
     def peer(self, generation: int | None = None) -> PeerMemory:
-        arenas = (
+        memory, log = (
             Arena.attach(
                 os.open(f"/proc/self/fd/{each.descriptor}", os.O_RDONLY | os.O_CLOEXEC), is_read_only=True
             )
             for each in (self.tier.arena, self.log.arena)
         )
-        return PeerMemory(*arenas, self.log.generation if generation is None else generation, KEPT)
+        return PeerMemory(memory, log, self.log.generation if generation is None else generation, KEPT)
 
     def told(self) -> list[int]:
         return [sample for _, ids in self.host.take_news() for sample in ids.tolist()]

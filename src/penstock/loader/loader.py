@@ -840,6 +840,7 @@ class Loader:
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
             "policy": setup.policy.name,
             "keep": None if setup.form is None else asdict(setup.form),
+            "sharing": None if setup.sharing is None else list(setup.sharing.ranks),
         }
 
 

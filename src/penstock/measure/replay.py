@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,7 @@ class Replay:
             step_seconds=seconds.tolist(),
             first_ask_seconds=self.first_ask_seconds,
             form=self.form,
+            sharing=cast("list[int] | None", self.trace.meta.get("sharing")),
         )
         was_consumed = self.recorded.was_consumed
         spans = _only(whole.spans, self.recorded.number, was_consumed)
