@@ -180,7 +180,8 @@ def simulated_reads(job: dict[str, Any]) -> float:
         plan = loader.plan
     policy = policy_named("first-reader" if job["shares"] else "frequency-alone")
     result = simulate_job(Job(plan, sizes, machine_of(job, tier_bytes)), policy)
-    return float(result.store_bytes.sum()) / job["sample_bytes"]
+    store_bytes = float(result.store_bytes.sum())
+    return store_bytes / float(job["sample_bytes"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -294,8 +294,8 @@ def test_samples_that_lie_near_each_other_are_one_read() -> None:
     assert waited(None) == pytest.approx(6.0)
 
 
-def test_a_tier_behind_a_latency_is_read_once_the_store_has_a_queue() -> None:
-    """A read takes 1 ms of the store's wire and 5 ms from the tier: of 32 at once the store is given the first few."""
+def test_a_tier_behind_a_latency_is_read_where_more_reads_a_second_come_from_it() -> None:
+    """A read takes 1 ms of the store's wire, one after the other, and 5 ms from the tier, 32 of them at once."""
     plan = AccessPlan(Sequential(32), 32, 3)
     limits = StagingLimits(slots=2, readers=32, decoders=1, undecoded_bytes=BIG)
     on = machine(read=Curve(((1, 1e8),)), tier_bytes=BIG)
@@ -306,6 +306,5 @@ def test_a_tier_behind_a_latency_is_read_once_the_store_has_a_queue() -> None:
     trace = run(plan, on, np.full(32, 100_000), limits)
 
     last = trace.spans[trace.spans["epoch"] == 2]
-    hits, reads = (int((last["kind"] == kind).sum()) for kind in (Kind.HIT, Kind.READ))
-    assert hits + reads == 32
-    assert 2 <= reads <= 10
+    assert (last["kind"] == Kind.HIT).sum() == 32
+    assert not (last["kind"] == Kind.READ).any()

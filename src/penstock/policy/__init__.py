@@ -5,7 +5,7 @@ Nothing here knows whether time is real: threads over real stores and a virtual 
 
 from penstock.policy.homes import Homes, place_by_first_read, place_by_hash, place_cover
 from penstock.policy.merge import Extents, MergedRead, MergedReads, merge_reads
-from penstock.policy.placement import Kept, Placement, place_by_frequency
+from penstock.policy.placement import Kept, Placement, Shared, place_by_frequency
 from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import (
     Drop,
@@ -35,6 +35,7 @@ __all__ = [
     "Placement",
     "Ready",
     "Scheduler",
+    "Shared",
     "Staged",
     "StagingLimits",
     "ThreadCount",
