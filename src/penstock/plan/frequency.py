@@ -125,7 +125,8 @@ def first_reads(
 ) -> FirstReads:
     """Find out who reads each sample first: who takes it from the shared store while nobody holds it yet.
 
-    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count.
+    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count. Of a sample that an
+        epoch repeats, its first read in that epoch counts, and no other.
     """
     check_partition(plan)
     counts = np.ones(plan.ranks + 1, bool)
