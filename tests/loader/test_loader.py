@@ -1376,9 +1376,9 @@ class TestChunks:
 
     def test_an_extent_beyond_its_unit_is_an_error_that_names_unit_and_offset(self, chunks: Chunks) -> None:
         chunks.offsets[65] = 10**6
-        merged = "unit 1, offset 1,000,000, 256 bytes, but the unit ends at 16,392"
-        single = "sample 65 of 1.bin: .* ends before offset 1,000,256"
-        with pytest.raises(DataError, match=f"{merged}|{single}"):
+        with pytest.raises(
+            DataError, match=r"unit 1, offset 1,000,000, 256 bytes, but the unit ends at 16,392"
+        ):
             self.load(chunks, shuffle=False)
 
     def test_an_extent_that_has_changed_is_an_error_that_names_unit_and_offset(self, chunks: Chunks) -> None:

@@ -161,7 +161,8 @@ class SourceFetcher:
         if self._near is None or reads is None:
             failed = self._read_each(ids, into, begins, at)
         else:
-            if count := min(ids.size, self._near.count_to_try()):
+            # Not those that are in none of the reads: the source places them wrongly.
+            if count := min(reads.which.size, self._near.count_to_try()):
                 failed = self._read_each(ids[:count], into, begins[: count + 1], at)
             if count < ids.size:
                 began = time.perf_counter()

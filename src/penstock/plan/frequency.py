@@ -125,8 +125,7 @@ def first_reads(
 ) -> FirstReads:
     """Find out who reads each sample first: who takes it from the shared store while nobody holds it yet.
 
-    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count. Of a sample that an
-        epoch repeats, its first read in that epoch counts, and no other.
+    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count.
     """
     check_partition(plan)
     counts = np.ones(plan.ranks + 1, bool)
@@ -137,6 +136,16 @@ def first_reads(
     ranks = np.full(plan.samples, -1, np.int32)
     steps = np.full(plan.samples, -1, np.int64)
     begins = first_steps(plan)
+    if isinstance(plan.order, RepeatingOrder):  # one may be read again in its epoch, by a rank that counts
+        for epoch in range(first[0], plan.epochs):
+            positions = np.arange(plan.length(epoch))
+            readers, in_epoch = plan.reader_at(epoch, positions)
+            wanted = counts[readers] & (in_epoch >= (first[1] if epoch == first[0] else 0))
+            ids, at = np.unique(plan.sample_at(epoch, positions[wanted]), return_index=True)
+            is_new = ranks[ids] < 0
+            ids, at = ids[is_new], np.flatnonzero(wanted)[at[is_new]]
+            ranks[ids], steps[ids] = readers[at], begins[epoch] + in_epoch[at]
+        return FirstReads(ranks, steps)
     for begin in range(0, plan.samples, _READERS_AT_ONCE):
         pending = np.arange(begin, min(begin + _READERS_AT_ONCE, plan.samples))
         for epoch in range(first[0], plan.epochs):

@@ -148,9 +148,9 @@ def place_by_first_read(
 ) -> tuple[Homes, Ids]:
     """Give every sample one home: the rank that reads it first, where that has space; else another.
 
-    If the tiers together cannot hold the data, the samples that all ranks read most often are chosen, among equals
-    those that are read first. Filling order: by the first read of any rank. Of longer runs the first 1,024 epochs
-    count.
+    If the tiers together cannot hold what these ranks read, the samples that the job reads most often are chosen, among
+    equals those that are read first. Filling order: by the first read of any rank. Of longer runs the first 1,024
+    epochs count.
 
     sizes_bytes: int[F]. capacities_bytes: see `as_capacities`.
     among: the ranks that share what they keep, all unless given. first: (epoch, step) at which the run begins.
@@ -170,7 +170,7 @@ def place_by_first_read(
     reads = first_reads(plan, among, first)
     chosen = np.flatnonzero(reads.rank_of >= 0)
     if isinstance(plan.order, RepeatingOrder) and int(sizes[chosen].sum()) > sum(map(sum, space.tolist())):
-        chosen = np.intersect1d(chosen, _chosen(plan, sizes, space)[0])
+        chosen = _chosen(plan, sizes, space, chosen)[0]
     chosen = chosen[np.argsort(reads.step_of[chosen], kind="stable")]
     rank_of, tier_of = _nowhere(plan.samples)
     kernels.settle(chosen, reads.rank_of[chosen], sizes, space, rank_of, tier_of)
@@ -281,17 +281,24 @@ def _settle_homes(
     kernels.settle_anywhere(rest[rank_of[rest] < 0], sizes, space, rank_of, tier_of)
 
 
-def _chosen(plan: AccessPlan, sizes: Ids, space: Ids) -> tuple[Ids, NDArray[np.int32], NDArray[np.int32]]:
-    """The samples that get a home, the rank that reads each most often, and how often it does."""
-    samples = np.arange(plan.samples)
+def _chosen(
+    plan: AccessPlan, sizes: Ids, space: Ids, of: Ids | None = None
+) -> tuple[Ids, NDArray[np.int32], NDArray[np.int32]]:
+    """The samples that get a home, the rank that reads each most often, and how often it does.
+
+    of: samples to choose from, all unless given.
+    """
+    samples = np.arange(plan.samples) if of is None else of
+    sizes_there = sizes if of is None else sizes[of]
     best, uses, total = _favourites(plan, samples, sizes, space)
     total_space = sum(map(sum, space.tolist()))
-    if int(sizes.sum()) > total_space:
+    which = np.arange(samples.size)
+    if int(sizes_there.sum()) > total_space:
         by_use = np.lexsort((-uses, -total))
-        count = int(np.searchsorted(np.cumsum(sizes[by_use]), total_space, side="right"))
-        samples = np.sort(by_use[:count])
-    samples = samples[total[samples] > 0]
-    return samples, best[samples], uses[samples]
+        count = int(np.searchsorted(np.cumsum(sizes_there[by_use]), total_space, side="right"))
+        which = np.sort(by_use[:count])
+    which = which[total[which] > 0]
+    return samples[which], best[which], uses[which]
 
 
 def _favourites(
