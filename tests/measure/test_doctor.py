@@ -10,14 +10,12 @@ import pytest
 from penstock.cli.main import main
 from penstock.measure.doctor import (
     Finding,
-    Mount,
     judge_open_files,
     judge_place,
     judge_processors,
     judge_shared_memory,
-    mount_of,
-    read_mounts,
 )
+from penstock.measure.mounts import Mount, mount_of, read_mounts
 
 #: As a host writes it: an overlay below, a disk, an NFS server mounted twice over each other, a name with a space.
 MOUNTS = r"""

@@ -25,12 +25,12 @@ from penstock.measure.file_rates import (
     ScratchFile,
     SequentialMaximum,
     accesses,
-    file_system_of,
     measure_files,
     remarks,
     run_access,
 )
 from penstock.measure.in_threads import rate_of_all
+from penstock.measure.mounts import mount_of, mounted
 from penstock.measure.pagecache import cached_share
 from penstock.measure.rank_rates import RankRates, measure_ranks
 from penstock.measure.spread import Spread, interval_ranks
@@ -130,9 +130,11 @@ def test_what_is_no_local_disk_is_said(tmp_path: Path) -> None:
     """The type of a file system as the kernel's own tool knows it."""
     known = subprocess.run(["stat", "-f", "-c", "%T", "/proc"], capture_output=True, text=True, check=True)
 
-    assert file_system_of("/proc") == known.stdout.strip() == "proc"
+    mount = mount_of("/proc", mounted())
+    assert mount is not None
+    assert mount.kind == known.stdout.strip() == "proc"
     assert "memory (tmpfs)" in remarks("tmpfs", True, 0.0)[0]
-    assert all("network" in remarks(kind, True, 0.0)[0] for kind in ("nfs4", "lustre", "fuse.s3fs"))
+    assert all("network" in remarks(kind, True, 0.0)[0] for kind in ("nfs4", "lustre", "fuse.s3fs", "fuse"))
     assert remarks("ext4", True, 1.0) == remarks("xfs", False, 0.01) == ()
     assert "page cache" in remarks("ext4", False, None)[0]
     assert "page cache" in remarks("ext4", False, 0.5)[0]

@@ -14,23 +14,10 @@ from pathlib import Path
 from penstock.flow.cpus import cpu_limit, memory_limit_bytes
 from penstock.kernel_cache import folders_of
 from penstock.loader.transforms.decoders import decoder_versions
+from penstock.measure.mounts import Mount, is_network, mount_of, mounted
 from penstock.units import format_bytes
 
 _VERSIONS = ("penstock", "numpy", "numba", "torch", "jax", "pyarrow", "fsspec", "obstore", "mpi4py")
-_NETWORK = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "9p",
-    "fuse",
-    "virtiofs",
-    "afs",
-)
 #: Below these a training is limited, or may break off.
 _FEW_FILES, _LITTLE_SHARED_BYTES, _LITTLE_DISK_BYTES = 1024, 1 << 30, 1 << 30
 
@@ -44,24 +31,13 @@ class Finding:
     concern: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file system that is mounted. options: as the kernel lists them, with commas."""
-
-    point: str
-    kind: str
-    device: str
-    options: str
-
-
 def examine(paths: Iterable[str | os.PathLike[str]]) -> list[Finding]:
     """Return what this machine allows. paths: whose file systems to name, as of the data and of the snapshots."""
     (cpus, reason), memory = cpu_limit(), memory_limit_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = [judge_processors(cpus, reason, os.cpu_count() or 1), Finding("memory", format_bytes(memory))]
     found.append(judge_open_files(soft, hard))
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        mounts = read_mounts(file)
+    mounts = mounted()
     if Path("/dev/shm").is_dir():
         found.append(judge_shared_memory(shutil.disk_usage("/dev/shm").free))
     for path in paths:
@@ -118,7 +94,7 @@ def judge_place(path: str | os.PathLike[str], mount: Mount | None, free_bytes: i
     )
     options = mount.options.split(",")
     concerns = []
-    if mount.kind.partition(".")[0] in _NETWORK:
+    if is_network(mount.kind):
         concerns.append(
             "a network file system: measure it with penstock calibrate, and keep samples on a local disk"
         )
@@ -131,32 +107,6 @@ def judge_place(path: str | os.PathLike[str], mount: Mount | None, free_bytes: i
     if "ro" not in options and free_bytes < _LITTLE_DISK_BYTES:
         concerns.append("nearly full: saves will fail")
     return Finding(what, value, "; ".join(concerns))
-
-
-def read_mounts(lines: Iterable[str]) -> list[Mount]:
-    """Return the mounts that /proc/self/mountinfo lists. Source: Linux, Documentation/filesystems/proc.rst, 3.5."""
-    found = []
-    for line in lines:
-        fields = line.split()
-        if "-" not in fields[6:]:
-            continue
-        rest = fields[fields.index("-", 6) + 1 :]
-        options = ",".join(dict.fromkeys([*fields[5].split(","), *rest[2].split(",")]))
-        found.append(Mount(_unescaped(fields[4]), rest[0], _unescaped(rest[1]), options))
-    return found
-
-
-def mount_of(path: str | os.PathLike[str], mounts: Iterable[Mount]) -> Mount | None:
-    """Return the mount that a path lies on: the longest, and of equals the last, which covers the others."""
-    real = os.path.realpath(path)
-    holding = [each for each in mounts if real == each.point or real.startswith(each.point.rstrip("/") + "/")]
-    return max(enumerate(holding), key=lambda each: (len(each[1].point), each[0]))[1] if holding else None
-
-
-def _unescaped(text: str) -> str:
-    for code, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, letter)
-    return text
 
 
 def _free_bytes(path: str | os.PathLike[str]) -> int | None:

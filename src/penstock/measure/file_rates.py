@@ -23,6 +23,7 @@ from penstock.arena import Arena
 from penstock.errors import DataError
 from penstock.machine import Curve
 from penstock.measure.in_threads import Clock, repeat_until
+from penstock.measure.mounts import is_network, mount_of, mounted
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.measure.spread import Spread
 from penstock.store.disk import read_pieces
@@ -45,10 +46,6 @@ _BYTES_A_CALL = 32 << 10
 #: Above this share of a file in the page cache, what was measured is memory in part.
 _MOST_CACHED = 0.05
 _MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs"}
-_NETWORK_FILE_SYSTEMS = {
-    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"),
-    *("ocfs2", "gfs2", "orangefs", "wekafs", "virtiofs"),
-}
 
 
 class Access(NamedTuple):
@@ -95,9 +92,9 @@ class SequentialMaximum:
 class FileRates:
     """What was measured in a folder.
 
-    file_system: its type, as the kernel calls it. is_direct: whether requests went past the page cache by O_DIRECT.
-    cached_share: of the file after the reads, None where the kernel does not say. free_bytes: of the file system.
-    curves: by access. maximum: None where it was not asked for. remarks: what to distrust, a sentence each.
+    file_system: its type, as the kernel calls it; "" if unknown. is_direct: whether requests went past the page cache
+    by O_DIRECT. cached_share: of the file after the reads, None where the kernel does not say. free_bytes: of the file
+    system. curves: by access. maximum: None where it was not asked for. remarks: what to distrust, a sentence each.
     """
 
     folder: str
@@ -258,7 +255,8 @@ def measure_files(
         share = None
         with contextlib.suppress(OSError):  # then nobody knows
             share = cached_share(scratch.descriptor)
-        kind = file_system_of(folder)
+        mount = mount_of(folder, mounted())
+        kind = mount.kind if mount is not None else ""
         return FileRates(
             os.path.abspath(folder),
             kind,
@@ -289,29 +287,6 @@ def remarks(file_system: str, is_direct: bool, share: float | None) -> tuple[str
             "CAUTION: the page cache could not be bypassed or emptied: part of this is memory's speed."
         )
     return tuple(found)
-
-
-def is_network(file_system: str) -> bool:
-    """Return whether a type of file system is one whose bytes are on other hosts."""
-    return file_system in _NETWORK_FILE_SYSTEMS or file_system.startswith("fuse.")
-
-
-def file_system_of(folder: str | os.PathLike[str]) -> str:
-    """Return the type of the file system that a folder lies on, as /proc/self/mountinfo names it; "" if unknown."""
-    device = os.stat(folder).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    real = os.path.realpath(folder)
-    best, kind = -1, ""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            fields, _, rest = line.partition(" - ")
-            _, _, number, _, point, *_ = fields.split()
-            point = point.replace("\\040", " ")
-            is_above = point == "/" or real == point or real.startswith(point + "/")
-            # By the folder above it, and by the device where two are mounted on each other.
-            if is_above and (len(point), number == wanted) >= (best, True):
-                best, kind = len(point), rest.split()[0]
-    return kind
 
 
 def run_access(scratch: ScratchFile, access: Access, threads: int, until: float, clock: Clock) -> float:
