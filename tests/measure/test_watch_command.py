@@ -109,8 +109,8 @@ def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--"], "there is no command to watch"),
-        (["--", "/none/of/these"], "/none/of/these cannot be started"),
+        (["--"], "no command is given"),
+        (["--", "/none/of/these"], "'/none/of/these' is not found"),
         (["--period", "1ms", "--", "true"], "--period is '1ms'"),
     ],
 )
@@ -118,6 +118,24 @@ def test_what_cannot_be_watched_is_one_line(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", "--out", str(tmp_path / "run"), *words]) == 1
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (': > "$0/x.trace"', "x.trace"),
+        ('until [ -e "$0/devices.penwatch" ]; do :; done; rm -r "$0"', "No such file or directory"),
+    ],
+)
+def test_the_status_of_a_command_outlives_a_run_that_cannot_be_summed_up(
+    script: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    assert main(["watch", "--out", str(run), "--", "sh", "-c", f"{script}; exit 7", str(run)]) == 7
+
     assert message in capsys.readouterr().err
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, report_to, show
-from penstock.errors import ConfigError
-from penstock.units import format_bytes, format_seconds, parse_seconds
+from penstock.errors import ConfigError, PenstockError
+from penstock.report import print_report
+from penstock.units import format_bytes, format_rate, format_seconds, parse_seconds
 
 _FASTEST_SECONDS = 0.01
 _EPILOG = """\
@@ -62,13 +63,21 @@ def _watch(options: argparse.Namespace) -> int:
         command, folder, period_seconds=period, report=report_to(options), stdout=2 if options.json else None
     )
     seconds = time.monotonic() - begun
+    try:
+        sums = _sums(folder)
+    except (PenstockError, OSError) as error:
+        # After a command of hours its exit status is worth more than this error.
+        print_report(
+            f"the command ended with status {watched.exit_status}; its run cannot be summed up: {error}"
+        )
+        return watched.exit_status
     data = {
         "out": str(folder),
         "command": command,
         "exit_status": watched.exit_status,
         "interrupted_by": watched.interrupted_by,
         "seconds": seconds,
-        **_sums(folder),
+        **sums,
     }
     notes = [] if data["verdict"] is None else [str(data["verdict"])]
     notes.append(_described(data))
@@ -127,9 +136,9 @@ def _table(results: list[dict[str, Any]]) -> Table:
         (
             each["device"],
             format_bytes(each["read_bytes"]),
-            f"{format_bytes(each['read_peak'])}/s",
+            format_rate(each["read_peak"]),
             format_bytes(each["written_bytes"]),
-            f"{format_bytes(each['write_peak'])}/s",
+            format_rate(each["write_peak"]),
             f"{100 * each['busy_share']:.1f} %",
         )
         for each in results

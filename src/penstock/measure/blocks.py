@@ -28,7 +28,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.measure import opens_hook
-from penstock.measure.running import Interrupts, running, status_of
+from penstock.measure.running import Interrupts, check_command, running, status_of
 from penstock.recordings.blocks import Recording, RecordingWriter, read_recording
 from penstock.recordings.imports import import_recording
 from penstock.recordings.strace import CALLS, StraceReader
@@ -83,10 +83,7 @@ def record(
     """
     if by not in MEANS:
         raise ConfigError(f"{by!r} is no means of recording: give one of {', '.join(MEANS)}")
-    if not command:
-        raise ConfigError("no command is given to record: put it behind --, for example -- python train.py")
-    if shutil.which(command[0]) is None:
-        raise ConfigError(f"{command[0]!r} is not found or cannot be executed: check its name and PATH")
+    check_command(command)
     if not Path(out).absolute().parent.is_dir():
         raise ConfigError(f"{os.fspath(out)}: there is no folder {Path(out).parent}: make it first")
     meta: dict[str, JSON] = {

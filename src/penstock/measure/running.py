@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from penstock.errors import ConfigError
+
 #: How long a command that was ended may take to be gone.
 _GONE_SECONDS = 5.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command that is missing, or whose program is, before anything is written for it. Raises: ConfigError."""
+    if not command:
+        raise ConfigError("no command is given: put it behind --, for example -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{command[0]!r} is not found or cannot be executed: check its name and PATH")
 
 
 class Interrupts:

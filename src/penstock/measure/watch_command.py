@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.measure.running import Interrupts, running, status_of
+from penstock.measure.running import Interrupts, check_command, running, status_of
 from penstock.measure.sampling import Sampler
 from penstock.recordings.devices import FILE, DeviceWriter, check_new
 from penstock.trace.file import RUN_FOLDER
@@ -47,26 +46,20 @@ def watch_command(
 
     folder: of the run, made if it is missing; `penstock.recordings.devices` has the file in it.
     period_seconds: between samples. report: gets a line where the record breaks off, as on a full disk; the command
-        goes on. stdout: of the command, as for subprocess.
-    Raises: ConfigError if there is no command or it cannot be started, or the folder has another run; OSError if the
-        folder cannot be written.
+        continues. stdout: of the command, as for subprocess.
+    Raises: ConfigError if there is no such command, or the folder has another run; OSError if the command cannot be
+        started, or the folder cannot be written.
     """
-    if not command:
-        raise ConfigError(
-            "there is no command to watch: write it behind --, as in penstock watch -- python train.py"
-        )
+    check_command(command)
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
     check_new(path)
     environment = {**os.environ, RUN_FOLDER: str(path)}
-    with Interrupts() as interrupts:
-        try:
-            with running(command, environment, stdout, interrupts, is_traced=False) as process:
-                _sample(process, path, command, period_seconds, report)
-        except (FileNotFoundError, PermissionError) as error:
-            if error.filename not in (command[0], os.fsencode(command[0])):
-                raise
-            raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error
+    with (
+        Interrupts() as interrupts,
+        running(command, environment, stdout, interrupts, is_traced=False) as process,
+    ):
+        _sample(process, path, command, period_seconds, report)
     return Watched(status_of(process.returncode), interrupts.first)
 
 
@@ -88,19 +81,18 @@ def _sample(
     }
     ended = _Ended(process)
     try:
-        try:
-            with DeviceWriter(folder / FILE, sampler.columns, meta) as writer:
-                rows = [sampler.sample()]
-                while not ended.within(period_seconds):
-                    rows.append(sampler.sample())
-                    if len(rows) >= _ROWS_AT_ONCE:
-                        writer.append(np.array(rows, np.int64))
-                        rows = []
-                writer.append(np.array([*rows, sampler.sample()], np.int64))
-                writer.close(status_of(process.wait()))
-        except OSError as error:
-            report(f"the record breaks off here; the command continues: {error}")
-            process.wait()
+        with DeviceWriter(folder / FILE, sampler.columns, meta) as writer:
+            rows = [sampler.sample()]
+            while not ended.within(period_seconds):
+                rows.append(sampler.sample())
+                if len(rows) >= _ROWS_AT_ONCE:
+                    writer.append(np.array(rows, np.int64))
+                    rows = []
+            writer.append(np.array([*rows, sampler.sample()], np.int64))
+            writer.close(status_of(process.wait()))
+    except OSError as error:
+        report(f"the record breaks off here; the command continues: {error}")
+        process.wait()
     finally:
         sampler.close()
         ended.close()
