@@ -105,6 +105,37 @@ def test_a_page_stays_small_however_long_the_run() -> None:
     assert len(report_of(Trace(spans)).html()) < 1 << 20
 
 
+def test_the_wait_and_the_step_are_shown_of_a_step_with_more_spans_than_fit() -> None:
+    reads = [(0.0, 0.001 * end, end, 0, 0, 1, Kind.READ, SOURCE, 0, 0) for end in range(1, 601)]
+    last = [
+        (0.5, 0.6, -1, 0, 0, 1, Kind.WAIT, NO_PLACE, 0, 0),
+        (0.6, 0.9, -1, 0, 0, 1, Kind.STEP, NO_PLACE, 0, 0),
+    ]
+
+    shown = [
+        each for each in report_of(Trace(spans_of([*reads, *last]))).sections if "The step" in each.title
+    ]
+
+    assert [[row[0] for row in each.rows][-2:] for each in shown] == [["wait", "step"]] * 2
+    assert {len(each.rows) for each in shown} == {400}
+
+
+def test_many_epochs_are_labelled_as_epochs() -> None:
+    rows = []
+    for epoch in range(7, 157):
+        rows += [
+            (float(epoch), epoch + 0.5, 0, 0, epoch, 1, kind, place, 0, 0)
+            for kind, place in ((Kind.READ, SOURCE), (Kind.WAIT, NO_PLACE))
+        ]
+
+    (found,) = (
+        each for each in report_of(Trace(spans_of(rows))).sections if each.title.startswith("Where samples")
+    )
+
+    labels = re.findall(r'text-anchor="middle">([^<]*)<', found.picture)
+    assert labels == ["epoch 50", "epoch 100", "epoch 150"]
+
+
 def test_a_run_in_which_nobody_waited_has_no_page() -> None:
     with pytest.raises(ConfigError, match="nobody asked"):
         report_of(Trace(np.empty(0, SPAN)))

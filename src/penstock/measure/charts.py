@@ -1,6 +1,6 @@
 """Pictures for a page that needs nothing else: SVG text, coloured by the page's style sheet, light or dark.
 
-Each is drawn in a box of 860 units that scales with the page. Colours are classes c0 to c8 of `STYLE`.
+Each is drawn in a box of 860 units that scales with the page. A `Colour` is a class c0 to c8 of `STYLE`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from html import escape
 
 import numpy as np
@@ -17,7 +18,24 @@ from penstock.errors import printable
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 76, 12, 10, 34
 _PLOT = _WIDTH - _LEFT - _RIGHT
-#: The palette of Okabe and Ito, of which yellow and black change with the background, and two greys.
+#: Of a picture unless it says otherwise; and the top of its scale where all is 0.
+_HEIGHT, _LEAST = 180, 1e-12
+
+
+class Colour(IntEnum):
+    """The palette of Okabe and Ito, of which yellow and black (the ink) change with the background, and a grey."""
+
+    VERMILION = 0
+    ORANGE = 1
+    BLUE = 2
+    GREEN = 3
+    PURPLE = 4
+    SKY = 5
+    GREY = 6
+    YELLOW = 7
+    INK = 8
+
+
 STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#222;--quiet:#555b63;--line:#d5d9de;--panel:#f6f7f9;--link:#0b5cad}
 :root{--c0:#d55e00;--c1:#e69f00;--c2:#0072b2;--c3:#009e73;--c4:#cc79a7;--c5:#56b4e9;--c6:#8a8f96;--c7:#b8a400;--c8:#222}
@@ -26,31 +44,29 @@ STYLE = """
 --c8:#e8eaed}}
 svg{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}
 svg text{fill:var(--quiet)}svg .axis{stroke:var(--line);fill:none}
-""" + "".join(f".c{n}{{fill:var(--c{n})}}.s{n}{{stroke:var(--c{n});fill:none}}" for n in range(9))
+""" + "".join(f".c{n}{{fill:var(--c{n})}}.s{n}{{stroke:var(--c{n});fill:none}}" for n in map(int, Colour))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Values that a picture shows in one colour: float64 each, as many as the picture's places. colour: 0 to 8."""
+    """Values that a picture shows in one colour: float64 each, as many as the picture's places."""
 
     name: str
     values: NDArray[np.float64]
-    colour: int
+    colour: Colour
 
 
 def stacked_areas(
     title: str,
     edges: NDArray[np.float64],
     layers: Sequence[Layer],
-    unit: Callable[[float], str],
-    height: int = 180,
+    x_unit: Callable[[float], str],
+    y_unit: Callable[[float], str],
 ) -> str:
-    """Return layers on each other as steps over time. edges: float64[n + 1] seconds. unit: words an amount of y."""
-    top = max(
-        float(np.sum([layer.values for layer in layers], axis=0).max(initial=0.0)) if layers else 0.0, 1e-12
-    )
-    chart = _Chart(title, height, (float(edges[0]), float(edges[-1])), (0.0, top))
-    chart.axes(_seconds, unit)
+    """Return layers, at least one, on each other as steps. edges: float64[n + 1]. x_unit, y_unit: word an amount."""
+    top = float(np.sum([layer.values for layer in layers], axis=0).max(initial=_LEAST))
+    chart = _Chart(title, _HEIGHT, (float(edges[0]), float(edges[-1])), top)
+    chart.axes(x_unit, y_unit)
     below = np.zeros(edges.size - 1)
     for layer in layers:
         if not layer.values.any():
@@ -69,14 +85,11 @@ def lines(
     layers: Sequence[Layer],
     x_unit: Callable[[float], str],
     y_unit: Callable[[float], str],
-    height: int = 180,
 ) -> str:
-    """Return layers as lines over x, the second and later ones dashed."""
+    """Return layers, at least one, as lines over x, the second and later ones dashed."""
     places = np.asarray(x, np.float64)
-    top = max(max((float(layer.values.max(initial=0.0)) for layer in layers), default=0.0), 1e-12)
-    chart = _Chart(
-        title, height, (float(places.min(initial=0)), max(float(places.max(initial=1)), 1e-12)), (0.0, top)
-    )
+    top = max(float(layer.values.max(initial=_LEAST)) for layer in layers)
+    chart = _Chart(title, _HEIGHT, (float(places.min(initial=0)), float(places.max(initial=1))), top)
     chart.axes(x_unit, y_unit)
     for number, layer in enumerate(layers):
         dash = ' stroke-dasharray="6 4"' if number else ""
@@ -85,17 +98,12 @@ def lines(
     return chart.text() + legend(layers)
 
 
-def points(title: str, layers: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64], int]]) -> str:
-    """Return dots: (name, float64[n] seconds from left to right, float64[n] upwards, colour) of each layer."""
-    every_x = np.concatenate([layer[1] for layer in layers]) if layers else np.zeros(1)
-    every_y = np.concatenate([layer[2] for layer in layers]) if layers else np.zeros(1)
-    chart = _Chart(
-        title,
-        240,
-        (float(every_x.min(initial=0)), max(float(every_x.max(initial=1)), 1e-12)),
-        (0.0, max(float(every_y.max(initial=1)), 1.0)),
-    )
-    chart.axes(_seconds, lambda value: f"{value:,.0f}")
+def points(title: str, layers: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64], Colour]]) -> str:
+    """Return dots: (name, float64[n] seconds from left to right, float64[n] upwards, colour) of one layer or more."""
+    every_x, every_y = (np.concatenate([layer[field] for layer in layers]) for field in (1, 2))
+    x_range = float(every_x.min(initial=0)), float(every_x.max(initial=1))
+    chart = _Chart(title, 240, x_range, float(every_y.max(initial=1)))
+    chart.axes(seconds, lambda value: f"{value:,.0f}")
     for _, x, y, colour in layers:
         dots = "".join(f"M{chart.x(one):.1f} {chart.y(other):.1f}h0" for one, other in zip(x, y, strict=True))
         chart.add(f'<path class="s{colour}" stroke-width="2.4" stroke-linecap="round" d="{dots}"/>')
@@ -103,14 +111,14 @@ def points(title: str, layers: Sequence[tuple[str, NDArray[np.float64], NDArray[
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[Layer]]], unit: Callable[[float], str]) -> str:
-    """Return a horizontal bar for each row: its name, and layers of one value each, side by side."""
-    most = max((sum(float(layer.values.sum()) for layer in layers) for _, layers in rows), default=0.0) or 1.0
+    """Return a horizontal bar for each row, at least one: its name, and layers of one value each, side by side."""
+    most = max(sum(float(layer.values.sum()) for layer in layers) for _, layers in rows) or 1.0
     left, step = 300, 24
     height = step * len(rows) + 8
     parts = [_head(title, height)]
     for number, (name, layers) in enumerate(rows):
         y, x = 4 + step * number, float(left)
-        parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{_text(name)}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escaped(name)}</text>')
         total = sum(float(layer.values.sum()) for layer in layers)
         for layer in layers:
             wide = float(layer.values.sum()) / most * (_WIDTH - left - 100)
@@ -118,22 +126,21 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[Layer]]], unit: Callable
                 f'<rect class="c{layer.colour}" x="{x:.1f}" y="{y + 3}" width="{wide:.1f}" height="16"/>'
             )
             x += wide
-        parts.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{_text(unit(total))}</text>')
+        parts.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{escaped(unit(total))}</text>')
     return "".join(parts) + "</svg>"
 
 
-def lanes(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, float, int]]]]) -> str:
-    """Return a lane for each row: its name, and (start, end, colour) of what ran in it, in seconds."""
-    ends = [end for _, spans in rows for _, end, _ in spans]
-    starts = [start for _, spans in rows for start, _, _ in spans]
+def lanes(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, float, Colour]]]]) -> str:
+    """Return a lane for each row: its name, and (start, end, colour) of what ran in it, in seconds; one at least."""
     step, left = 20, 190
     height = step * len(rows) + _BOTTOM
-    first, last = min(starts, default=0.0), max(max(ends, default=1.0), min(starts, default=0.0) + 1e-9)
+    first = min(start for _, spans in rows for start, _, _ in spans)
+    last = max(first + 1e-9, *(end for _, spans in rows for _, end, _ in spans))
     scale = (_WIDTH - left - _RIGHT) / (last - first)
     parts = [_head(title, height)]
     for number, (name, spans) in enumerate(rows):
         y = 2 + step * number
-        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{_text(name)}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escaped(name)}</text>')
         parts += [
             f'<rect class="c{colour}" x="{left + (start - first) * scale:.1f}" y="{y + 2}" '
             f'width="{max((end - start) * scale, 1.0):.1f}" height="14"/>'
@@ -142,7 +149,7 @@ def lanes(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, float, int
     for tick in _ticks(0.0, last - first, 6):
         x = left + tick * scale
         parts.append(
-            f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{_text(_seconds(tick))}</text>'
+            f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle">{escaped(seconds(tick))}</text>'
         )
         parts.append(f'<path class="axis" d="M{x:.1f} 0V{height - 24}"/>')
     return "".join(parts) + "</svg>"
@@ -152,7 +159,7 @@ def legend(layers: Sequence[Layer]) -> str:
     """Return which colour is which, in words."""
     items = "".join(
         f'<li><svg class="key" viewBox="0 0 12 12" aria-hidden="true"><rect class="c{layer.colour}" width="12" '
-        f'height="12"/></svg>{_text(layer.name)}</li>'
+        f'height="12"/></svg>{escaped(layer.name)}</li>'
         for layer in layers
         if layer.values.any() or not layer.values.size
     )
@@ -162,19 +169,15 @@ def legend(layers: Sequence[Layer]) -> str:
 class _Chart:
     """Axes and what is drawn in them."""
 
-    def __init__(self, title: str, height: int, x: tuple[float, float], y: tuple[float, float]) -> None:
-        self._x, self._y, self._height = x, y, height
+    def __init__(self, title: str, height: int, x: tuple[float, float], top: float) -> None:
+        self._x, self._top, self._height = x, top, height
         self._parts = [_head(title, height)]
 
     def x(self, value: float) -> float:
         return _LEFT + (value - self._x[0]) / ((self._x[1] - self._x[0]) or 1.0) * _PLOT
 
     def y(self, value: float) -> float:
-        return (
-            self._height
-            - _BOTTOM
-            - (value - self._y[0]) / (self._y[1] - self._y[0]) * (self._height - _TOP - _BOTTOM)
-        )
+        return self._height - _BOTTOM - value / self._top * (self._height - _TOP - _BOTTOM)
 
     def path(self, places: Sequence[tuple[float, float]]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in places)
@@ -183,12 +186,14 @@ class _Chart:
         low = self._height - _BOTTOM
         for tick in _ticks(*self._x, 7):
             self.add(
-                f'<text x="{self.x(tick):.1f}" y="{low + 18}" text-anchor="middle">{_text(x_unit(tick))}</text>'
+                f'<text x="{self.x(tick):.1f}" y="{low + 18}" text-anchor="middle">{escaped(x_unit(tick))}</text>'
             )
-        for tick in _ticks(*self._y, 4):
+        for tick in _ticks(0.0, self._top, 4):
             y = self.y(tick)
             self.add(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-            self.add(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_text(y_unit(tick))}</text>')
+            self.add(
+                f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escaped(y_unit(tick))}</text>'
+            )
 
     def add(self, part: str) -> None:
         self._parts.append(part)
@@ -198,14 +203,16 @@ class _Chart:
 
 
 def _head(title: str, height: int) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_text(title)}">'
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escaped(title)}">'
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text of which nothing is markup, and that can be printed."""
     return escape(printable(text))
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
+    """Return a point in time as the ticks of an axis have it."""
     if value >= 7200:
         return f"{value / 3600:g} h"
     if value >= 120:

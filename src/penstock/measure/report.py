@@ -5,45 +5,51 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, printable
+from penstock.errors import ConfigError
+from penstock.files import write_whole
 from penstock.measure import charts
-from penstock.measure.charts import Layer
+from penstock.measure.charts import Colour, Layer, escaped
 from penstock.measure.compare import lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.from_trace import learn
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
-from penstock.units import format_bytes, format_seconds
+from penstock.units import format_bytes, format_rate, format_seconds
 
-#: Bounds what a page takes, whatever the run: times that are told apart, points of a scatter, rows of a table.
-_MOST_BINS, _MOST_POINTS, _MOST_ROWS = 240, 4000, 500
+#: Bounds what a page takes, whatever the run: points in time, points of a scatter, rows of a table, spans of a step.
+_MOST_BINS, _MOST_POINTS, _MOST_ROWS, _MOST_SPANS = 240, 4000, 500, 400
 _COLOUR_OF = {
-    Cause.SOURCE_READ: 0,
-    Cause.TIER_READ: 1,
-    Cause.DECODE: 2,
-    Cause.NO_FREE_SLOT: 4,
-    Cause.HAND_OVER: 3,
-    Cause.NO_BATCH: 7,
-    Cause.UNSEEN: 8,
+    Cause.SOURCE_READ: Colour.VERMILION,
+    Cause.TIER_READ: Colour.ORANGE,
+    Cause.DECODE: Colour.BLUE,
+    Cause.NO_FREE_SLOT: Colour.PURPLE,
+    Cause.HAND_OVER: Colour.GREEN,
+    Cause.NO_BATCH: Colour.YELLOW,
+    Cause.UNSEEN: Colour.INK,
 }
 _OF_KIND = {
-    Kind.WAIT: 0,
-    Kind.STEP: 6,
-    Kind.READ: 1,
-    Kind.HIT: 5,
-    Kind.DECODE: 2,
-    Kind.SLOT: 4,
-    Kind.RETRY: 7,
-    Kind.LOCK: 8,
+    Kind.WAIT: Colour.VERMILION,
+    Kind.STEP: Colour.GREY,
+    Kind.READ: Colour.ORANGE,
+    Kind.HIT: Colour.SKY,
+    Kind.DECODE: Colour.BLUE,
+    Kind.SLOT: Colour.PURPLE,
+    Kind.RETRY: Colour.YELLOW,
+    Kind.LOCK: Colour.INK,
 }
-_OF_SNAPSHOTS = {Kind.SAVE: 0, Kind.WRITE: 2, Kind.DRAIN: 1, Kind.LOAD: 3}
+_OF_SNAPSHOTS = {
+    Kind.SAVE: Colour.VERMILION,
+    Kind.WRITE: Colour.BLUE,
+    Kind.DRAIN: Colour.ORANGE,
+    Kind.LOAD: Colour.GREEN,
+}
+#: Of staging, memory and the tiers below it, over and over.
+_OF_PLACES = (Colour.ORANGE, Colour.SKY, Colour.GREEN, Colour.BLUE, Colour.PURPLE)
 _STYLE = """
 body{margin:0 auto;max-width:60rem;padding:1rem 1.25rem 4rem;background:var(--page);color:var(--ink);
 font:16px/1.5 system-ui,sans-serif}h1{font-size:1.5rem}h2{font-size:1.15rem;margin:2.2rem 0 .4rem}a{color:var(--link)}
@@ -80,8 +86,8 @@ class Report:
 
     def html(self) -> str:
         """Return the page. What names files in it cannot be markup."""
-        facts = " · ".join(f"{_text(name)}: {_text(value)}" for name, value in self.facts)
-        notes = "".join(f"<li>{_text(note)}</li>" for note in self.notes)
+        facts = " · ".join(f"{escaped(name)}: {escaped(value)}" for name, value in self.facts)
+        notes = "".join(f"<li>{escaped(note)}</li>" for note in self.notes)
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Penstock: report of a run</title>'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -89,7 +95,7 @@ class Report:
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
             f"<style>{charts.STYLE}{_STYLE}</style></head><body>"
             '<a class="skip" href="#content">Skip to the pictures</a><header><h1>Report of a run</h1>'
-            f'<p class="verdict">{_text(self.verdict)}</p><p class="quiet">{facts}</p>'
+            f'<p class="verdict">{escaped(self.verdict)}</p><p class="quiet">{facts}</p>'
             f"{f'<ul>{notes}</ul>' if notes else ''}</header>"
             f'<main id="content">{"".join(map(_section, self.sections))}</main></body></html>\n'
         )
@@ -100,10 +106,10 @@ def report_of(trace: Trace | None, devices: DeviceRecord | None = None) -> Repor
 
     Raises: ConfigError if nobody waited for a batch in it, or there is neither.
     """
-    if trace is None and devices is None:
-        raise ConfigError("there is neither a trace nor the record of a watch: record a run first")
     if trace is None:
-        return _report_of_devices(cast(DeviceRecord, devices))
+        if devices is None:
+            raise ConfigError("there is neither a trace nor the record of a watch: record a run first")
+        return _report_of_devices(devices)
     explained = explain(trace)
     notes = list(explained.notes)
     parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
@@ -155,19 +161,15 @@ def _of_devices(devices: DeviceRecord) -> list[Section]:
             if name in devices.columns and (rate := devices.rate(name)).any():
                 words = name.partition(":")[2].replace(":", " ").replace("_", " ")
                 flow = binned(spans, rate * (end - begin), edges) / np.diff(edges)
-                layers.append(Layer(words, flow, len(layers) % 9))
+                layers.append(Layer(words, flow, Colour(len(layers) % len(Colour))))
         if layers:
-            picture = charts.lines(title, edges[:-1], layers, lambda each: f"{each:g} s", _rate)
+            picture = charts.lines(title, edges[:-1], layers, charts.seconds, format_rate)
             rows = [
-                (f"{moment:.2f} s", *(_rate(float(layer.values[place])) for layer in layers))
+                (f"{moment:.2f} s", *(format_rate(float(layer.values[place])) for layer in layers))
                 for place, moment in enumerate(edges[:-1].tolist())
             ]
             found.append(Section(title, picture, ("from", *(layer.name for layer in layers)), rows))
     return found
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{format_bytes(bytes_per_second)}/s"
 
 
 def write_report(
@@ -178,40 +180,31 @@ def write_report(
     Raises: as `report_of`; OSError where the file cannot be written.
     """
     report = report_of(trace, devices)
-    unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_text(report.html(), encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(Path(path), report.html().encode())
     return report
 
 
 def _section(part: Section) -> str:
-    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in part.columns)
+    head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in part.columns)
     rows = "".join(
         "<tr>"
         + "".join(
-            f'<th scope="row">{_text(cell)}</th>' if not place else f"<td>{_text(cell)}</td>"
+            f'<th scope="row">{escaped(cell)}</th>' if not place else f"<td>{escaped(cell)}</td>"
             for place, cell in enumerate(row)
         )
         + "</tr>"
         for row in part.rows[:_MOST_ROWS]
     )
-    note = f'<p class="quiet">{_text(part.note)}</p>' if part.note else ""
+    note = f'<p class="quiet">{escaped(part.note)}</p>' if part.note else ""
     more = len(part.rows) - _MOST_ROWS
     cut = f'<p class="quiet">and {more:,} rows more</p>' if more > 0 else ""
     table = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(part.title)}, table"><table><thead><tr>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(part.title)}, table"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div>{cut}"
     )
     if part.picture:
-        table = f"<details><summary>Table: {_text(part.title)}</summary>{table}</details>"
-    return f"<section><h2>{_text(part.title)}</h2>{note}{part.picture}{table}</section>"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))
+        table = f"<details><summary>Table: {escaped(part.title)}</summary>{table}</details>"
+    return f"<section><h2>{escaped(part.title)}</h2>{note}{part.picture}{table}</section>"
 
 
 def _reasons(explained: Explanation) -> Section | None:
@@ -221,7 +214,7 @@ def _reasons(explained: Explanation) -> Section | None:
     title = "What was waited for"
     picture = charts.bars(
         title,
-        [(str(reason), [Layer("", np.array([seconds]), 0)]) for reason, seconds in lost[:8]],
+        [(str(reason), [Layer("", np.array([seconds]), Colour.VERMILION)]) for reason, seconds in lost[:8]],
         format_seconds,
     )
     rows = [
@@ -296,9 +289,12 @@ def _over_time(trace: Trace) -> Section:
     picture = charts.stacked_areas(
         "Samples per second over time",
         edges,
-        [Layer("samples per second", rate, 6)],
+        [Layer("samples per second", rate, Colour.GREY)],
+        charts.seconds,
         lambda each: f"{each:,.0f}/s",
-    ) + charts.stacked_areas("Share of time waited, by cause", edges, stalls, lambda each: f"{each:.0f} %")
+    ) + charts.stacked_areas(
+        "Share of time waited, by cause", edges, stalls, charts.seconds, lambda each: f"{each:.0f} %"
+    )
     rows = [
         (
             format_seconds(float(begin)),
@@ -320,8 +316,8 @@ def _moves(trace: Trace) -> tuple[Spans, list[int]]:
     return moves, np.unique(moves["place"]).tolist()
 
 
-def _colour_of_place(place: int) -> int:
-    return 0 if place == SOURCE else (5, 3, 2, 4, 1)[(place - 1) % 5]
+def _colour_of_place(place: int) -> Colour:
+    return Colour.VERMILION if place == SOURCE else _OF_PLACES[place % len(_OF_PLACES)]
 
 
 def _traffic(trace: Trace) -> Section | None:
@@ -335,9 +331,9 @@ def _traffic(trace: Trace) -> Section | None:
         flow = binned(own, own["bytes"].astype(np.float64), edges) / np.diff(edges)
         layers.append(Layer(place_name(trace, place), flow, _colour_of_place(place)))
     title = "Bytes read, by place"
-    picture = charts.stacked_areas(title, edges, layers, _rate)
+    picture = charts.stacked_areas(title, edges, layers, charts.seconds, format_rate)
     rows = [
-        (format_seconds(float(begin)), *(_rate(float(layer.values[place])) for layer in layers))
+        (format_seconds(float(begin)), *(format_rate(float(layer.values[place])) for layer in layers))
         for place, begin in enumerate(edges[:-1].tolist())
     ]
     return Section(title, picture, ("from", *(layer.name for layer in layers)), rows)
@@ -370,8 +366,10 @@ def _hits(trace: Trace) -> Section | None:
         ]
         picture = charts.bars(title, each_row, lambda each: f"{each:,.0f}") + charts.legend(layers)
     else:
-        edges = np.arange(len(epochs) + 1, dtype=np.float64)
-        picture = charts.stacked_areas(title, edges, layers, lambda each: f"{each:,.0f}")
+        edges = epochs[0].epoch + np.arange(len(epochs) + 1, dtype=np.float64)
+        picture = charts.stacked_areas(
+            title, edges, layers, lambda each: f"epoch {each:g}", lambda each: f"{each:,.0f}"
+        )
     rows = [
         (epoch.name, *(f"{layer.values[row]:,.0f}" for layer in layers)) for row, epoch in enumerate(epochs)
     ]
@@ -422,7 +420,10 @@ def _timelines(trace: Trace) -> list[Section]:
             & (spans["epoch"] == wait["epoch"])
             & (spans["step"] == wait["step"])
         ]
-        own = own[np.argsort(own["start"], kind="stable")][:400]
+        # Of a step with more spans than are shown, the wait and the step itself are.
+        is_less = ~np.isin(own["kind"], (Kind.WAIT, Kind.STEP))
+        own = own[np.lexsort((own["start"], is_less))[:_MOST_SPANS]]
+        own = own[np.argsort(own["start"], kind="stable")]
         rows, drawn = [], []
         for kind, colour in _OF_KIND.items():
             of_kind = own[own["kind"] == kind]
@@ -491,7 +492,10 @@ def _against_prediction(trace: Trace) -> Section:
         grown.append(np.cumsum(waits["end"] - waits["start"]))
     size = min(each.size for each in grown)
     shown = np.unique(np.linspace(0, size - 1, min(size, 2 * _MOST_BINS)).astype(np.int64))
-    layers = [Layer("measured", grown[0][shown], 2), Layer("predicted", grown[1][shown], 0)]
+    layers = [
+        Layer("measured", grown[0][shown], Colour.BLUE),
+        Layer("predicted", grown[1][shown], Colour.VERMILION),
+    ]
     title = "Stall so far, predicted and measured"
     picture = charts.lines(title, shown, layers, lambda each: f"step {each:g}", format_seconds)
     rows = [
