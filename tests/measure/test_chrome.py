@@ -50,7 +50,7 @@ def test_spans_are_slices_of_named_threads_of_named_ranks(tmp_path: Path) -> Non
     assert sorted({(names[each["tid"]], each["name"]) for each in slices}) == [
         ("batches waiting for a slot", "slot"),
         ("decode worker 4", "decode"),
-        ("decode worker 4", "hit from tier 1 of rank 3"),
+        ("decode worker 4", "hit from memory of rank 3"),
         ("decode worker 5", "decode"),
         ("read worker 2", "read from the source"),
         ("save of snapshots", "save"),
@@ -91,7 +91,7 @@ def test_arrows_go_from_reads_over_decodes_to_steps(tmp_path: Path) -> None:
     assert tails.keys() == heads.keys()
     assert sorted((at(events, tails[number]), at(events, heads[number])) for number in tails) == [
         (("decode", 42), ("step", None)),
-        (("hit from tier 1 of rank 3", 7), ("decode", 7)),
+        (("hit from memory of rank 3", 7), ("decode", 7)),
         (("read from the source", 10), ("decode", 10)),
         (("read from the source", 10), ("decode", 42)),
     ]

@@ -20,7 +20,7 @@ from penstock.measure.outlook import look_ahead
 from penstock.measure.replay import Change
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
-from penstock.trace import NO_PLACE, SOURCE, Kind, Trace, TraceWriter, epoch_metrics, read_trace
+from penstock.trace import NO_PLACE, NO_STEP, SOURCE, Kind, Trace, TraceWriter, epoch_metrics, read_trace
 
 Row = tuple[Any, ...]
 
@@ -159,8 +159,23 @@ def test_a_group_is_named_by_the_samples_in_it() -> None:
     assert (moment.samples, moment.group) == ((100, 101, 102, 103), 9)
 
 
-def test_what_a_long_run_left_out_is_in_the_sums() -> None:
-    spans = spans_of([*steps_of([0.5] * 4), *steps_of([0.25] * 4, epoch=1)])
+def test_a_moment_says_whether_it_was_a_step_a_save_or_a_wait_without_a_batch() -> None:
+    in_vain = (9.0, 12.0, -1, 0, 0, NO_STEP, Kind.WAIT, NO_PLACE, 0, 0)
+    rows = [*steps_of([1.0]), in_vain, beside(Kind.SAVE, 5.0, 7.0)]
+
+    found = explain(Trace(spans_of(rows))).moments
+
+    assert [each.when for each in found] == ["epoch 0, no batch", "save at step 7", "epoch 0, step 0"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_a_long_run_left_out_is_in_the_sums(ranks: int) -> None:
+    """Ranks wait at once: the job lost what one of them did."""
+    spans = spans_of(
+        row
+        for rank in range(ranks)
+        for row in [*steps_of([0.5] * 4, rank=rank), *steps_of([0.25] * 4, epoch=1, rank=rank)]
+    )
     later = spans["epoch"] == 1
     whole = Trace(spans)
     cut = Trace(
@@ -169,7 +184,7 @@ def test_what_a_long_run_left_out_is_in_the_sums() -> None:
 
     found, expected = explain(cut), explain(whole)
 
-    assert found.stall_seconds == pytest.approx(expected.stall_seconds)
+    assert found.stall_seconds == pytest.approx(expected.stall_seconds) == pytest.approx(3.0)
     assert found.run_seconds == pytest.approx(expected.run_seconds)
     assert found.by_reason[Reason.SOURCE_READ] == pytest.approx(expected.by_reason[Reason.SOURCE_READ])
 

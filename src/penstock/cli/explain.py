@@ -201,7 +201,7 @@ def _moments(found: Explanation, trace: Trace) -> Table:
     several = len(set(trace.spans["rank"].tolist())) > 1
     rows = [
         (
-            f"epoch {each.epoch}, step {each.step}" if each.epoch >= 0 else f"step {each.step}",
+            each.when,
             *((str(each.rank),) if several else ()),
             format_seconds(each.start_seconds),
             format_seconds(each.seconds),

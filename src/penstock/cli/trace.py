@@ -45,6 +45,7 @@ def add_trace(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> None:
     from penstock.trace import limiting, read_trace
+    from penstock.trace.verdict import NOT_COMPLETE
 
     if options.out is not None and options.export is None:
         raise ConfigError("--out says where an export goes: give --export, too")
@@ -61,9 +62,7 @@ def _trace(options: argparse.Namespace) -> None:
     if not epochs:
         notes.append("no batch was consumed yet")
     if not trace.is_complete:
-        notes.append(
-            "the trace is not complete: its file is cut off, or the run was too fast to record all of it"
-        )
+        notes.append(NOT_COMPLETE)
     if trace.left_out.spans:
         notes.append(
             f"the file has the last {trace.spans.size:,} of {trace.left_out.spans + trace.spans.size:,} spans; "
@@ -145,7 +144,6 @@ def _slowest(trace: Trace, most: int) -> Table:
     for span in trace.slowest(most):
         if span["kind"] > max(Kind).value:
             continue
-        sample = int(span["sample"])
         stage = Stage(Kind(int(span["kind"])), int(span["place"]), bool(span["peer"] != NO_PEER))
         rows.append(
             (
@@ -155,15 +153,19 @@ def _slowest(trace: Trace, most: int) -> Table:
                 "" if span["epoch"] < 0 else str(span["epoch"]),
                 "" if span["step"] < 0 else str(span["step"]),
                 f"{span['samples']:,}" if span["samples"] else "",
-                "" if sample < 0 else trace.names.get(sample, f"sample {sample}"),
+                trace.name_of(int(span["sample"])),
             )
         )
     return Table("The slowest", ("stage", "took", "began at", "epoch", "step", "samples", "the first"), rows)
 
 
 def _stage(stage: Stage) -> str:
-    from penstock.trace import NO_PLACE, SOURCE, STAGING
+    from penstock.trace import NO_PLACE, Kind
+    from penstock.trace.stages import describe_place
 
-    places = {NO_PLACE: "", SOURCE: " from the source", STAGING: " from staging"}
-    origin = places.get(stage.place, f" from tier {stage.place}")
-    return stage.kind.name.lower() + origin + (" of other ranks" if stage.of_peers else "")
+    name = stage.kind.name.lower()
+    if stage.place == NO_PLACE:
+        return name
+    if stage.kind in (Kind.WRITE, Kind.DRAIN, Kind.LOAD):  # of snapshots, whose store has tiers of its own
+        return f"{name} {'from' if stage.kind == Kind.LOAD else 'to'} tier {stage.place}"
+    return f"{name} from {describe_place(stage.place)}" + (" of other ranks" if stage.of_peers else "")

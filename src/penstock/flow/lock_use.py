@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 #: A thread asks so often: a few of hundreds of samples then pay for it, with 0.1 ms at most where the lock is free.
 ASK_EVERY_SECONDS = 0.02
-# A thread that wants the lock gets it after 5 ms at the latest, unless others want it too.
-_KEPT_SECONDS = 1e-3
+#: A thread is kept from the lock that waits as long for it. It gets it after 5 ms at the latest, unless others want it
+#: too.
+KEPT_SECONDS = 1e-3
 # Fewer say nothing.
 _LEAST_ASKED = 10
-# Of the times that a thread asked. Measured with two threads on two processors: 0.54 to 0.79 where both run Python
-# code, 0.02 where each does so half of the time, 0.00 where they wait or compute without the lock.
-_KEPT_SHARE = 0.3
+#: From this share of the times that threads asked on, it matters that they were kept from the lock. Measured with two
+#: threads on two processors: 0.54 to 0.79 where both run Python code, 0.02 where each does so half of the time, 0.00
+#: where they wait or compute without the lock.
+KEPT_SHARE = 0.3
 # Of a thread's time: where it did not compute for less than this, it is not asked whether it waited for a processor.
 _NOTABLE_SHARE, _NOTABLE_SECONDS = 0.1, 300e-6
 # Of one processor: more is used where code works without the lock; less where another thread than these keeps it.
@@ -112,7 +114,7 @@ class LockUse(NamedTuple):
     def plus(self, seconds: float, cpu_seconds: float, asked_seconds: float | None) -> LockUse:
         """Return the sums with one Load more. asked_seconds: how long its thread asked for the lock, if it did."""
         has_asked = asked_seconds is not None
-        was_kept = asked_seconds is not None and asked_seconds >= _KEPT_SECONDS
+        was_kept = asked_seconds is not None and asked_seconds >= KEPT_SECONDS
         return LockUse(
             self.seconds + seconds,
             self.cpu_seconds + cpu_seconds,
@@ -144,6 +146,6 @@ class LockUse(NamedTuple):
         return (
             cpus > 1
             and self.is_enough
-            and self.kept >= _KEPT_SHARE * self.asked
+            and self.kept >= KEPT_SHARE * self.asked
             and _LEAST_PROCESSORS <= self.processors <= _MOST_PROCESSORS
         )

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace import NO_FLOW, NO_PEER, NO_SAMPLE, SOURCE, STAGING, Kind, Spans, Trace
+from penstock.trace import NO_FLOW, NO_PEER, NO_SAMPLE, Kind, Spans, Trace
+from penstock.trace.stages import describe_place
 
 _OF_TRAINING, _MOVES = (Kind.WAIT, Kind.STEP), (Kind.READ, Kind.HIT)
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
@@ -145,9 +146,9 @@ def _name(span: Any) -> str:
     name = _NAMES[int(span["kind"])]
     if span["kind"] not in _MOVES:
         return name
-    place = int(span["place"])
-    origin = {SOURCE: "the source", STAGING: "staging"}.get(place, f"tier {place}")
-    return f"{name} from {origin}" + (f" of rank {span['peer']}" if span["peer"] != NO_PEER else "")
+    return f"{name} from {describe_place(int(span['place']))}" + (
+        f" of rank {span['peer']}" if span["peer"] != NO_PEER else ""
+    )
 
 
 def _arguments(trace: Trace, span: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from penstock.machine import Machine
 from penstock.measure.replay import Change, Replay, replay_of
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Summary, Trace, read_trace
+from penstock.trace.verdict import NOT_COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,7 @@ def _notes(run: Replay) -> tuple[str, ...]:
     unknown, together = run.unknown, run.together
     notes = []
     if not trace.is_complete:
-        notes.append(
-            "The trace is not complete: its file is cut off, or the run was too fast to record all of it."
-        )
+        notes.append(f"{NOT_COMPLETE.capitalize()}.")
     if trace.left_out.spans:
         notes.append(
             "The run was too long to keep all of its spans: the last steps alone are compared, and how each of the "

@@ -8,9 +8,8 @@ another rank. Where ranks of a job step together, a step costs the job the longe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace import NO_PEER, SOURCE, Cause, Kind, Spans, Trace, read_trace
+from penstock.flow.lock_use import KEPT_SECONDS, KEPT_SHARE
+from penstock.trace import NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, read_trace
 from penstock.trace.causes import Critical, critical_items, latest_of
 from penstock.trace.metrics import overlap_seconds
 from penstock.trace.schema import NO_SAMPLE, join_spans
+from penstock.trace.stages import describe_place
 from penstock.trace.summary import Summary, joined_epochs
+from penstock.trace.verdict import NOT_COMPLETE
 from penstock.units import format_seconds
 
 Seconds = NDArray[np.float64]
@@ -32,9 +34,9 @@ Seconds = NDArray[np.float64]
 _SLOW_TIMES, _FEW = 10.0, 0.05
 #: Work is slower beside a snapshot if by this share at least.
 _SLOWER_SHARE = 0.2
-#: A worker is kept from the interpreter's lock that waits longer for it; and the share of times that matters, as in
-#: `penstock.flow.lock_use`. Asked so many times at least, from so long before the wait on.
-_KEPT_SECONDS, _KEPT_SHARE, _LEAST_ASKED, _ASKED_BEFORE_SECONDS = 1e-3, 0.3, 3, 0.5
+#: Whether workers are kept from the interpreter's lock is told if they asked so many times at least, from so long
+#: before the wait on.
+_LEAST_ASKED, _ASKED_BEFORE_SECONDS = 3, 0.5
 #: Samples of a group that a moment names.
 _MOST_NAMED = 4
 
@@ -111,6 +113,13 @@ class Moment:
     read_seconds: float
 
     @property
+    def when(self) -> str:
+        """Where in the run it was, in words."""
+        if self.epoch == NO_EPOCH:
+            return f"save at step {self.step}"
+        return f"epoch {self.epoch}, " + ("no batch" if self.step == NO_STEP else f"step {self.step}")
+
+    @property
     def samples_text(self) -> str:
         """What it hung on, in words: names, and how many came with them."""
         named, more = ", ".join(self.names), self.group - len(self.names)
@@ -183,8 +192,8 @@ def _rank_of(trace: Trace) -> int:
 
 
 def _joined(traces: list[Trace], ranks: list[int]) -> Trace:
-    """Return the traces of several ranks on the clock of the one that began first."""
-    begun = [_begun(trace) for trace in traces]
+    """Return the traces of several ranks, ascending, on the clock of the one that began first."""
+    begun = [trace.begun for trace in traces]
     origin = min((seconds for seconds in begun if seconds is not None), default=0.0)
     parts = []
     for trace, seconds in zip(traces, begun, strict=True):
@@ -197,10 +206,9 @@ def _joined(traces: list[Trace], ranks: list[int]) -> Trace:
         slowest = join_spans([left_out.slowest, trace.left_out.slowest])
         epochs = joined_epochs(left_out.epochs, trace.left_out.epochs)
         left_out = Summary(left_out.spans + trace.left_out.spans, tuple(epochs), slowest)
-    first = ranks.index(min(ranks))
     return Trace(
         join_spans(parts),
-        traces[first].meta,
+        traces[0].meta,
         all(trace.is_complete for trace in traces),
         left_out,
         {key: ids for trace in traces for key, ids in trace.ids.items()},
@@ -211,13 +219,6 @@ def _joined(traces: list[Trace], ranks: list[int]) -> Trace:
         },
         {rank: line for trace in traces for rank, line in trace.choices.items()},
     )
-
-
-def _begun(trace: Trace) -> float | None:
-    try:
-        return datetime.fromisoformat(str(trace.meta.get("started"))).timestamp()
-    except ValueError:
-        return None
 
 
 def explain(trace: Trace, describe: Callable[[int], str] | None = None, moments: int = 5) -> Explanation:
@@ -239,24 +240,27 @@ def explain(trace: Trace, describe: Callable[[int], str] | None = None, moments:
     total = {reason: float((weights * parts[reason]).sum()) for reason in Reason}
     for reason, seconds in saved.items():
         total[reason] += float(seconds[is_of_longest].sum())
+    # Of what was left out, only the sums of all ranks are known: the job lost what a rank lost on average.
+    ranks = np.unique(waits["rank"]).size
     for epoch in trace.left_out.epochs:
         for cause, more in epoch.stall_by_cause.items():
-            total[_OF_CAUSE[cause]] += more
-        total[Reason.SAVE] += epoch.save_seconds
-    names = list(Reason)
-    mostly = np.argmax([weights * parts[reason] for reason in names], axis=0)
-    has_lost = weights * (waits["end"] - waits["start"]) > 0
-    batches = np.bincount(mostly[has_lost], minlength=len(names)).tolist()
+            total[_OF_CAUSE[cause]] += more / ranks
+        total[Reason.SAVE] += epoch.save_seconds / ranks
+    reasons = list(Reason)
+    mostly = np.argmax([parts[reason] for reason in reasons], axis=0)
+    lost = weights * (waits["end"] - waits["start"])
+    batches = np.bincount(mostly[lost > 0], minlength=len(reasons)).tolist()
+    mains = [reasons[each] for each in mostly.tolist()]
     blocked = sum(total[reason] for reason in saved)
     return Explanation(
-        run_seconds=_run_seconds(trace),
+        run_seconds=_run_seconds(trace, ranks),
         stall_seconds=sum(total.values()) - blocked,
         blocked_seconds=blocked,
         by_reason=dict(sorted(total.items(), key=lambda each: -each[1])),
-        batches=dict(zip(names, batches, strict=True)),
-        moments=_moments(trace, waits, critical, parts, weights, (saves, saved), describe, moments),
+        batches=dict(zip(reasons, batches, strict=True)),
+        moments=_moments(trace, waits, critical, mains, lost, (saves, saved), describe, moments),
         slow_rank=slow_rank,
-        notes=_notes(trace),
+        notes=_notes(trace, ranks),
     )
 
 
@@ -304,9 +308,9 @@ def _kept_from_lock(spans: Spans, waits: Spans) -> tuple[NDArray[np.bool_], Seco
         first = np.searchsorted(own["end"], waits["start"][which] - _ASKED_BEFORE_SECONDS)
         last = np.searchsorted(own["end"], waits["end"][which], "right")
         asked = np.maximum(last - first, 1)
-        sums = [np.concatenate([[0.0], np.cumsum(each)]) for each in (seconds >= _KEPT_SECONDS, seconds)]
+        sums = [np.concatenate([[0.0], np.cumsum(each)]) for each in (seconds >= KEPT_SECONDS, seconds)]
         share, mean[which] = ((each[last] - each[first]) / asked for each in sums)
-        kept[which] = (asked >= _LEAST_ASKED) & (share >= _KEPT_SHARE)
+        kept[which] = (asked >= _LEAST_ASKED) & (share >= KEPT_SHARE)
     return kept, mean
 
 
@@ -343,7 +347,7 @@ def _slowed_by_snapshots(spans: Spans, waits: Spans) -> Seconds:
     reads = spans[(spans["kind"] == Kind.READ) & (spans["bytes"] > 0) & (spans["end"] > spans["start"])]
     if not snapshots.size or not reads.size:
         return np.zeros(waits.size)
-    took = (reads["end"] - reads["start"]) / np.maximum(reads["samples"], 1)
+    took = _seconds_a_sample(reads)
     beside = overlap_seconds(reads, snapshots) > 0.5 * (reads["end"] - reads["start"])
     if not beside.any() or beside.all():
         return np.zeros(waits.size)
@@ -413,37 +417,35 @@ def _longest_blocked(saves: Spans) -> int:
     return int(np.bincount(saves["rank"], saves["end"] - saves["start"]).argmax())
 
 
-def _run_seconds(trace: Trace) -> float:
+def _run_seconds(trace: Trace, ranks: int) -> float:
     spans = trace.spans[np.isin(trace.spans["kind"], (Kind.WAIT, Kind.STEP))]
     of_ranks = np.bincount(spans["rank"], spans["end"] - spans["start"])
     earlier = sum(each.stall_seconds + each.own_seconds for each in trace.left_out.epochs)
-    return float(of_ranks.max() + earlier / np.unique(spans["rank"]).size)
+    return float(of_ranks.max() + earlier / ranks)
 
 
 def _moments(
     trace: Trace,
     waits: Spans,
     critical: Critical,
-    parts: _Parts,
-    weights: Seconds,
+    reasons: Sequence[Reason],
+    lost: Seconds,
     saves: tuple[Spans, _Parts],
     describe: Callable[[int], str] | None,
     most: int,
 ) -> tuple[Moment, ...]:
-    names = list(Reason)
+    """Return the worst of the waits and saves. reasons, lost: of each wait."""
     found = []
-    lost = weights * (waits["end"] - waits["start"])
     for place in np.argsort(-lost, kind="stable")[:most].tolist():
         if lost[place] <= 0:
             break
-        reason = names[int(np.argmax([parts[each][place] for each in names]))]
-        wait, read = waits[place], None
+        read = None
         if critical.seen[place]:
             read = critical.decode[place]
             for has, brought in ((critical.was_hit, critical.hit), (critical.was_read, critical.read)):
                 if has[place]:
                     read = brought[place]
-        found.append(_moment(trace, wait, reason, read, describe))
+        found.append(_moment(trace, waits[place], reasons[place], read, describe))
     blocked, by_reason = saves
     for place in np.argsort(blocked["start"] - blocked["end"], kind="stable")[:most].tolist():
         reason = max(by_reason, key=lambda each: float(by_reason[each][place]))
@@ -472,42 +474,35 @@ def _moment(
         reason=reason,
         samples=samples,
         group=group,
-        names=tuple(_name(trace, sample, describe) for sample in samples),
+        names=tuple(
+            trace.name_of(sample) if describe is None or sample in trace.names else describe(sample)
+            for sample in samples
+        ),
         place=place,
         read_seconds=read_seconds,
     )
-
-
-def _name(trace: Trace, sample: int, describe: Callable[[int], str] | None) -> str:
-    if sample in trace.names:
-        return trace.names[sample]
-    return f"sample {sample}" if describe is None else describe(sample)
 
 
 def place_name(trace: Trace, place: int) -> str:
     """Return what a place of the trace is called, a tier by the run's machine."""
     from penstock.machine import Machine
 
-    if place == SOURCE:
-        return "the source"
     written = trace.meta.get("machine")
     if written and place >= 0:
         storage = Machine.from_toml(str(written)).storage
         if place < len(storage):
             return storage[place].name
-    return "memory" if place == 1 else f"tier {place}"
+    return describe_place(place)
 
 
-def _notes(trace: Trace) -> tuple[str, ...]:
+def _notes(trace: Trace, ranks: int) -> tuple[str, ...]:
     notes = []
     if not trace.is_complete:
-        notes.append(
-            "the trace is not complete: its file is cut off, or the run was too fast to record all of it"
-        )
+        notes.append(NOT_COMPLETE)
     if trace.left_out.spans:
         notes.append(
             "the run was long: of its first part the sums alone are known, so these causes are coarser"
         )
-    if trace.spans["rank"].size and np.unique(trace.spans["rank"]).size > 1:
+    if ranks > 1:
         notes.append("of several ranks, a step counts the longest wait of any rank")
     return tuple(notes)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +74,7 @@ def write_events(trace: Trace, folder: Path) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    begun = _begun(trace.meta)
+    begun = trace.begun or 0.0
     ranks = np.unique(trace.spans["rank"][trace.spans["kind"] == Kind.WAIT]).tolist()
     if not ranks:
         raise ConfigError("the trace has no wait, so there is nothing to show: let the run consume a batch")
@@ -125,13 +124,6 @@ def _scalars(trace: Trace, rank: int) -> Iterator[tuple[float, int, dict[str, fl
         }
         ended = of_rank["end"][of_rank["epoch"] == epoch.epoch]
         yield float(ended.max()) if ended.size else 0.0, epoch.epoch, values
-
-
-def _begun(meta: Mapping[str, object]) -> float:
-    try:
-        return datetime.fromisoformat(str(meta.get("started"))).timestamp()
-    except ValueError:
-        return 0.0
 
 
 FORMS: dict[str, Callable[[Trace, Path], None]] = {

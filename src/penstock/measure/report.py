@@ -233,7 +233,7 @@ def _reasons(explained: Explanation) -> Section | None:
 def _moments(explained: Explanation) -> Section | None:
     rows = [
         (
-            f"epoch {each.epoch}, step {each.step}" if each.epoch >= 0 else f"save at step {each.step}",
+            each.when,
             str(each.rank),
             format_seconds(each.start_seconds),
             format_seconds(each.seconds),
@@ -440,13 +440,12 @@ def _timelines(trace: Trace) -> list[Section]:
         for span in own:
             if span["kind"] > max(Kind):
                 continue
-            sample = int(span["sample"])
             rows.append(
                 (
                     Kind(int(span["kind"])).name.lower(),
                     format_seconds(float(span["start"] - own["start"].min())),
                     format_seconds(float(span["end"] - span["start"])),
-                    "" if sample < 0 else trace.names.get(sample, f"sample {sample}"),
+                    trace.name_of(int(span["sample"])),
                     f"{int(span['samples']):,}",
                     str(int(span["worker"])),
                 )

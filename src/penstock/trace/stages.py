@@ -8,13 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.trace.schema import NO_PEER, Kind, Spans
+from penstock.trace.schema import NO_PEER, SOURCE, STAGING, Kind, Spans
 
 #: Seconds from which on each bucket counts: bucket b >= 1 has what took EDGES[b - 1] or longer, and less than EDGES[b].
 #: Bucket 0 has what took less than a microsecond. Four to each doubling: a quantile is known to 19 %, up to 12 days.
 EDGES = 1e-6 * 2.0 ** (np.arange(161) / 4)
 # As a plain number, see `penstock.trace.metrics`.
 _LAST_KIND = max(Kind).value
+
+
+def describe_place(place: int) -> str:
+    """Return what the place of a read or a hit is called where no machine names it."""
+    return {SOURCE: "the source", STAGING: "staging", 1: "memory"}.get(place, f"tier {place}")
 
 
 class Stage(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.trace.metrics import EpochMetrics, epoch_metrics
-from penstock.trace.schema import SPAN, GroupIds, Spans, join_spans
+from penstock.trace.schema import NO_SAMPLE, SPAN, GroupIds, Spans, join_spans
 from penstock.trace.summary import SLOWEST, Summary, joined_epochs, slowest_of
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -50,6 +51,18 @@ class Trace:
     def epochs(self) -> list[EpochMetrics]:
         """Sum the trace up, epoch by epoch."""
         return joined_epochs(self.left_out.epochs, epoch_metrics(self.spans))
+
+    @property
+    def begun(self) -> float | None:
+        """When the run began, in seconds since 1970; None where its meta does not say."""
+        try:
+            return datetime.fromisoformat(str(self.meta.get("started"))).timestamp()
+        except ValueError:
+            return None
+
+    def name_of(self, sample: int) -> str:
+        """Return what a sample is called, by its number where it has no name; "" for `NO_SAMPLE`."""
+        return "" if sample == NO_SAMPLE else self.names.get(sample, f"sample {sample}")
 
     def slowest(self, most: int = SLOWEST) -> Spans:
         """Return the slowest spans of each kind, at most so many of each: by kind, the slowest first.

@@ -7,6 +7,9 @@ from penstock.trace.metrics import EpochMetrics, stall_share
 from penstock.trace.schema import Kind
 from penstock.units import format_count, format_ratio, format_seconds
 
+#: What the reader of a trace must know whose `is_complete` is False.
+NOT_COMPLETE = "the trace is not complete: its file is cut off, or the run was too fast to record all of it"
+
 #: What a person would have to change, by cause.
 _LIMIT_OF = {
     Cause.SOURCE_READ: "storage",
