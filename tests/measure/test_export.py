@@ -55,13 +55,11 @@ def test_a_table_has_every_field_of_every_span(tmp_path: Path) -> None:
     assert json.loads(table.schema.metadata[b"penstock"]) == {"rank": 0}
 
 
-def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) -> None:
+def scalars(path: Path) -> dict[str, list[tuple[float, int, float]]]:
+    """What TensorBoard's own reader finds: (wall time, step, value) by tag."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
-
-    trace = Trace(a_run([[0.5, 0.25], [2.0]], decode=0.125).spans, {"started": "1970-01-01T00:01:40+00:00"})
-    (path,) = exported(trace, "tensorboard", tmp_path).iterdir()
 
     found: dict[str, list[tuple[float, int, float]]] = {}
     reader = PyRecordReader_New(str(path))
@@ -71,6 +69,14 @@ def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) 
             event = Event.FromString(reader.record())
             for value in event.summary.value:
                 found.setdefault(value.tag, []).append((event.wall_time, event.step, value.simple_value))
+    return found
+
+
+def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) -> None:
+    trace = Trace(a_run([[0.5, 0.25], [2.0]], decode=0.125).spans, {"started": "1970-01-01T00:01:40+00:00"})
+    (path,) = exported(trace, "tensorboard", tmp_path).iterdir()
+
+    found = scalars(path)
 
     assert path.name.startswith("events.out.tfevents.")
     assert found["step/stall_seconds"] == [(100.5, 0, 0.5), (101.75, 1, 0.25), (104.75, 2, 2.0)]
@@ -78,3 +84,13 @@ def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) 
     assert [value for _, _, value in found["epoch/stall_seconds"]] == [0.75, 2.0]
     with pytest.raises(ConfigError, match="no wait"):
         export_trace(Trace(np.empty(0, SPAN)), "tensorboard", tmp_path / "nothing")
+
+
+def test_each_rank_is_a_run_of_its_own_stalls(tmp_path: Path) -> None:
+    one, other = (a_run(stalls).spans for stalls in ([[0.5], [2.0]], [[0.25], [4.0]]))
+    other["rank"] = 1
+
+    folder = exported(Trace(np.concatenate([one, other])), "tensorboard", tmp_path)
+
+    runs = [scalars(next((folder / f"rank{rank}").iterdir()))["epoch/stall_seconds"] for rank in (0, 1)]
+    assert [[value for _, _, value in run] for run in runs] == [[0.5, 2.0], [0.25, 4.0]]

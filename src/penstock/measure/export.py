@@ -46,14 +46,10 @@ def write_parquet(trace: Trace, path: Path) -> None:
     columns["kind"] = pa.DictionaryArray.from_arrays(
         pa.array(np.minimum(spans["kind"], len(Kind)).astype(np.int8)), pa.array(kinds)
     )
-    named = np.isin(spans["sample"], list(trace.names))
-    columns["name"] = pa.array(
-        [
-            trace.names[sample].encode("utf-8", "backslashreplace").decode() if is_named else None
-            for sample, is_named in zip(spans["sample"].tolist(), named.tolist(), strict=True)
-        ],
-        pa.string(),
-    )
+    names = {
+        sample: name.encode("utf-8", "backslashreplace").decode() for sample, name in trace.names.items()
+    }
+    columns["name"] = pa.array([names.get(sample) for sample in spans["sample"].tolist()], pa.string())
     meta = {b"penstock": json.dumps(dict(trace.meta)).encode()}
     table = pa.table(columns).replace_schema_metadata(meta)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
@@ -67,8 +63,9 @@ def write_parquet(trace: Trace, path: Path) -> None:
 def write_events(trace: Trace, folder: Path) -> None:
     """Write scalars by step of the run as an event file into a folder, as TensorBoard reads them; each rank is a run.
 
-    `step/stall_seconds`, its part by cause, `step/seconds`, `step/samples_per_second`; and `epoch/stall_seconds` and
-    `epoch/stall_share`.
+    `step/stall_seconds`, its parts as `stall/CAUSE`, `step/seconds`, `step/samples_per_second`; and
+    `epoch/stall_seconds` and `epoch/stall_share`. Of several ranks, epochs are of the spans that are there: of those
+    that a long run left out, only the sums of all ranks are known.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -78,7 +75,12 @@ def write_events(trace: Trace, folder: Path) -> None:
     ranks = np.unique(trace.spans["rank"][trace.spans["kind"] == Kind.WAIT]).tolist()
     if not ranks:
         raise ConfigError("the trace has no wait, so there is nothing to show: let the run consume a batch")
+    # As ranks step together, each left out as many.
+    first = sum(each.steps for each in trace.left_out.epochs) // len(ranks)
     for rank in ranks:
+        of_rank = trace
+        if len(ranks) > 1:
+            of_rank = Trace(trace.spans[trace.spans["rank"] == rank])
         into = folder if len(ranks) == 1 else folder / f"rank{rank}"
         into.mkdir(parents=True, exist_ok=True)
         # TensorBoard knows event files by this name; one export replaces the last.
@@ -88,7 +90,7 @@ def write_events(trace: Trace, folder: Path) -> None:
             with unfinished.open("wb") as file:
                 writer = RecordWriter(file)
                 writer.write(Event(wall_time=begun, file_version="brain.Event:2").SerializeToString())
-                for seconds, step, values in _scalars(trace, rank):
+                for seconds, step, values in _scalars(of_rank, first):
                     shown = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
                     event = Event(wall_time=begun + seconds, step=step, summary=Summary(value=shown))
                     writer.write(event.SerializeToString())
@@ -97,15 +99,14 @@ def write_events(trace: Trace, folder: Path) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def _scalars(trace: Trace, rank: int) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Yield (seconds since the origin, number, scalars by tag) of each step of the run, and of each epoch."""
-    of_rank = trace.spans[trace.spans["rank"] == rank]
-    waits = of_rank[(of_rank["kind"] == Kind.WAIT) & (of_rank["step"] != NO_STEP)]
+def _scalars(trace: Trace, first: int) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """Yield (seconds since the origin, number, scalars by tag) of each step of one rank's run, and of each epoch."""
+    spans = trace.spans
+    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
     waits = waits[np.argsort(waits["start"], kind="stable")]
-    steps = of_rank[of_rank["kind"] == Kind.STEP]
+    steps = spans[spans["kind"] == Kind.STEP]
     own = {(int(span["epoch"]), int(span["step"])): float(span["end"] - span["start"]) for span in steps}
-    causes = stall_causes(of_rank, waits)
-    first = sum(each.steps for each in trace.left_out.epochs)
+    causes = stall_causes(spans, waits)
     for place, wait in enumerate(waits):
         seconds = float(wait["end"] - wait["start"])
         of_step = own.get((int(wait["epoch"]), int(wait["step"])))
@@ -122,7 +123,7 @@ def _scalars(trace: Trace, rank: int) -> Iterator[tuple[float, int, dict[str, fl
             "epoch/stall_seconds": epoch.stall_seconds,
             "epoch/stall_share": epoch.stall_seconds / (total or 1.0),
         }
-        ended = of_rank["end"][of_rank["epoch"] == epoch.epoch]
+        ended = spans["end"][spans["epoch"] == epoch.epoch]
         yield float(ended.max()) if ended.size else 0.0, epoch.epoch, values
 
 
