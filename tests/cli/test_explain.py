@@ -67,6 +67,30 @@ def test_names_from_a_record_cannot_write_to_the_terminal(
     assert "its header does not say what was run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["explain", "{}", "--readers", "0"],
+            "penstock: --readers is '0'; it must be an integer of at least 1",
+        ),
+        (
+            ["explain", "{}", "--machine", "machine.toml", "--source", "photos"],
+            "penstock: --machine and --source do not go together: leave one out",
+        ),
+        (
+            ["trace", "{}", "--export", "parquet", "--out", "/none/here.parquet"],
+            "penstock: --out /none/here.parquet:",
+        ),
+    ],
+)
+def test_an_option_is_refused_before_the_trace_is_read(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(tmp_path / "none.trace") for word in words]) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
 def test_a_run_becomes_a_page_and_its_tables_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run.with_name("report.html")
 

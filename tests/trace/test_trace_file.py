@@ -552,9 +552,15 @@ def test_what_is_no_span_or_no_json_is_refused(tmp_path: Path) -> None:
         Trace(numbers)
 
 
-def test_a_recording_of_blocks_is_no_trace_and_the_command_that_reads_it_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("magic", "command"),
+    [(b"PENBLOCK", "penstock trace blocks --import"), (b"PENWATCH", "penstock report")],
+)
+def test_another_record_is_no_trace_and_the_command_that_reads_it_is_named(
+    magic: bytes, command: str, tmp_path: Path
+) -> None:
     path = tmp_path / "run.blocks"
-    path.write_bytes(b"PENBLOCK" + bytes(20))
+    path.write_bytes(magic + bytes(20))
 
-    with pytest.raises(FormatError, match=r"a loader wrote with trace=; .* penstock trace blocks --import"):
+    with pytest.raises(FormatError, match=rf"a loader wrote with trace=; .* {command}"):
         read_trace(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import given, parsed_count, parsed_size
-from penstock.cli.output import Table, add_command, add_output_options, print_line, show
+from penstock.cli.options import given, parsed_count, parsed_size, refuse_together
+from penstock.cli.output import Table, add_command, add_output_options, naming, print_line, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_count, format_seconds
 
@@ -64,44 +65,46 @@ def add_explain(commands: Any) -> None:
 def _explain(options: argparse.Namespace) -> None:
     from penstock.measure.explain import ADVICE, explain, read_run
     from penstock.measure.outlook import look_ahead
+    from penstock.store import open_source
 
     moments = parsed_count("--moments", options.moments)
-    trace = read_run(options.trace)
-    source = None if options.source is None else _opened(options.source)
-    try:
+    asked = _asked(options)
+    with naming(options.trace):
+        trace = read_run(options.trace)
+    source = None if options.source is None else open_source(options.source)
+    with naming(options.trace):
         found = explain(trace, None if source is None else _describing(source), moments)
-        changes = _changes(options, source)
-        outlook, notes = None, list(found.notes)
+    if source is not None:
+        from penstock.measure.calibrate import calibrate
+
+        asked = replace(asked, machine=calibrate(source))
+    changes = _changes(options, asked)
+    outlook, notes = None, list(found.notes)
+    with naming(options.trace):
         try:
-            outlook = look_ahead(trace, changes, found)
+            outlook = look_ahead(trace, changes or None, found)
         except ConfigError as error:
             if changes:
-                raise ConfigError(f"{options.trace}: {error}") from error
+                raise
             notes.append(f"what a change would bring is not known: {error}")
-    except ConfigError as error:
-        raise (
-            error if str(options.trace) in str(error) else ConfigError(f"{options.trace}: {error}")
-        ) from error
+    if outlook is not None and not outlook.prospects:
+        outlook = None
     if outlook is not None:
         notes += outlook.notes
-    if outlook is not None and outlook.prospects and not outlook.is_near:
-        notes.append(
-            f"CAUTION: a replay of the run as it was stalls for {format_seconds(outlook.replayed_seconds)}, not for "
-            f"the measured {format_seconds(outlook.measured_seconds)}: trust the differences only roughly"
-        )
+        if not outlook.is_near:
+            notes.append(
+                f"CAUTION: a replay of the run as it was stalls for {format_seconds(outlook.replayed_seconds)}, not "
+                f"for the measured {format_seconds(outlook.measured_seconds)}: trust the differences only roughly"
+            )
     notes = [*(f"{reason}: {ADVICE[reason]}" for reason in _notable(found)), *notes]
-    tables = [table for table in (_reasons(found), _moments(found, trace), _prospects(outlook)) if table.rows]
+    tables = [table for table in (_reasons(found), _moments(found, trace)) if table.rows]
+    if outlook is not None:
+        tables.append(_prospects(outlook))
     if trace.meta.get("source"):
         notes.append(f"the source: {trace.meta['source']}")
     if not options.json:
         print_line(found.verdict)
     show(options, _values(found, outlook, notes), tables, notes)
-
-
-def _opened(name: str) -> Source:
-    from penstock.store import open_source
-
-    return open_source(name)
 
 
 def _describing(source: Source) -> Callable[[int], str]:
@@ -111,41 +114,40 @@ def _describing(source: Source) -> Callable[[int], str]:
     return describe
 
 
-def _changes(options: argparse.Namespace, source: Source | None) -> list[tuple[str, Change]] | None:
-    """Return the changes that were asked for, each alone and then all together; None where none was."""
-    from dataclasses import replace
-
+def _asked(options: argparse.Namespace) -> Change:
+    """Return all changes that options ask for at once, but for the machine that --source is measured for."""
     from penstock.loader.setup import read_machine
-    from penstock.measure.calibrate import calibrate
     from penstock.measure.replay import Change
     from penstock.store.calls import Calls
 
+    refuse_together(options, "machine", ["source"])
+    return Change(
+        memory_bytes=given(options, "memory", parsed_size),
+        readers=given(options, "readers", parsed_count),
+        decoders=given(options, "decoders", parsed_count),
+        machine=read_machine(options.machine, Calls()),
+    )
+
+
+def _changes(options: argparse.Namespace, asked: Change) -> list[tuple[str, Change]]:
+    """Return the changes that were asked for, each alone and then all together."""
+    from penstock.measure.replay import Change
+
     found: list[tuple[str, Change]] = []
-    memory = given(options, "memory", parsed_size)
-    if memory is not None:
-        found.append((f"memory {format_bytes(memory)}", Change(memory_bytes=memory)))
-    readers, decoders = given(options, "readers", parsed_count), given(options, "decoders", parsed_count)
-    if readers is not None:
-        found.append((format_count(readers, "reader"), Change(readers=readers)))
-    if decoders is not None:
-        found.append((format_count(decoders, "decoder"), Change(decoders=decoders)))
-    if options.machine is not None and source is not None:
-        raise ConfigError(
-            "--machine and --source do not go together: both say what a read costs; leave one out"
-        )
-    if options.machine is not None:
-        found.append((f"machine {options.machine}", Change(machine=read_machine(options.machine, Calls()))))
-    if source is not None:
-        found.append((f"data at {options.source}", Change(machine=calibrate(source))))
-    if len(found) > 1:
-        all_of_them = Change(memory, readers, decoders, found[-1][1].machine)
-        found.append(("all of these", replace(all_of_them)))
-    return found or None
+    if asked.memory_bytes is not None:
+        memory = Change(memory_bytes=asked.memory_bytes)
+        found.append((f"memory {format_bytes(asked.memory_bytes)}", memory))
+    if asked.readers is not None:
+        found.append((format_count(asked.readers, "reader"), Change(readers=asked.readers)))
+    if asked.decoders is not None:
+        found.append((format_count(asked.decoders, "decoder"), Change(decoders=asked.decoders)))
+    if asked.machine is not None:
+        what = f"machine {options.machine}" if options.source is None else f"data at {options.source}"
+        found.append((what, Change(machine=asked.machine)))
+    return [*found, ("all of these", asked)] if len(found) > 1 else found
 
 
 def _values(found: Explanation, outlook: Outlook | None, notes: list[str]) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from penstock.measure.explain import ADVICE
 
     return {
@@ -169,11 +171,12 @@ def _values(found: Explanation, outlook: Outlook | None, notes: list[str]) -> di
                 "stall_seconds": each.stall_seconds,
                 "gain_seconds": outlook.replayed_seconds - each.stall_seconds,
             }
-            for each in (outlook.prospects if outlook is not None else ())
-            if outlook is not None
-        ],
-        "replayed_seconds": outlook.replayed_seconds if outlook is not None and outlook.prospects else None,
-        "is_near": outlook.is_near if outlook is not None and outlook.prospects else None,
+            for each in outlook.prospects
+        ]
+        if outlook is not None
+        else [],
+        "replayed_seconds": None if outlook is None else outlook.replayed_seconds,
+        "is_near": None if outlook is None else outlook.is_near,
         "slow_rank": found.slow_rank,
         "notes": notes,
     }
@@ -225,19 +228,18 @@ def _moments(found: Explanation, trace: Trace) -> Table:
     return Table("The worst moments", columns, rows)
 
 
-def _prospects(outlook: Outlook | None) -> Table:
-    rows: list[tuple[str, ...]] = []
-    if outlook is not None and outlook.prospects:
-        rows.append(("as it was, replayed", format_seconds(outlook.replayed_seconds), ""))
-        rows += [
+def _prospects(outlook: Outlook) -> Table:
+    replayed = outlook.replayed_seconds
+    rows = [
+        ("as it was, replayed", format_seconds(replayed), ""),
+        *(
             (
                 each.what,
                 format_seconds(each.stall_seconds),
-                format_seconds(outlook.replayed_seconds - each.stall_seconds)
-                if each.stall_seconds < outlook.replayed_seconds
-                else "nothing",
+                format_seconds(replayed - each.stall_seconds) if each.stall_seconds < replayed else "nothing",
             )
             for each in outlook.prospects
-        ]
-    costs = "learned from this run" if outlook is not None and outlook.learned else "of the run's machine"
+        ),
+    ]
+    costs = "learned from this run" if outlook.learned else "of the run's machine"
     return Table(f"What a change would bring, at the costs {costs}", ("change", "stall", "gain"), rows)

@@ -193,6 +193,17 @@ class _Clock:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path of a file or folder before an error about what is in it, unless the error has it already."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(path) in str(error):
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+
+
+@contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
     """Turn the absence of an optional package into an error that says how to get it."""
     try:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.options import check_folder
-from penstock.cli.output import add_command, add_output_options, print_line, show
-from penstock.errors import ConfigError
+from penstock.cli.output import add_command, add_output_options, naming, print_line, show
 
 
 def add_report(commands: Any) -> None:
@@ -47,12 +46,8 @@ def _report(options: argparse.Namespace) -> None:
     check_folder("--out", options.out)
     devices = read_devices(options.trace) if (options.trace / FILE).exists() else None
     has_trace = devices is None or any(options.trace.glob("*.trace"))
-    try:
+    with naming(options.trace):
         report = write_report(read_run(options.trace) if has_trace else None, options.out, devices)
-    except ConfigError as error:
-        raise (
-            error if str(options.trace) in str(error) else ConfigError(f"{options.trace}: {error}")
-        ) from error
     data = {
         "verdict": report.verdict,
         "notes": list(report.notes),

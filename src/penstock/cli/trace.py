@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, needing, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_seconds
@@ -49,6 +50,8 @@ def _trace(options: argparse.Namespace) -> None:
 
     if options.out is not None and options.export is None:
         raise ConfigError("--out says where an export goes: give --export, too")
+    if options.out is not None and options.export != "tensorboard":  # a folder, which is made
+        check_folder("--out", options.out)
     if options.slowest is not None and options.slowest < 1:
         raise ConfigError(f"--slowest is {options.slowest}; ask for at least one of each kind")
     trace = read_trace(options.trace)

@@ -30,6 +30,7 @@ from penstock.trace.trace import JSON
 _HINTS = {
     b"PENBLOCK": "; it is a recording of block references, which penstock trace blocks --import reads",
     b"PENTRACE": "; it is a trace, which penstock trace reads",
+    b"PENWATCH": "; it is a record of devices: give penstock report the folder that it is in",
 }
 _PRELUDE = struct.Struct("<8sIII")
 _CHUNK = struct.Struct("<4sIII")
