@@ -15,7 +15,7 @@ from penstock.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.measure.explain import Explanation, Reason
+    from penstock.measure.explain import Explanation
     from penstock.measure.outlook import Outlook
     from penstock.measure.replay import Change
     from penstock.store import Source
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: A reason of less than this share of the lost time gets no line.
 _WORTH_A_LINE = 0.001
-#: One of more than this share is followed by what to do about it.
-_NOTABLE = 0.1
 
 
 def add_explain(commands: Any) -> None:
@@ -96,7 +94,7 @@ def _explain(options: argparse.Namespace) -> None:
                 f"CAUTION: a replay of the run as it was stalls for {format_seconds(outlook.replayed_seconds)}, not "
                 f"for the measured {format_seconds(outlook.measured_seconds)}: trust the differences only roughly"
             )
-    notes = [*(f"{reason}: {ADVICE[reason]}" for reason in _notable(found)), *notes]
+    notes = [*(f"{reason}: {ADVICE[reason]}" for reason in found.notable), *notes]
     tables = [table for table in (_reasons(found), _moments(found, trace)) if table.rows]
     if outlook is not None:
         tables.append(_prospects(outlook))
@@ -182,10 +180,6 @@ def _values(found: Explanation, outlook: Outlook | None, notes: list[str]) -> di
     }
 
 
-def _notable(found: Explanation) -> list[Reason]:
-    return [reason for reason, seconds in found.by_reason.items() if seconds > _NOTABLE * found.lost_seconds]
-
-
 def _reasons(found: Explanation) -> Table:
     rows = [
         (
@@ -201,7 +195,9 @@ def _reasons(found: Explanation) -> Table:
 
 
 def _moments(found: Explanation, trace: Trace) -> Table:
-    several = len(set(trace.spans["rank"].tolist())) > 1
+    import numpy as np
+
+    several = np.unique(trace.spans["rank"]).size > 1
     rows = [
         (
             each.when,

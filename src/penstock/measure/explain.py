@@ -37,6 +37,8 @@ _SLOWER_SHARE = 0.2
 #: Whether workers are kept from the interpreter's lock is told if they asked so many times at least, from so long
 #: before the wait on.
 _LEAST_ASKED, _ASKED_BEFORE_SECONDS = 3, 0.5
+#: A reason is notable that took more than this share of the lost time.
+_NOTABLE_SHARE = 0.1
 #: Samples of a group that a moment names.
 _MOST_NAMED = 4
 
@@ -154,6 +156,12 @@ class Explanation:
     def first(self) -> Reason | None:
         """The reason of most of the lost time; None where none was lost."""
         return next((reason for reason, seconds in self.by_reason.items() if seconds > 0), None)
+
+    @property
+    def notable(self) -> list[Reason]:
+        """The reasons that are worth to do something about, the first first."""
+        least = _NOTABLE_SHARE * self.lost_seconds
+        return [reason for reason, seconds in self.by_reason.items() if seconds > least]
 
     @property
     def verdict(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.errors import ConfigError
 from penstock.measure.explain import Explanation, Reason
 from penstock.measure.from_trace import learn
@@ -42,9 +44,7 @@ class Outlook:
     @property
     def is_near(self) -> bool:
         """Whether the replay of the run as it was comes near enough to what was measured to believe the others."""
-        return abs(self.replayed_seconds - self.measured_seconds) <= max(
-            _NEAR_SHARE * self.measured_seconds, _NEAR_SECONDS
-        )
+        return _is_near(self.replayed_seconds, self.measured_seconds)
 
 
 def look_ahead(trace: Trace, changes: Iterable[tuple[str, Change]] | None, explained: Explanation) -> Outlook:
@@ -53,9 +53,9 @@ def look_ahead(trace: Trace, changes: Iterable[tuple[str, Change]] | None, expla
     changes: (name, change); None tries those that its reasons suggest, of a run of moderate length.
     Raises: ConfigError if the run cannot be predicted: of a data set, without a plan, too long, or of several ranks.
     """
-    run = replay_of(trace)
-    if len(set(trace.spans["rank"].tolist())) > 1:
+    if np.unique(trace.spans["rank"]).size > 1:
         raise ConfigError("a run of several ranks is replayed rank by rank: give the trace of one of them")
+    run = replay_of(trace)
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     measured = float((waits["end"] - waits["start"]).sum())
     if changes is None and run.plan.reads(run.rank) > _MOST_UNASKED_READS:
@@ -72,10 +72,14 @@ def look_ahead(trace: Trace, changes: Iterable[tuple[str, Change]] | None, expla
     return Outlook(measured, replayed, learned, prospects, tuple(notes))
 
 
+def _is_near(replayed: float, measured: float) -> bool:
+    return abs(replayed - measured) <= max(_NEAR_SHARE * measured, _NEAR_SECONDS)
+
+
 def _fitted(run: Replay, measured: float) -> tuple[Replay, float, bool]:
     """Return the run at the costs by which its replay comes nearest, its stall, and whether they were learned."""
     known = None if run.costs is None else _stall_seconds(run, NO_CHANGE)
-    if known is not None and abs(known - measured) <= max(_NEAR_SHARE * measured, _NEAR_SECONDS):
+    if known is not None and _is_near(known, measured):
         return run, known, False
     try:
         other = run.on(learn(run.trace).machine)
@@ -94,22 +98,20 @@ def _stall_seconds(run: Replay, change: Change) -> float:
 
 
 def _suggested(run: Replay, explained: Explanation, learned: bool) -> list[tuple[str, Change]]:
-    """Return what may help against the reasons that took a tenth of the lost time at least.
+    """Return what may help against the notable reasons.
 
     learned: whether costs are learned from the run, which does not show what more reads at once would do.
     """
-    least = 0.1 * explained.lost_seconds
-    reasons = {reason for reason, seconds in explained.by_reason.items() if seconds > least}
+    reasons = set(explained.notable)
     budget, limits = run.budget, run.limits
     found = []
-    total_bytes = int(run.sizes_bytes.sum()) if run.form is None else run.form.bytes_for(run.sizes_bytes.size)
     reading = {Reason.SOURCE_READ, Reason.TIER_READ, Reason.SLOW_READS, Reason.COLD_TIER, Reason.SNAPSHOT}
     if reasons & {*reading, Reason.NO_FREE_SLOT}:
         # What holds the data set beside the other parts, or else twice as much.
-        holds_all = 2 * (budget.limit_bytes - budget.tier_bytes) + total_bytes
+        holds_all = 2 * (budget.limit_bytes - budget.tier_bytes) + run.total_bytes
         doubled = 2 * budget.limit_bytes
         for size in sorted({min(holds_all, doubled), holds_all} if run.plan.epochs > 1 else {doubled}):
-            if size > budget.limit_bytes and budget.tier_bytes < total_bytes:
+            if size > budget.limit_bytes and budget.tier_bytes < run.total_bytes:
                 found.append((f"memory {format_bytes(size)}", Change(memory_bytes=size)))
     if reasons & reading and limits.readers and not learned:
         found.append((format_count(2 * limits.readers, "reader"), Change(readers=2 * limits.readers)))

@@ -49,7 +49,7 @@ NO_CHANGE = Change()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class _Steps:
     """The rank's steps in the plan's order. Seconds of steps that were not consumed are the others' median.
 
     number: of each (epoch, step). was_consumed: bool[steps].
@@ -82,7 +82,7 @@ class Replay:
     sizes_bytes: NDArray[np.int64]
     unknown: int
     together: int
-    recorded: Steps
+    recorded: _Steps
     first_ask_seconds: float
     costs: Machine | None
 
@@ -90,6 +90,13 @@ class Replay:
     def budget(self) -> MemoryBudget:
         """How the run's memory was shared out. Raises: ConfigError if the header does not say."""
         return _made(MemoryBudget, self.trace.meta, "memory")
+
+    @property
+    def total_bytes(self) -> int:
+        """What all samples take in the form in which the run kept them."""
+        if self.form is not None:
+            return self.form.bytes_for(self.sizes_bytes.size)
+        return int(self.sizes_bytes.sum())
 
     def on(self, costs: Machine) -> Replay:
         """Return the same run at other costs, with its own memory and disks."""
@@ -103,16 +110,16 @@ class Replay:
         step_seconds: of every step; what was recorded unless given.
         Raises: ConfigError if no machine is known, or for memory that does not hold three batches.
         """
-        budget, limits = self._limits_of(change)
-        on = change.machine or self.costs
+        limits, on = self.limits, change.machine or self.costs
         if on is None:
             raise ConfigError(
                 "the loader was made without a machine, so what a read should cost is not known: give --machine FILE, "
                 "which penstock calibrate writes"
             )
-        if change.machine is not None or budget is not None or change.decoders is not None:
+        if change != NO_CHANGE:
+            budget, limits = self._changed(change)
             disks = [each for each in on.storage[1:] if each.backend != "memory" and change.machine is None]
-            on = with_memory(on, budget or self.budget, limits.decoders, self.plan.ranks, disks)
+            on = with_memory(on, budget, limits.decoders, self.plan.ranks, disks)
         prepare_clock(self.plan.reads(self.rank))
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
@@ -137,28 +144,22 @@ class Replay:
             spans["end"][steps] = spans["start"][steps] + self.recorded.own[was_consumed]
         return Trace(spans, {**whole.meta, "loader": "predicted"})
 
-    def _limits_of(self, change: Change) -> tuple[MemoryBudget | None, StagingLimits]:
-        """Return the memory where it is changed, and the limits."""
-        limits = replace(
-            self.limits,
-            readers=self.limits.readers if change.readers is None else change.readers,
-            decoders=self.limits.decoders if change.decoders is None else change.decoders,
-            most_decoders=self.limits.most_decoders if change.decoders is None else 0,
-            most_readers=self.limits.most_readers if change.readers is None else 0,
-        )
+    def _changed(self, change: Change) -> tuple[MemoryBudget, StagingLimits]:
+        """Return how memory is shared out, and the limits."""
+        was, limits = self.budget, self.limits
+        if change.readers is not None:
+            limits = replace(limits, readers=change.readers, most_readers=0)
+        if change.decoders is not None:
+            limits = replace(limits, decoders=change.decoders, most_decoders=0)
         if change.memory_bytes is None and change.readers is None:
-            return None, limits
-        was = self.budget
-        total_bytes = (
-            int(self.sizes_bytes.sum()) if self.form is None else self.form.bytes_for(self.sizes_bytes.size)
-        )
+            return was, limits
         budget = share_memory(
             (was.limit_bytes if change.memory_bytes is None else change.memory_bytes) - was.decoding_bytes,
             slot_bytes=was.slot_bytes,
             local_batch=self.plan.max_local_batch(self.rank),
             readers=limits.readers,
             largest_sample_bytes=int(self.sizes_bytes.max(initial=0)),
-            keep_bytes=0 if self.policy == "staging" else total_bytes,
+            keep_bytes=0 if self.policy == "staging" else self.total_bytes,
             decoders=limits.decoders,
         )
         budget = replace(
@@ -209,7 +210,7 @@ def replay_of(trace: Trace) -> Replay:
     stored = trace.spans if form is None else trace.spans[trace.spans["place"] != form.TIER]
     sizes_bytes, unknown, together = _sizes_bytes(stored, trace.ids, plan.samples)
     number = _numbers(plan, rank, first)
-    recorded = steps_of(number, waits, trace.spans)
+    recorded = _steps_of(number, waits, trace.spans)
     # Of a run that keeps only its last steps, nobody knows how it began.
     begin = float(waits["start"].min())
     if not trace.left_out.spans:
@@ -236,7 +237,7 @@ def replay_of(trace: Trace) -> Replay:
     )
 
 
-def steps_of(number: _Numbers, waits: Spans, spans: Spans) -> Steps:
+def _steps_of(number: _Numbers, waits: Spans, spans: Spans) -> _Steps:
     steps = spans[spans["kind"] == Kind.STEP]
     waits = waits[np.argsort(waits["start"], kind="stable")]
     own, until_next = np.full(len(number), np.nan), np.full(len(number), np.nan)
@@ -255,7 +256,7 @@ def steps_of(number: _Numbers, waits: Spans, spans: Spans) -> Steps:
     for seconds in (own, until_next):
         known = ~np.isnan(seconds)
         seconds[~known] = np.median(seconds[known]) if known.any() else 0.0
-    return Steps(number, was_consumed, own, until_next)
+    return _Steps(number, was_consumed, own, until_next)
 
 
 def _first_of(meta: Mapping[str, Any]) -> tuple[int, int]:
