@@ -1,4 +1,4 @@
-"""Bringing what a run records to its sums and to the file."""
+"""What a run records, summed up while it runs and written to its file."""
 
 from __future__ import annotations
 

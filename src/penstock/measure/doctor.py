@@ -64,7 +64,7 @@ def judge_processors(cpus: int, reason: str, online: int) -> Finding:
         return Finding(
             "processors",
             value,
-            "others are not for this process: raise the affinity, quota or share if it decodes",
+            "this process may not use the others: raise the affinity, quota or share if decoding limits it",
         )
     return Finding("processors", value)
 

@@ -169,11 +169,11 @@ class Explanation:
         total, lost = format_seconds(self.run_seconds), format_seconds(self.lost_seconds)
         if self.first is None:
             return f"Nothing was lost in {total}."
-        saves = f", {format_seconds(self.blocked_seconds)} of them in saves" if self.blocked_seconds else ""
+        saves = f", {format_seconds(self.blocked_seconds)} of it in saves" if self.blocked_seconds else ""
         share = f" ({100 * self.lost_seconds / self.run_seconds:.1f} %)" if self.run_seconds else ""
         which = f" (rank {self.slow_rank})" if self.first == Reason.SLOW_RANK else ""
         most = format_seconds(self.by_reason[self.first])
-        return f"Lost {lost} of {total}{share}{saves}, most of it, {most}, to: {self.first}{which}."
+        return f"Lost {lost} of {total}{share}{saves}, {most} of it to: {self.first}{which}."
 
 
 def read_run(path: str | os.PathLike[str]) -> Trace:

@@ -178,7 +178,7 @@ def replay_of(trace: Trace) -> Replay:
     meta = trace.meta
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     if not waits.size:
-        raise ConfigError("no batch was consumed in the recorded run, so there is nothing to compare")
+        raise ConfigError("no batch was consumed in the recorded run, so there is nothing to predict")
     if "plan" not in meta:
         raise ConfigError(
             "its header does not say what was run: give a trace that a loader of this version wrote with trace="
@@ -186,7 +186,7 @@ def replay_of(trace: Trace) -> Replay:
     if meta.get("reads") == "data set":
         raise ConfigError(
             "what a sample of a data set costs is known to its own code alone, so that nothing can be predicted: "
-            "compare a run over a folder or a source"
+            "record a run over a folder or a source"
         )
     if meta.get("loads") == "when asked":
         raise ConfigError(
