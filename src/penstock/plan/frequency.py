@@ -128,15 +128,13 @@ def first_reads(
     among: the ranks that count, all unless given. first: (epoch, step) from which on reads count.
     """
     check_partition(plan)
-    counts = np.ones(plan.ranks + 1, bool)
-    counts[plan.ranks] = False  # of nobody, -1
-    if among is not None:
-        counts[:] = False
-        counts[list(among)] = True
+    counts = np.zeros(plan.ranks + 1, bool)  # the last is of nobody, -1
+    counts[list(range(plan.ranks) if among is None else among)] = True
     ranks = np.full(plan.samples, -1, np.int32)
     steps = np.full(plan.samples, -1, np.int64)
     begins = first_steps(plan)
-    if isinstance(plan.order, RepeatingOrder):  # one may be read again in its epoch, by a rank that counts
+    if isinstance(plan.order, RepeatingOrder) and (among is not None or first[1]):
+        # `reader_of` tells an epoch's first read of a sample alone, and one that counts may follow it.
         for epoch in range(first[0], plan.epochs):
             positions = np.arange(plan.length(epoch))
             readers, in_epoch = plan.reader_at(epoch, positions)
@@ -145,6 +143,8 @@ def first_reads(
             is_new = ranks[ids] < 0
             ids, at = ids[is_new], np.flatnonzero(wanted)[at[is_new]]
             ranks[ids], steps[ids] = readers[at], begins[epoch] + in_epoch[at]
+            if (ranks >= 0).all():
+                break
         return FirstReads(ranks, steps)
     for begin in range(0, plan.samples, _READERS_AT_ONCE):
         pending = np.arange(begin, min(begin + _READERS_AT_ONCE, plan.samples))
