@@ -308,3 +308,33 @@ def test_a_tier_behind_a_latency_is_read_where_more_reads_a_second_come_from_it(
     last = trace.spans[trace.spans["epoch"] == 2]
     assert (last["kind"] == Kind.HIT).sum() == 32
     assert not (last["kind"] == Kind.READ).any()
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.05])
+def test_ranks_that_share_read_each_sample_once_and_then_each_others_memory(latency: float) -> None:
+    """Two of four ranks, from a store that answers at once, which a worker would ask by itself, or in 50 ms.
+
+    Batches are staged so far ahead that one rank wants what the other has yet to read; a step takes longer than any
+    read, so that nobody is late.
+    """
+    plan, sharing = AccessPlan(FullShuffle(120, 1), 12, 3, 4), (2, 3)
+    limits = StagingLimits(slots=16, readers=2, decoders=1, undecoded_bytes=BIG)
+    on = replace(machine(read=Curve(((1, 1e12),)), latency=latency, tier_bytes=BIG), ranks=4)
+    on = replace(on, network_bytes_per_second=1.0)
+    read = [set(plan.string(rank).tolist()) for rank in sharing]
+
+    spans = np.concatenate(
+        [
+            predict(
+                plan, on, np.full(120, 100), limits=limits, policy="first-reader",
+                rank=rank, sharing=sharing, step_seconds=10.0,
+            ).spans
+            for rank in sharing
+        ]
+    )  # fmt: skip
+
+    assert spans[spans["kind"] == Kind.READ]["samples"].sum() == len(read[0] | read[1])
+    assert set(spans[spans["kind"] == Kind.HIT]["peer"].tolist()) == {-1, 2, 3}
+    waits = spans[(spans["kind"] == Kind.WAIT) & ((spans["epoch"] > 0) | (spans["step"] > 0))]
+    assert waits.size == 2 * (3 * 10 - 1)
+    assert (waits["start"] == waits["end"]).all()

@@ -65,15 +65,17 @@ def new_state(
     last_batches: Sequence[NDArray[np.int32]] = (),
     held: Mapping[int, NDArray[np.int64]] | None = None,
     promised: NDArray[np.int64] | None = None,
+    maps_peers: bool = False,
     only: int | None = None,
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
     promised: samples that the rank which keeps them reads before any other does.
-    only: the rank that decides here, known as 0, where each has a state of its own; it maps the memory of the others.
+    only: the rank that decides here, known as 0, where each has a state of its own.
     due: what each rank keeps besides, and is handed by whoever reads it first.
-    reads_peers: ranks read each other's tiers. hands_on: samples have no home, but go from reader to reader.
+    reads_peers: ranks read each other's tiers. maps_peers: these are memory that they map.
+    hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     held: by tier, samples that an only rank's tiers have from the start; those that no tier shall keep are passed by.
@@ -92,7 +94,7 @@ def new_state(
     _check_samples(samples)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
-    costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=only is not None)[:origins]
+    costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=maps_peers)[:origins]
     floats = _floats_of(costs)
     ints, numbers, rows = _empty_numbers(ranks, origins, group, 5 if hands_on else 3)
     numbers[:, [d.TIERS, d.LOADS_ALL, d.DROPS]] = tiers, loads_all, len(spares) > 0

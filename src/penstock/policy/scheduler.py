@@ -236,6 +236,7 @@ class Scheduler:
             extents=extents,
             held=held,
             reads_peers=shared is not None,
+            maps_peers=shared is not None,
             promised=None if shared is None else shared.promised,
             only=0 if shared is None else rank,
         )

@@ -13,7 +13,8 @@ flow at the rate that so many reads get together, those of the read that came fi
 rate equally instead would keep equal reads in step for ever: they would all end at once, and the wire would lie idle
 during their successors' latency, which no real store does. What ranks share, the store, slows each of them by how many
 have reads on their wires; a wire learns of that with its next read. What a rank reads from another's tier goes over the
-wire of that tier, then over the link of the rank that has it; what a rank hands over goes over its own link.
+wire of that tier, then over the link of the rank that has it; what a rank hands over goes over its own link. Where
+ranks map each other's memory, no link takes any time, and decoders read from it by themselves.
 """
 
 from __future__ import annotations
@@ -295,7 +296,7 @@ def _announce(s: State, c: Clock, rank: int, count: int, now: float) -> None:
             continue
         for k in range(count):
             m[m[decides + GROUP] + k] = m[samples + k]
-        announced(s, decides, w[rank + NUMBER], count)
+        announced(s, decides, w[rank + ROW], count)
         more = True
         while more:
             _obey(s, c, other, event(s, GO_ON, decides, 0, 0, 0, 0.0), now)
@@ -513,8 +514,10 @@ def _expect_to_store(
 def _list_own_reads(m: Ints, w: Ints, worker: int, at: int, count: int) -> None:
     """List what a decoder reads by itself, one place after the other. at: samples, then origins, `count` of each."""
     items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
-    own = 0
-    for origin in range(SOURCE, w[ORIGINS] + SOURCE):
+    own, last = 0, SOURCE
+    for k in range(count):
+        last = max(last, m[at + count + k])
+    for origin in range(SOURCE, last + 1):
         for k in range(count):
             if m[at + count + k] == origin and origin != STAGING:
                 w[items + most + own] = m[at + k]

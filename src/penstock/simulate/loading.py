@@ -122,6 +122,7 @@ class Agreed:
     kept: of each rank what it keeps, in the order in which it fills its tiers.
     due: of each rank what it keeps besides, and is handed by whoever reads it first; empty where nothing is.
     before: int64[rounds, R, T], how many more samples of each tier are filled in each round before the training.
+    maps_peers: where they read each other's tiers, these are memory that they map, and cross no network.
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
     heirs: int32[accesses], as `Clock.heirs`.
@@ -132,6 +133,7 @@ class Agreed:
     due: Sequence[Kept] = ()
     before: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))
     reads_peers: bool = False
+    maps_peers: bool = False
     stages: int = _clock.AHEAD
     hits: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     heirs: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
@@ -187,6 +189,8 @@ def run_in_virtual_time(
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
     """
+    if agreed.maps_peers:
+        machine = replace(machine, network_bytes_per_second=np.inf)
     local_batch = int(np.diff(read.bounds, axis=1).max(initial=0))
     state = new_state(
         sizes_bytes,
@@ -199,6 +203,7 @@ def run_in_virtual_time(
         own_bytes=limits.own_bytes,
         due=agreed.due,
         reads_peers=agreed.reads_peers,
+        maps_peers=agreed.maps_peers,
         hands_on=agreed.hits.size > 0,
         spares=agreed.spares,
         last_batches=agreed.last_batches,
@@ -306,7 +311,7 @@ def _new_clock(
     at_once_at = heap_at + ranks * actors
     w = np.zeros(at_once_at + ranks * actors, np.int64)
     # Those of other ranks may read a tier, too.
-    most = ranks * limits.readers + limits.decoders if agreed.reads_peers else workers
+    most = ranks * workers if agreed.reads_peers else workers
     rates, store = _rates(machine, most, workers)
     rates_at = c.CLOCK_FLOATS
     store_at = rates_at + rates.size
@@ -520,8 +525,7 @@ def predict(
     has_batch = np.diff(read.bounds[ranks.index(rank)]) > 0
     run = run_in_virtual_time(
         read,
-        # What ranks map of each other crosses no network.
-        machine if sharing is None else replace(machine, network_bytes_per_second=np.inf),
+        machine,
         job.sizes_bytes,
         agreed,
         limits,
@@ -544,7 +548,7 @@ def _agreed_by(policy: LoadingPolicy, job: Job, rank: int) -> Agreed:
         return Agreed([placement_of(policy, job, rank).kept])
     shared = shared_by(policy, job)
     kept = [shared.kept[each] for each in job.sharing]
-    return Agreed(kept, reads_peers=True, promised=shared.promised)
+    return Agreed(kept, reads_peers=True, maps_peers=True, promised=shared.promised)
 
 
 def _each_step(
