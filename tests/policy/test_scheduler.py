@@ -316,7 +316,7 @@ def check_state(state: decisions.State) -> None:
 def entries_of(ints: NDArray[np.int64]) -> int:
     """Return how many entries there are: one for each place, and a group for each reader."""
     d = decisions
-    return int((ints[d.SLOT_COUNT] + ints[d.READERS]) * ints[d.GROUP_SIZE]) + 1
+    return int((ints[d.SLOT_COUNT] + ints[d.MOST_READERS]) * ints[d.GROUP_SIZE]) + 1
 
 
 cases = st.builds(

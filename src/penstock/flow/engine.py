@@ -185,8 +185,8 @@ _Message = Load | Event | Reference | Departure | _Owner | _Park | None
 class EngineSettings:
     """How an engine works.
 
-    readers: threads that only read, to begin with. most_readers: as many as the scheduler may come to let move at once.
-        Decode workers are as many as it lets load at once.
+    readers: threads that only read, to begin with; the scheduler may come to let more move at once. Decode workers are
+        as many as it lets load at once.
     patience_seconds: a wait that lasts longer is reported, once per patience.
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
@@ -199,7 +199,6 @@ class EngineSettings:
     timeout_seconds: float | None
     works_in_own_thread: bool = False
     watches_lock: bool = False
-    most_readers: int = 0
 
 
 class Engine:
@@ -277,8 +276,9 @@ class Engine:
         self._lock_use = LockUse()
         self._load_ended, self._loaded_samples = 0.0, 0
         self._readers = 0
-        self._most_readers = max(settings.readers, settings.most_readers)
-        self._first_decoder = _FIRST_WORKER + self._most_readers
+        self._most_readers = scheduler.most_moves
+        #: Number of the first decode worker, behind those of all readers.
+        self._first_decoder = self._most_readers
         #: How many threads were found best that read and that load, as the trace has it. Under the lock.
         self._settled = scheduler.settled
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
@@ -372,7 +372,7 @@ class Engine:
                     self._post(self._poll_held)
                     pause = _POLL_HELD_SECONDS
                 if self._peers is not None and self._scheduler.expects_others:
-                    self._post(partial(self._waited, waited))
+                    self._post(partial(self._scheduler.waited, waited))
                     pause = _POLL_PEERS_SECONDS
                 with contextlib.suppress(Empty):
                     self._wake.get(timeout=pause)
@@ -632,9 +632,6 @@ class Engine:
             for instruction in self._scheduler.announced(rank, samples, now):
                 self._hand_out(instruction, now)
 
-    def _waited(self, seconds: float, now: float) -> list[Instruction]:
-        return self._scheduler.waited(seconds, now)
-
     def _man(self) -> None:
         """Have as many readers and decode workers as the scheduler has moves and Loads for. Under the lock."""
         while self._readers < min(self._scheduler.moves_running, self._most_readers):
@@ -668,9 +665,7 @@ class Engine:
 
     def _start_decoder(self) -> bool:
         spans = self._recorder.capacity_spans
-        if not self._start(
-            "decode", self._first_decoder - _FIRST_WORKER + self._decoders, self._run_decoder, spans
-        ):
+        if not self._start("decode", self._first_decoder + self._decoders, self._run_decoder, spans):
             self._scheduler.limit_threads(self._decoders)
             return False
         self._decoders += 1

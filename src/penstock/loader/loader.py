@@ -315,7 +315,6 @@ class Loader:
             self._recorder,
             EngineSettings(
                 readers=setup.limits.readers,
-                most_readers=setup.limits.most_readers,
                 patience_seconds=self._config.patience_seconds,
                 timeout_seconds=self._config.timeout_seconds,
                 works_in_own_thread=setup.works_in_own_thread,

@@ -99,7 +99,7 @@ def new_state(
     ints, numbers, rows = _empty_numbers(ranks, origins, group, 5 if hands_on else 3)
     numbers[:, [d.TIERS, d.LOADS_ALL, d.DROPS]] = tiers, loads_all, len(spares) > 0
     numbers[:, [d.READS_PEERS, d.HANDS_ON, d.HAS_HEIRS]] = reads_peers, hands_on, gives
-    numbers[:, [d.READERS, d.FILL_LIMIT]] = readers, max(1, readers // 2)
+    numbers[:, [d.READERS, d.MOST_READERS, d.FILL_LIMIT]] = readers, readers, max(1, readers // 2)
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT]] = undecoded_bytes, own_bytes
     each = np.arange(ranks)
     numbers[:, d.RANK] = deciding
@@ -236,7 +236,9 @@ def with_slots(state: State, slots: int) -> State:
     """Return the state with more slots, which are not free yet; what is known by where it begins stays there."""
     old = state.ints
     ranks = range(0, int(old[d.ROWS]), d.NUMBERS)
-    group, readers, known_slots = (int(old[column]) for column in (d.GROUP_SIZE, d.READERS, d.SLOT_COUNT))
+    group, readers, known_slots = (
+        int(old[column]) for column in (d.GROUP_SIZE, d.MOST_READERS, d.SLOT_COUNT)
+    )
     # A place has one entry at most. Moves that nobody waits for any more, and fills, have a group each; and what waits
     # to be handed on.
     places = (2 if old[d.HAS_HEIRS] else 1) * group

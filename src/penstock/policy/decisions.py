@@ -9,7 +9,8 @@ than an array's; so a run may begin uncompiled and go on compiled.
               DECODABLE at once, where the worker reads by itself, or the bytes are in memory already
        entry, a sample on its way: QUEUED ──MOVE──> MOVING ──moved──> HERE ──last place loaded──> gone
               WITH_WORKER, where a worker reads the sample into a tier
-              EXPECTED, where another rank hands it over ──received, or late──> QUEUED
+              EXPECTED, where another rank hands it over, or has promised to read it
+                  ──received, announced, or late──> QUEUED
           HERE, and wanted by another rank: a gift ──MOVE──moved──> gone
 
 A place is in one list at a time: the waiting ones of its entry, or the decodable ones of its slot.
@@ -59,14 +60,16 @@ MOST_HOLDERS = 8
 # is (p + 1) * T + t to all others.
 SOURCE, STAGING = -1, 0
 
-# States of a place, and of an entry. EXPECTED: another rank will hand it over.
+# States of a place, and of an entry. EXPECTED: another rank will hand it over, or has promised to read it.
 WAITING, DECODABLE, RUNNING, DONE, FAILED = 1, 2, 3, 4, 5
 QUEUED, MOVING, HERE, WITH_WORKER, EXPECTED = 1, 2, 3, 4, 5
 # States of a copy: of a sample that a rank's tier shall keep. ABSENT: its rank reads it, for a fill at the latest.
 # DUE: who reads it first hands it over. GONE: its tier has given its space to another. PROMISED, ON_WAY: as ABSENT and
 # PENDING, and its rank reads it before any other does, so that the others wait for it. LEFT + t: as ABSENT, and tier t
 # has it from an earlier run.
-ABSENT, PENDING, PRESENT, GONE, DUE, PROMISED, ON_WAY, LEFT = 0, 1, 2, 3, 4, 5, 6, 6
+ABSENT, PENDING, PRESENT, GONE, DUE, LEFT = 0, 1, 2, 3, 4, 6
+KEEPS = 5  # what a promise adds
+PROMISED, ON_WAY = ABSENT + KEEPS, PENDING + KEEPS
 # What became of one sample of a group: done, its bytes could not be had, it could not be decoded.
 OK, UNREAD, UNDECODED = 0, 1, 2
 
@@ -95,6 +98,7 @@ TRIED_LOADS = 3
     RANK,  #: which one it is
     TIERS,
     READERS,  #: moves under way at most
+    MOST_READERS,  #: the most that READERS may become, for which there are entries
     FILL_LIMIT,  #: of these, for no batch
     PASSING_LIMIT,  #: bytes that readers have read or are reading, and that are not decoded yet
     OWN_LIMIT,  #: bytes that a worker reads by itself for one group
@@ -151,7 +155,7 @@ TRIED_LOADS = 3
     COMING_EPOCH,  #: of the batch that is next in line
     FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
     NUMBERS,
-) = range(58)
+) = range(59)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -570,10 +574,8 @@ def late(s: State, rank: int) -> None:
             if m[rank + HANDS_ON] == 0:
                 m[rank + EXPECTED_ENTRIES] -= 1
                 copy = _copy_in(s, rank, m[entry + ENTRY_ORIGIN], m[entry + ENTRY_SAMPLE])
-                if s.copies[copy, COPY_STATE] == PROMISED:
-                    s.copies[copy, COPY_STATE] = ABSENT
-                elif s.copies[copy, COPY_STATE] == ON_WAY:
-                    s.copies[copy, COPY_STATE] = PENDING
+                if _is_promised(s, copy):
+                    s.copies[copy, COPY_STATE] -= KEEPS
             m[entry + ENTRY_ORIGIN] = SOURCE
             _queue(s, rank, entry)
         place += PLACE_COLUMNS
@@ -856,7 +858,7 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     m[entry + ENTRY_BATCH] = number
     if is_wanted:
         m[entry + ENTRY_REST] = s.copies[copy, COPY_TIER]
-        s.copies[copy, COPY_STATE] = ON_WAY if s.copies[copy, COPY_STATE] == PROMISED else PENDING
+        _take_up(s, copy)
     if by_worker:
         m[entry + ENTRY_STATE] = WITH_WORKER
         _offer(s, rank, place, origin, entry)
@@ -933,8 +935,7 @@ def _promised_elsewhere(s: State, rank: int, sample: int) -> int:
     """Return which place of another rank is to get a sample before this rank needs it, SOURCE for none."""
     m = s.ints
     for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
-        is_promised = s.copies[copy, COPY_STATE] == PROMISED or s.copies[copy, COPY_STATE] == ON_WAY
-        if is_promised and s.copies[copy, COPY_RANK] != m[rank + RANK]:
+        if _is_promised(s, copy) and s.copies[copy, COPY_RANK] != m[rank + RANK]:
             return place_of(m[rank + TIERS], s.copies[copy, COPY_RANK], s.copies[copy, COPY_TIER])
     return SOURCE
 
@@ -1221,6 +1222,17 @@ def _is_absent(s: State, copy: int) -> bool:
     return is_absent
 
 
+def _is_promised(s: State, copy: int) -> bool:
+    """Return whether the rank that shall keep a copy reads it before any other does, and has not got it yet."""
+    is_promised: bool = s.copies[copy, COPY_STATE] in (PROMISED, ON_WAY)
+    return is_promised
+
+
+def _take_up(s: State, copy: int) -> None:
+    """The tier that shall keep a copy is about to get it, as promised or not."""
+    s.copies[copy, COPY_STATE] = ON_WAY if s.copies[copy, COPY_STATE] == PROMISED else PENDING
+
+
 def is_kept(s: State, rank: int, sample: int) -> bool:
     """Return whether a rank's own tier has a sample."""
     copy = own_copy(s, rank, sample)
@@ -1243,8 +1255,7 @@ def _begin_fill(s: State, rank: int, origin: int, tier: int, sample: int, index:
     m[entry + ENTRY_ORIGIN] = origin
     m[entry + ENTRY_REST] = tier
     m[entry + ENTRY_BATCH] = -1
-    copy = own_copy(s, rank, sample)
-    s.copies[copy, COPY_STATE] = ON_WAY if s.copies[copy, COPY_STATE] == PROMISED else PENDING
+    _take_up(s, own_copy(s, rank, sample))
     m[_row(m, rank, origin) + BACKLOG] += nbytes
     m[rank + PASSING] += nbytes
     m[m[rank + GROUP] + index] = entry

@@ -80,6 +80,11 @@ class StagingLimits:
         for name in ("readers", "undecoded_bytes", "most_decoders", "own_bytes", "most_readers"):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
+    @property
+    def all_readers(self) -> int:
+        """How many `Move`s may come to be in progress at once."""
+        return max(self.readers, self.most_readers)
+
 
 class Move(NamedTuple):
     """Instruction: move some samples from a place to another, for a batch. A reader thread does it.
@@ -229,7 +234,7 @@ class Scheduler:
             machine,
             slots=limits.slots,
             local_batch=self._slot_size,
-            readers=max(limits.readers, limits.most_readers),
+            readers=limits.all_readers,
             undecoded_bytes=limits.undecoded_bytes,
             own_bytes=limits.own_bytes,
             loads_all=limits.loads_all,
@@ -240,7 +245,7 @@ class Scheduler:
             promised=None if shared is None else shared.promised,
             only=0 if shared is None else rank,
         )
-        #: At which step the run has to begin for promises to be kept; None where there are none.
+        #: At which step the run has to begin for promises to be kept; None where there are none any more.
         self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
         self._mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
         if form is not None:
@@ -282,10 +287,6 @@ class Scheduler:
         """There are this many slots now. Said twice, it is harmless."""
         if slots > self._slots:
             if slots > self._ints[decisions.SLOT_COUNT]:
-                if self._readers is not None:
-                    self._allow_moves(
-                        max(self._limits.readers, self._limits.most_readers)
-                    )  # as the state was made
                 self._have(with_slots(self._state, max(slots, 2 * self._slots)))
             for index in range(self._slots, slots):
                 decisions.free_slot(self._views, 0, slot_of(self._views, 0, index))
@@ -351,8 +352,8 @@ class Scheduler:
         """
         if self._promised_from is not None and (epoch, step) != self._promised_from:
             states = self._state.copies[:, decisions.COPY_STATE]
-            states[states == decisions.PROMISED] = decisions.ABSENT
-            states[states == decisions.ON_WAY] = decisions.PENDING
+            states[np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
+            self._promised_from = None
         for index in range(self._slots) if self._batches else ():
             number = self._ints[slot_of(self._views, 0, index) + decisions.SLOT_NUMBER]
             batch = self._batches.get(number)
@@ -393,9 +394,9 @@ class Scheduler:
         return readers, self._found_threads.settled
 
     @property
-    def moves_allowed(self) -> int:
-        """How many moves may be in progress now."""
-        return self._limits.readers if self._readers is None else self._readers.threads
+    def most_moves(self) -> int:
+        """How many moves may come to be in progress at once."""
+        return self._limits.all_readers
 
     @property
     def moves_running(self) -> int:
@@ -466,7 +467,8 @@ class Scheduler:
         threads = self._threads.threads
         self._ints[decisions.LOADS_ALLOWED] = threads
         if self._readers is not None:
-            self._allow_moves(self._readers.threads)
+            allowed = self._readers.threads
+            self._ints[decisions.READERS], self._ints[decisions.FILL_LIMIT] = allowed, max(1, allowed // 2)
         out: list[Instruction] = []
         self._read(self._call(what, slot, count, 0, seconds), now, out)
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
@@ -479,10 +481,6 @@ class Scheduler:
         self._were_busy = self._ints[decisions.LOADS] >= threads
         self._readers_were_busy = self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
         return out
-
-    def _allow_moves(self, most: int) -> None:
-        """Have so many moves in progress at most, half of them for no batch."""
-        self._ints[decisions.READERS], self._ints[decisions.FILL_LIMIT] = most, max(1, most // 2)
 
     def _seek(self, epoch: int, step: int) -> None:
         """Go on in the plan from a step."""
