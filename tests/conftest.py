@@ -322,7 +322,8 @@ def _open_files() -> dict[str, str]:
     """Return the open file descriptors of this process and what they stand for, but for those to its servers."""
     files = {}
     forkserver = sys.modules.get("penstock.forkserver")
-    kept = {str(server.descriptor) for server in forkserver._servers} if forkserver is not None else set()
+    servers = forkserver._servers if forkserver is not None else []
+    kept = {str(server._requests.fileno()) for server in servers}
     for descriptor in set(os.listdir("/proc/self/fd")) - kept:
         try:
             files[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")

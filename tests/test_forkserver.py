@@ -58,7 +58,7 @@ def started(task: str, *modules: str) -> tuple[ForkedChild, list[str]]:
 
 
 def test_children_have_the_imports_of_one_server_and_besides_only_what_a_new_interpreter_has(
-    tasks: str, monkeypatch: pytest.MonkeyPatch
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child, (pid, server, importer, group, *rest) = started(f"{tasks}:tell", tasks)
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
@@ -77,6 +77,14 @@ def test_children_have_the_imports_of_one_server_and_besides_only_what_a_new_int
     assert child.wait() == 3
     assert other_server != server
     assert value == "two"
+
+    # And on this: the first of the name is another one.
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / f"{tasks}.py").write_text(TASKS.replace("sys.exit(3)", "sys.exit(4)"))
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    child, _ = started(f"{tasks}:tell", tasks)
+
+    assert child.wait() == 4
 
 
 def test_a_server_with_threads_is_not_forked_and_its_children_end_as_others_do(tasks: str) -> None:

@@ -131,6 +131,7 @@ def _is_readable(pipe: int, seconds: float | None) -> bool:
 class _Server:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self.modules, self.environment = set(modules), _lasting_environment()
+        self.path = list(sys.path)
         self._requests, its = socket.socketpair()
         with its:
             self.process = start_child(
@@ -143,11 +144,12 @@ class _Server:
             )
 
     def serves(self, modules: Sequence[str]) -> bool:
-        """Return whether its children have these modules, and what they would have imported in this environment."""
+        """Return whether its children have these modules, and what they would import now."""
         return (
             self.process.poll() is None
             and self.modules.issuperset(modules)
             and self.environment == _lasting_environment()
+            and self.path == sys.path
         )
 
     def start(self, request: _Request, stdin: int) -> ForkedChild:
@@ -173,10 +175,6 @@ class _Server:
     def end(self) -> None:
         """Have it end once its children have. Twice is harmless."""
         self._requests.close()
-
-    @property
-    def descriptor(self) -> int:
-        return self._requests.fileno()
 
 
 def _is_open(descriptor: int) -> bool:

@@ -40,9 +40,10 @@ class Host:
             "Inter-| Receive\n face |bytes\n lo: 5 0 0 0 0 0 0 0 6 0\neth0: 100 0 0 0 0 0 0 0 50 0\n"
         )
         (self.proc / "diskstats").write_text(DISKS.format(sectors=2))
-        for name, size in (("sda", "8"), ("loop0", "8"), ("sdb", "0")):
-            (self.sys / "block" / name).mkdir(parents=True)
+        for name, size in (("sda", "8"), ("loop0", "8"), ("sdb", "0"), ("dm-0", "8")):
+            (self.sys / "block" / name / "slaves").mkdir(parents=True)
             (self.sys / "block" / name / "size").write_text(size)
+        (self.sys / "block" / "dm-0" / "slaves" / "sda1").touch()
         self.process(7, 4)
 
     def process(self, pid: int, ticks: int) -> None:

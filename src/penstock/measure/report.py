@@ -158,9 +158,9 @@ def _of_devices(devices: DeviceRecord) -> list[Section]:
     for title, names in kinds.items():
         layers: list[Layer] = []
         for name in names:
-            if name in devices.columns and (rate := devices.rate(name)).any():
+            if name in devices.columns and (growth := devices.growth(name)).any():
                 words = name.partition(":")[2].replace(":", " ").replace("_", " ")
-                flow = binned(spans, rate * (end - begin), edges) / np.diff(edges)
+                flow = binned(spans, growth.astype(np.float64), edges) / np.diff(edges)
                 layers.append(Layer(words, flow, Colour(len(layers) % len(Colour))))
         if layers:
             picture = charts.lines(title, edges[:-1], layers, charts.seconds, format_rate)

@@ -106,12 +106,9 @@ class Sampler:
         for pid, (io, stat) in list(self._processes.items()):
             counters = _of_process(io, stat)
             if counters is None:
-                last = self._last.pop(pid, [0] * len(_OF_TREE))
-                self._ended = [
-                    ended + more for ended, more in zip(self._ended, [*last[:4], 0, 0], strict=True)
-                ]
+                counters = [*self._last.pop(pid, [0] * len(_OF_TREE))[:4], 0, 0]
+                self._ended = [ended + more for ended, more in zip(self._ended, counters, strict=True)]
                 self._forget(pid)
-                counters = [*last[:4], 0, 0]
             else:
                 self._last[pid] = counters
             total = [one + other for one, other in zip(total, counters, strict=True)]
@@ -130,7 +127,8 @@ def _disks(sys: Path) -> list[str]:
         if folder.name.startswith(("loop", "ram", "zram")):
             continue
         with suppress(OSError, ValueError):
-            if int((folder / "size").read_text()):
+            # What device mapper and md make of other disks counts their bytes a second time.
+            if int((folder / "size").read_text()) and not any((folder / "slaves").glob("*")):
                 names.append(folder.name)
     return names
 

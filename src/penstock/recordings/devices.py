@@ -54,18 +54,21 @@ class DeviceRecord:
         """When each row was taken, float64[n], since the start."""
         return (self.rows[:, 0] * 1e-9).astype(np.float64)
 
-    def rate(self, column: str) -> NDArray[np.float64]:
-        """Return by how much a counter grew in a second, float64[n - 1], between rows; 0 where it was gone."""
+    def growth(self, column: str) -> NDArray[np.int64]:
+        """Return by how much a counter grew from each row to the next, int64[n - 1]; 0 where it was gone."""
         values = self.rows[:, self.columns.index(column)]
-        seconds = np.maximum(np.diff(self.seconds), 1e-9)
         known = (values[1:] >= 0) & (values[:-1] >= 0)
         # A counter that shrinks began anew: a device that was taken off and put back.
-        rates: NDArray[np.float64] = np.where(known, np.maximum(np.diff(values), 0), 0) / seconds
+        return np.where(known, np.maximum(np.diff(values), 0), 0)
+
+    def rate(self, column: str) -> NDArray[np.float64]:
+        """Return by how much a counter grew in a second, float64[n - 1], between rows; 0 where it was gone."""
+        rates: NDArray[np.float64] = self.growth(column) / np.maximum(np.diff(self.seconds), 1e-9)
         return rates
 
     def grown(self, column: str) -> int:
         """Return by how much a counter grew in all."""
-        return round(float((self.rate(column) * np.diff(self.seconds)).sum()))
+        return int(self.growth(column).sum())
 
 
 class DeviceWriter:
