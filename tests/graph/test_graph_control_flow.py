@@ -314,6 +314,47 @@ def test_a_carry_keeps_its_shape_unless_the_loop_leaves_it_open() -> None:
     assert caught.value.kind == "mismatch"
 
 
+def test_handles_pass_through_loops_conditions_and_merges_and_any_shape_may_be_left_open() -> None:
+    graph = Graph()
+    queue = graph.add("FIFOQueue", capacity=9, components=[["int32", []]], name="q")
+    variable = graph.variable("int32", [], initial=7, name="v")
+    start = graph.initialize_all().name
+
+    def grow(i: Any, rows: Any, given: Any) -> Any:
+        graph.add("Enqueue", given, i)
+        return i + 1, graph.add("Concat", rows, rows, axis=0), given
+
+    rows = graph.placeholder("int32", None, name="rows")
+    carries = [graph.constant(0), rows, queue]
+    loop = graph.while_loop(lambda i, *_: i < 3, grow, carries, carry_shapes=[None, "any", None])
+    (size,) = graph.cond(
+        graph.constant(True),
+        lambda q, v: graph.add("Add", graph.add("QueueSize", q), v),
+        lambda q, v: v,
+        [loop[2], variable],
+    )
+    merged, _ = graph.add("Merge", variable)
+    with Session(Graph.from_json(graph.to_json())) as session:
+        session.run(start)
+        results = session.run([loop[1].name, size.name, merged.name], {"rows": np.ones(1, np.int32)})
+
+    assert [each.tolist() for each in results] == [[1] * 8, 10, 7]
+
+
+@pytest.mark.parametrize("op", ["While", "Cond"])
+def test_a_predicate_of_another_shape_names_the_loop_or_condition(op: str) -> None:
+    predicate = node("p", "Placeholder", dtype="bool", shape=None)
+    parts = {"cond": body("a", [], "p:0"), "body": body("a", [], "a")}
+    if op == "Cond":
+        parts = {"then": body("a", [], "a"), "else_": body("a", [], "a")}
+    inputs = "x:0" if op == "While" else "p:0 x:0"
+    nodes = [predicate, constant("x", 1.0), node("n", op, inputs, where="model.py:5", **parts)]
+
+    with pytest.raises(GraphError, match=r"'n' \(model\.py:5\).*shape \[1\]") as caught:
+        evaluate(nodes, "n:0", {"p": np.array([True])})
+    assert caught.value.kind == "mismatch"
+
+
 def test_inputs_of_two_frames_and_a_cycle_without_nextiteration_are_refused() -> None:
     with pytest.raises(GraphError, match="Enter") as caught:
         evaluate([*counting(5), node("bad", "Add", "merge:0 one:0"), node("out", "Leave", "bad:0")], "out:0")

@@ -259,6 +259,18 @@ def test_the_second_derivative_through_a_loop_with_a_constant_start_is_not_zero(
     np.testing.assert_allclose(results, [polynomial.deriv(order)(0.5) for order in range(4)], rtol=1e-12)
 
 
+def test_a_body_takes_the_gradient_of_what_it_computed() -> None:
+    graph = Graph()
+
+    def double(i: Any, x: Any) -> Any:
+        (slope,) = gradients(graph, x * x, [x])
+        return i + 1, slope
+
+    _, x = graph.while_loop(lambda i, x: i < 3, double, [graph.constant(0), graph.constant(1.0)])
+    with Session(graph) as session:
+        assert session.run(x) == 8
+
+
 def test_both_branches_of_a_condition_and_what_is_connected_and_not_taken() -> None:
     cond = node(
         "o",

@@ -226,3 +226,5 @@ def test_python_programs_name_the_line_that_made_a_node() -> None:
         graph.add("MatMul", x, x, name="product")
 
     assert (x + 1.0).name == "Add:0"
+    with pytest.raises(GraphError, match=r"'float3'.*one of float32"):
+        graph.constant(1.0, dtype="float3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyp
 from tests.graph.graphs import constant, evaluate, node
 
 from penstock.graph import Graph, GraphError, Session
+from penstock.graph.state import resources
+from penstock.graph.state.containers import shared_container
 from penstock.graph.state.readers import write_tfrecords
 
 Q = node("q", "FIFOQueue", capacity=3, components=[["int32", []]])
@@ -299,6 +301,24 @@ def test_lines_and_records_of_a_length(tmp_path: Path) -> None:
 # -- State ---------------------------------------------------------------------------------------------
 
 
+class Counter:
+    """Batches that count, and can be put back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.count += 1
+            yield self.count
+
+    def state_dict(self) -> int:
+        return self.count
+
+    def load_state_dict(self, state: int) -> None:
+        self.count = state
+
+
 def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"a\nb\nc\nd\n")
     nodes = [
@@ -306,6 +326,7 @@ def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
         node("q", "RandomShuffleQueue", capacity=9, components=[["int32", []]]),
         *COMMON[1:],
         node("lines", "TextLines", files=[str(tmp_path / "lines")]),
+        node("batch", "NextBatch", batches="count", outputs=[["int64", []]]),
         node("draw", "RandomUniform", shape=[2]),
         node("v", "Variable", dtype="quint8", shape=[2]),
         node("w", "Placeholder", dtype="quint8", shape=[2]),
@@ -315,21 +336,24 @@ def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
         | {"attr": {"value": {"dtype": "bytes", "shape": [], "data": ["AP8="]}}},
         node("name", "Assign", "shared:0 text:0"),
     ]
-    fetches = ["take:0", "lines:0", "draw:0", "v:0", "shared:0"]
+    fetches = ["take:0", "lines:0", "batch:0", "draw:0", "v:0", "shared:0"]
 
     def later(session: Session) -> Any:
         return [[each.tolist() for each in session.run(fetches)] for _ in range(2)]
 
-    with Session(Graph(nodes), seed=5) as session:
+    with Session(Graph(nodes), seed=5, batches={"count": Counter()}) as session:
         session.run(["set", "name"], {"w": np.array([1, 255], np.uint8)})
         put(session, *range(6))
-        session.run(["take:0", "lines:0", "draw:0"])
+        session.run(["take:0", "lines:0", "batch:0", "draw:0"])
         session.save(str(tmp_path / "state"))
         expected = later(session)
-    with Session(Graph(nodes), seed=5) as fresh:
+    with Session(Graph(nodes), seed=5, batches={"count": Counter()}) as fresh:
         fresh.restore(str(tmp_path / "state"))
         assert later(fresh) == expected
-    with Session(Graph(nodes), seed=5) as fresh:
+        # Also where the run was planned before.
+        fresh.restore(str(tmp_path / "state"))
+        assert later(fresh) == expected
+    with Session(Graph(nodes), seed=5, batches={"count": Counter()}) as fresh:
         fresh.restore(str(tmp_path / "state"))
         fresh.save(str(tmp_path / "again"))
         fresh.restore(str(tmp_path / "again"))
@@ -350,6 +374,55 @@ def test_draws_depend_on_seed_name_and_run_alone() -> None:
     assert all(0 <= number < 1 for number in alone[0])
     order = evaluate([constant("c", [[1.0], [2.0], [3.0]]), node("s", "Shuffle", "c:0")], "s:0")
     assert sorted(order.ravel().tolist()) == [1, 2, 3]
+
+
+def test_sessions_that_are_saved_at_once_lock_their_containers_in_one_order(tmp_path: Path) -> None:
+    """Each would else hold a container that the other waits for."""
+    names = [str(tmp_path / name) for name in "ab"]
+    taken: list[str] = []
+
+    class Lock:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            taken.append(self.name)
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    orders = []
+    for used in (names, names[::-1]):
+        nodes = [node(f"m{name}", "Mutex", container=name) for name in used]
+        with Session(Graph(nodes)) as session, pytest.MonkeyPatch.context() as patched:
+            session.run((), targets=[each["name"] for each in nodes])
+            for name in names:
+                patched.setattr(shared_container(name), "lock", Lock(name))
+            taken.clear()
+            session.save(str(tmp_path / "state"))
+            orders.append(list(dict.fromkeys(taken)))
+
+    assert orders == [names, names]
+
+
+def test_a_save_that_writes_holds_no_draw_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        constant("c", 1.0),
+        node("save", "Save", "c:0", names=["c"], path=str(tmp_path / "saved")),
+        node("draw", "RandomUniform", shape=[]),
+    ]
+    was_free = []
+    with Session(Graph(nodes)) as session:
+
+        def write(*given: Any) -> None:
+            thread, _ = in_thread(lambda: session.run("draw:0"))
+            thread.join(5)
+            was_free.append(not thread.is_alive())
+
+        monkeypatch.setattr(resources, "write_tensors", write)
+        session.run("save")
+
+    assert was_free == [True]
 
 
 def test_sessions_share_what_is_in_a_named_container_and_nothing_else(tmp_path: Path) -> None:

@@ -378,6 +378,15 @@ def test_opaque_functions_and_batches_are_nodes() -> None:
         assert session.run("f:0")[0, 0] == 4
         with pytest.raises(GraphError) as caught:
             session.run("batch")
+    # Each of two nodes of the same batches is held to its own outputs.
+    nodes.append(
+        node("column", "NextBatch", batches="train", outputs=[["float32", [None, 1]], ["int64", None]])
+    )
+    with Session(Graph(nodes), batches={"train": 2 * batches}) as session:
+        for _ in range(2):
+            session.run("batch")
+            with pytest.raises(GraphError, match=r"'column'.*output 0"):
+                session.run("column")
 
     assert caught.value.kind == "out_of_range"
 
@@ -385,10 +394,14 @@ def test_opaque_functions_and_batches_are_nodes() -> None:
 @pytest.mark.slow  # PyTorch imports its Python kernels for meta tensors: several seconds
 def test_any_aten_operation_is_a_node_by_its_name() -> None:
     nodes = [X, node("y", "aten.clamp.default", "x:0", args=[{"input": 0}, 0.0, 0.5])]
+    # One output, which PyTorch gives as a list of one.
+    nodes.append(node("list", "aten.split.Tensor", "y:0", args=[{"input": 0}, 9]))
+    nodes += [constant("one", [[1.0, 2.0]]), node("bare", "aten.unbind.int", "one:0")]
     graph = Graph(nodes)
 
     assert graph.nodes["y"].outputs[0].shape == (None, 3)
-    assert (evaluate(nodes, "y:0", {"x": ONES}) == 0.5).all()
+    results = evaluate(nodes, ["y:0", "list:0", "bare:0"], {"x": ONES})
+    assert [each.tolist() for each in results] == [[[0.5] * 3] * 2] * 2 + [[1.0, 2.0]]
     for name in ("aten.nothing.default", "aten.add_.Tensor"):
         with pytest.raises(GraphError) as caught:
             graph.extend([node("n", name, "x:0 x:0")])

@@ -44,6 +44,11 @@ def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
     with pytest.raises(GraphError, match=r"'a'.*task:7") as caught:
         place_graph(Graph([constant("a", 1.0, cost=cost, only="task:7")]), list(cost))
     assert caught.value.kind == "infeasible"
+    wrong: list[dict[str, Any]] = [{"group": 7}, {"only": ["cpu"]}]
+    for field in wrong:
+        with pytest.raises(GraphError, match=rf"'a'.*{min(field)}") as caught:
+            place_graph(Graph([constant("a", 1.0, **field)]), list(cost))
+        assert caught.value.kind == "mismatch"
 
 
 def test_half_of_a_float_is_its_upper_half_and_a_nan_stays_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.graph.errors import (
     CycleError,
@@ -24,7 +25,7 @@ from penstock.graph.model.node import (
     outer_controls,
     parse_endpoint,
 )
-from penstock.graph.ops.arrays import integer
+from penstock.graph.ops.arrays import integer, same_kind
 from penstock.graph.ops.control import check_predicate
 from penstock.graph.ops.stacks import stack_of
 from penstock.graph.ops.table import checked_attributes, operation
@@ -152,16 +153,13 @@ def check_nodes(scope: Scope, nodes: Sequence[Node]) -> None:
 
 
 def _joined(scope: Scope, node: Node) -> Spec:
-    first = node.outputs[0]
-    shape = first.shape
+    specs = [node.outputs[0]]
     for endpoint in node.inputs:
         spec = scope.find(endpoint)
         if spec is None:
             raise NotFoundError(f"input {str(endpoint)!r} is not there: its node has no such port")
-        if (spec.dtype, spec.kind) != (first.dtype, first.kind):
-            raise MismatchError(f"Merge takes one dtype, and these are {first} and {spec}")
-        shape = common(shape, spec.shape) if spec.kind == "tensor" else shape
-    return Spec(first.dtype, shape, first.kind, first.parts)
+        specs.append(as_value(spec))
+    return same_kind(specs, "Merge")
 
 
 def _check_inputs(scope: Scope, node: Node) -> None:
@@ -240,7 +238,7 @@ def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what
 
 def _infer_while(scope: Scope, node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     integer(node, "parallel_iterations", 1) if "parallel_iterations" in node.attr else None
-    carries = carry_specs(node, specs)
+    carries = carry_specs(node.attr.get("carry_shapes"), specs)
     tests = check_subgraph(scope, node.attr["cond"], carries, "cond")
     if len(tests) != 1:
         raise MismatchError(f"cond returns {len(tests)} values, and one bool is needed")
@@ -268,9 +266,8 @@ def _saved_spec(inner: Scope, text: str) -> Spec:
     return stack_of(as_value(spec))
 
 
-def carry_specs(node: Node, specs: Sequence[Spec]) -> list[Spec]:
-    """Return what the carries of a While are: as they come in, but for shapes that `carry_shapes` gives."""
-    given = node.attr.get("carry_shapes")
+def carry_specs(given: Any, specs: Sequence[Spec]) -> list[Spec]:
+    """Return what the carries of a While are: as they come in, but for the shapes that `carry_shapes` gives."""
     carries = [as_value(spec) for spec in specs]
     if given is None:
         return carries

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from penstock.graph.errors import DuplicateError, MismatchError, NotFoundError, nearest
-from penstock.graph.model.check import check_name, check_nodes
-from penstock.graph.model.dtypes import dtype_of_torch, to_value
+from penstock.graph.model.check import as_value, carry_specs, check_name, check_nodes
+from penstock.graph.model.dtypes import check_dtype, dtype_of_torch, to_value
 from penstock.graph.model.node import Constant, Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
 from penstock.graph.model.text import dumps, loads, nodes_from
 
@@ -353,27 +353,23 @@ class Graph:
         carries: Sequence[Any],
         *,
         parallel_iterations: int = 10,
-        carry_shapes: Sequence[Sequence[int | None] | None] | None = None,
+        carry_shapes: Sequence[Sequence[int | None] | str | None] | None = None,
         name: str = "While",
     ) -> tuple[Edge, ...]:
         """Add a loop: `carries` become what `body` returns of them for as long as `cond` says.
 
         cond, body: functions from as many edges as there are carries to a bool edge, and to the next carries.
-        parallel_iterations: how many may be under way at most. carry_shapes: for carries whose shape changes.
+        parallel_iterations: how many may be under way at most. carry_shapes: for each carry whose shape
+        changes, what of it stays, "any" where nothing does; None for the others.
         Returns: the carries at the end.
         """
         edges = [each if isinstance(each, Edge) else self.constant(each) for each in carries]
-        specs = [Spec(edge.dtype, edge.shape) for edge in edges]
-        if carry_shapes is not None:
-            specs = [
-                spec if shape is None else Spec(spec.dtype, tuple(shape))
-                for spec, shape in zip(specs, carry_shapes, strict=True)
-            ]
+        specs = carry_specs(carry_shapes, [edge.spec for edge in edges])
         names = [f"carry{place}" for place in range(len(edges))]
         parts = {"cond": self.subgraph(cond, specs, names), "body": self.subgraph(body, specs, names)}
         attr: dict[str, Any] = {**parts, "parallel_iterations": parallel_iterations}
         if carry_shapes is not None:
-            attr["carry_shapes"] = [None if shape is None else list(shape) for shape in carry_shapes]
+            attr["carry_shapes"] = list(carry_shapes)
         return self._edges(self.add_node("While", *edges, name=name, **attr))
 
     def cond(
@@ -387,7 +383,7 @@ class Graph:
     ) -> tuple[Edge, ...]:
         """Add a condition: what one of two functions of `args` returns; only what the taken one added runs."""
         edges = [each if isinstance(each, Edge) else self.constant(each) for each in args]
-        specs = [Spec(edge.dtype, edge.shape) for edge in edges]
+        specs = [as_value(edge.spec) for edge in edges]
         names = [f"arg{place}" for place in range(len(edges))]
         attr: dict[str, Any] = {
             "then": self.subgraph(then, specs, names),
@@ -401,18 +397,17 @@ class Graph:
     # -- Looking up ----------------------------------------------------------------------------------------
 
     def edge(self, endpoint: str) -> Edge:
-        """Return an output by "node:port". Raises: NotFoundError."""
+        """Return an output by "node:port", as seen from where nodes are added now. Raises: NotFoundError."""
         found = parse_endpoint(endpoint)
-        spec = self._root.find(found)
+        spec = self.current.find(found)
         if spec is None:
-            raise NotFoundError(f"{endpoint!r:.80} is not there{nearest(found.node, self.nodes)}")
+            raise NotFoundError(f"{endpoint!r:.80} is not there{nearest(found.node, self.current.names())}")
         return Edge(self, found, spec)
 
 
 def as_constant(value: Any, dtype: str = "") -> Constant:
     """Return a value as a Constant holds it. Raises: MismatchError."""
-    if not dtype:
-        dtype = _dtype_of(value)
+    dtype = check_dtype(dtype or _dtype_of(value))
     return Constant(to_value(value, dtype), dtype)
 
 

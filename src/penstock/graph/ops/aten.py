@@ -21,6 +21,7 @@ _TRIALS = (2, 3)
 _WORDS: dict[str, Any] = {
     "dtype": torch_dtype,
     "layout": lambda name: getattr(torch, name),
+    "memory_format": lambda name: getattr(torch, name),
     "device": torch.device,
 }
 
@@ -29,12 +30,10 @@ def encode(value: Any) -> Any:
     """Return an argument as JSON has it. Raises: MismatchError if it cannot."""
     if isinstance(value, torch.dtype):
         return {"dtype": dtype_of_torch(value)}
-    if isinstance(value, torch.layout):
-        return {"layout": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if isinstance(value, torch.memory_format):
-        return {"memory_format": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.layout | torch.memory_format):
+        return {type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -47,8 +46,6 @@ def _filled(template: Any, values: Sequence[Any]) -> Any:
         ((kind, value),) = template.items()
         if kind == "input":
             return values[value]
-        if kind == "memory_format":
-            return getattr(torch, value)
         return _WORDS[kind](value)
     if isinstance(template, list | tuple):
         return [_filled(each, values) for each in template]
@@ -87,18 +84,10 @@ def _arguments(node: Node, values: Sequence[Any]) -> tuple[list[Any], dict[str, 
 
 
 def _kernel(node: Node, call: Callable[..., Any]) -> Callable[..., Any]:
-    if node.attr.get("args") is None:
-        return call
-    result_is_list = len(node.outputs) > 1
-
     def kernel(*values: Any) -> Any:
         args, kwargs = _arguments(node, values)
         results = call(*args, **kwargs)
-        if isinstance(results, list):
-            results = tuple(results)
-        return (
-            results[0] if isinstance(results, tuple) and not result_is_list and len(results) == 1 else results
-        )
+        return results[0] if isinstance(results, tuple | list) and len(results) == 1 else results
 
     return kernel
 

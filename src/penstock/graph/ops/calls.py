@@ -41,6 +41,6 @@ register(
         _infer,
         kind="state",
         attributes={"batches": REQUIRED, "outputs": REQUIRED},
-        kernels={"cpu": lambda node, resources: resources.batches(node).read},
+        kernels={"cpu": lambda node, resources: lambda: resources.batches(node).read(node)},
     )
 )

@@ -181,6 +181,7 @@ for _name, _more in (("TFRecords", {}), ("TextLines", {}), ("FixedRecords", {"re
             _infer_reader,
             kind="state",
             attributes={"files": REQUIRED, **_more},
-            kernels={"cpu": lambda node, resources: resources.reader(node).read},
+            # Looked up in each run: `Session.restore` replaces it.
+            kernels={"cpu": lambda node, resources: lambda: resources.reader(node).read()},
         )
     )

@@ -294,10 +294,8 @@ class Step:
     def _switched(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         value, predicate = args
         if predicate.ndim:
-            raise MismatchError(
-                f"the predicate has shape {list(predicate.shape)}, and a scalar is needed",
-                node=unit.flat.name,
-            )
+            error = MismatchError(f"the predicate has shape {list(predicate.shape)}, and a scalar is needed")
+            raise self._blamed(error, unit.flat)
         return (_DEAD, value) if bool(predicate) else (value, _DEAD)
 
     def _key(self, flat: Flat, iteration: Iteration) -> int:

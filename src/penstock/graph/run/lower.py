@@ -255,14 +255,19 @@ class Lowering:
             for place, (which, text) in enumerate(node.attr.get("saved", ()))
             if Endpoint(name, number + place) in used
         ]
+
+        def switched_to(port: int) -> Callable[[Port], Port]:
+            return lambda value: (self._switch(node, value, predicate), port)
+
         results: dict[str, list[Port]] = {}
         kept: dict[int, Port] = {}
         ends: dict[str, Callable[[], int]] = {}
         for port, which in ((1, "then"), (0, "else")):
             subgraph = node.attr[which]
-            branch = _Env(env, bring=lambda outside, port=port: (self._switch(outside, predicate), port))  # type: ignore[misc]
-            pivot = _once(lambda port=port: self._pass((self._switch(predicate, predicate), port)))  # type: ignore[misc]
-            inside = [(self._switch(arg, predicate), port) for arg in args]
+            side = switched_to(port)
+            branch = _Env(env, bring=side)
+            pivot = _once(lambda side=side: self._pass(side(predicate)))  # type: ignore[misc]
+            inside = [side(arg) for arg in args]
             texts = [text for _, owner, text in saved if owner == which]
             effects = self._body(scope, subgraph, inside, branch, f"{node.name}/", pivot, texts)
             results[which] = [self._result(out, subgraph, scope, branch, node) for out in subgraph.out]
@@ -296,8 +301,8 @@ class Lowering:
         passed = [self._pass(out) for out in outs]
         return self._pass((pivot(), 0), [*effects, *passed])
 
-    def _switch(self, value: Port, predicate: Port) -> int:
-        return self.add("Switch", [value, predicate], ports=2, counts=False)
+    def _switch(self, node: Node, value: Port, predicate: Port) -> int:
+        return self.add("Switch", [value, predicate], node=node, ports=2, name=node.name, counts=False)
 
     def _input_of(self, node: Node, place: int, env: _Env) -> Port:
         found = env.find(node.inputs[place])
@@ -340,7 +345,7 @@ class Lowering:
         )
         (test,) = cond.out
         predicate = self._result(test, cond, scope, asked, node)
-        switches = [self._switch((merge, 0), predicate) for merge in merges]
+        switches = [self._switch(node, (merge, 0), predicate) for merge in merges]
         leaves = [
             self.add("Leave", [(switch, 0)], name=node.name, counts=place == 0)
             for place, switch in enumerate(switches)
@@ -400,7 +405,7 @@ class Lowering:
         found = self._result(endpoint, body, scope, taken, node)
         if endpoint.node not in body.nodes and endpoint.node not in body.args:
             found = (self._pass(found, [pivot()]), 0)
-        carry = carry_specs(node, node.takes)[place]
+        carry = carry_specs(node.attr.get("carry_shapes"), node.takes)[place]
         given = Scope(body.nodes, body.specs, scope).find(endpoint)
         is_open = node.attr.get("carry_shapes") is not None and node.attr["carry_shapes"][place] is not None
         if carry.kind != "tensor" or endpoint == Endpoint(body.args[place]):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -143,13 +142,3 @@ class Variable:
                 )
             self._value = torch.add(before, value)
             return self._value
-
-
-@contextmanager
-def all_locked(containers: list[Container]) -> Iterator[None]:
-    """Hold the locks of several containers: their contents stay what they are, together."""
-    if not containers:
-        yield
-        return
-    with containers[0].lock, all_locked(containers[1:]):
-        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from penstock.graph.errors import CorruptError, MismatchError, NotFoundError, OutOfRangeError, nearest
 from penstock.graph.model.dtypes import Value, fits, shape_text, to_value
 from penstock.graph.model.node import Node
-from penstock.graph.state.containers import Container, Variable, all_locked, shared_container
+from penstock.graph.state.containers import Container, Variable, shared_container
 from penstock.graph.state.queues import Mutex, Queue
 from penstock.graph.state.readers import Reader, reader_of
 from penstock.graph.state.tensors import read_tensor, write_tensors
@@ -36,17 +37,21 @@ class Resources:
         self.runs: dict[str, int] = {}
         self._functions = dict(functions or {})
         self._batches = dict(batches or {})
+        #: Of `shared` and `runs`.
         self._lock = threading.Lock()
+        #: A Save reads the folder and writes it again: one at a time.
+        self._saving = threading.Lock()
 
     # -- By node ---------------------------------------------------------------------------------------------
 
     def _home(self, node: Node) -> tuple[Container, str]:
-        container = node.attr.get("container") or ""
-        name = node.attr.get("shared_name") or node.name
-        if not container:
-            return self.own, name
+        return self._container(node.attr.get("container")), node.attr.get("shared_name") or node.name
+
+    def _container(self, name: str | None) -> Container:
+        if not name:
+            return self.own
         with self._lock:
-            return self.shared.setdefault(container, shared_container(container)), name
+            return self.shared.setdefault(name, shared_container(name))
 
     def variable(self, node: Node) -> Variable:
         """Return the variable of a node. Raises: MismatchError if it is shared and holds another type."""
@@ -96,18 +101,20 @@ class Resources:
 
     def state(self) -> dict[str, Any]:
         """Return variables, queues, positions of readers and counts of draws, as of one moment."""
-        homes = {"": self.own, **self.shared}
-        with all_locked(list(homes.values())):
+        with self._lock:
+            # In one order for all sessions: two that are saved at once do not wait for each other.
+            homes = sorted([("", self.own), *self.shared.items()])
+        with ExitStack() as locks:
+            for _, home in homes:
+                locks.enter_context(home.lock)
             resources = [
                 {"container": container, "kind": kind, "name": name, "state": state}
-                for container, home in homes.items()
+                for container, home in homes
                 for (kind, name), state in home.state().items()
             ]
-        return {
-            "graph_state": 1,
-            "resources": resources,
-            "runs": [[name, n] for name, n in self.runs.items()],
-        }
+            with self._lock:
+                runs = [[name, count] for name, count in self.runs.items()]
+        return {"graph_state": 1, "resources": resources, "runs": runs}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned. Raises: CorruptError if this is no such state."""
@@ -117,11 +124,9 @@ class Resources:
         for each in state["resources"]:
             by_home.setdefault(each["container"], {})[each["kind"], each["name"]] = each["state"]
         for container, states in by_home.items():
-            home = (
-                self.own if not container else self.shared.setdefault(container, shared_container(container))
-            )
-            home.load(states)
-        self.runs = {name: int(count) for name, count in state["runs"]}
+            self._container(container).load(states)
+        with self._lock:
+            self.runs = {name: int(count) for name, count in state["runs"]}
 
     # -- Saved tensors ---------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class Resources:
 
     def save_tensors(self, path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
         """Write tensors, by name, with their dtypes."""
-        with self._lock:
+        with self._saving:
             write_tensors(path, tensors)
 
     def restore_tensor(self, path: str, name: str, dtype: str) -> Value:
@@ -167,7 +172,6 @@ class Resources:
             )
         given = self._batches[name]
         found: Batches = self.own.find("batches", name, lambda: Batches(given))
-        found.node = node
         return found
 
 
@@ -178,11 +182,9 @@ class Batches:
         self.given = given
         self._iterator: Iterator[Any] | None = None
         self._lock = threading.Lock()
-        self.node: Node | None = None
 
-    def read(self) -> Any:
-        """Return the next batch as the node's outputs. Raises: OutOfRangeError after the last."""
-        assert self.node is not None, "set before"
+    def read(self, node: Node) -> Any:
+        """Return the next batch as a node's outputs. Raises: OutOfRangeError after the last."""
         with self._lock:
             if self._iterator is None:
                 self._iterator = iter(self.given)
@@ -192,7 +194,7 @@ class Batches:
                 raise OutOfRangeError("there are no more batches") from None
             if isinstance(batch, Mapping):
                 batch = tuple(batch.values())
-            return _checked(self.node, batch)
+            return _checked(node, batch)
 
     def state(self) -> Any:
         """Return where the batches are, or None if they cannot tell."""

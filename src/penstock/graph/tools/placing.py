@@ -43,18 +43,20 @@ def _placed(node: Node, default: Mapping[str, float]) -> PlacedNode:
         isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
         for value in cost.values()
     )
+    group, only = given.get("group") or "", given.get("only") or node.device
+    problem = ""
     if not is_cost or isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or nbytes < 0:
-        raise MismatchError(
-            f"cost is {cost!r:.80} and bytes {nbytes!r:.40}; give seconds by device, and a number",
-            node=node.name,
-            where=node.where,
-        )
+        problem = f"cost is {cost!r:.80} and bytes {nbytes!r:.40}; give seconds by device, and a number"
+    elif not isinstance(group, str) or not isinstance(only, str):
+        problem = f"group is {group!r:.40} and only {only!r:.40}; give texts"
+    if problem:
+        raise MismatchError(problem, node=node.name, where=node.where)
     return PlacedNode(
         node.name,
         tuple(dict.fromkeys(endpoint.node for endpoint in dependencies(node))),
         tuple(dict.fromkeys(control_dependencies(node))),
         dict(cost),
         float(nbytes),
-        given.get("group") or "",
-        given.get("only") or node.device,
+        group,
+        only,
     )
