@@ -113,6 +113,7 @@ def test_a_peer_that_lies_costs_a_miss(
     damage(pair.tier, np.frombuffer(pair.log.arena.mapping, np.uint64))
     pair.told()
 
+    assert not pair.host.has_news
     assert pair.read(5) == [None]
     assert pair.host.misses == 1
 
@@ -122,6 +123,7 @@ def test_a_log_of_another_loader_or_version_has_nothing(pair: Pair) -> None:
     stranger = HostMemory({3: pair.peer(generation=pair.log.generation ^ 1)}, SIZES)
 
     assert [ids.tolist() for _, ids in stranger.take_news()] == [[]]
+    assert not stranger.has_news
     assert isinstance(stranger.read(3, np.array([5]))[0], Exception)
     assert isinstance(stranger.read(4, np.array([5]))[0], Exception)
     stranger.close()
@@ -132,4 +134,5 @@ def test_a_count_beyond_the_log_is_not_followed(pair: Pair) -> None:
     np.frombuffer(pair.log.arena.mapping, np.uint64)[2] = 1 << 40
 
     assert pair.told() == [5]
+    assert not pair.host.has_news
     assert pair.read(5) == [content(5)]

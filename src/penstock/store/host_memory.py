@@ -92,17 +92,18 @@ class PeerMemory:
         self._ids = np.sort(kept) if is_known else np.empty(0, np.int64)
         #: int32[kept], where the record of each is; -1 for one that is not there yet.
         self._rows = np.full(self._ids.size, -1, np.int32)
-        self._seen = 0
+        #: Records that were taken note of, and how many there were then: more where one of them is damaged.
+        self._seen = self._looked_at = 0
 
     @property
     def has_news(self) -> bool:
         """Whether records were added since the last time."""
-        return bool(self._numbers[_COUNT] != self._seen)
+        return self._count() != self._looked_at
 
     def take_news(self) -> Ids:
         """Return the samples that were added since the last time, of those that the rank shall keep."""
-        count = min(int(self._numbers[_COUNT]), self._most)
-        records = self._records()[self._seen : count].copy()
+        self._looked_at = self._count()
+        records = self._records()[self._seen : self._looked_at].copy()
         wrong = np.flatnonzero(_seals(records, self._generation) != records[:, _SEAL])
         records = records[: wrong[0]] if wrong.size else records  # written later than counted, or damaged
         ids = records[:, _SAMPLE].astype(np.int64)
@@ -117,7 +118,8 @@ class PeerMemory:
         sizes: int64[n], bytes of each.
         """
         at, is_kept = self._found(ids)
-        rows = np.where(is_kept, self._rows[np.where(is_kept, at, 0)] if self._rows.size else -1, -1)
+        rows = np.full(ids.size, -1)
+        rows[is_kept] = self._rows[at[is_kept]]
         records = self._records()[np.maximum(rows, 0)]
         is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
         is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= self._memory.size)
@@ -135,6 +137,10 @@ class PeerMemory:
             found.append(data if is_whole else None)
         return found
 
+    def _count(self) -> int:
+        """Return how many records there are; never more than the log has space for, whatever it says."""
+        return min(int(self._numbers[_COUNT]), self._most)
+
     def _records(self) -> Numbers:
         return self._numbers[_HEAD : _HEAD + _COLUMNS * self._most].reshape(-1, _COLUMNS)
 
@@ -149,7 +155,7 @@ class PeerMemory:
         """Let the memory go, which does once nothing views it, and have nothing. Twice is harmless."""
         self._memory, self._numbers = np.empty(0, np.uint8), np.zeros(_HEAD + _COLUMNS, np.uint64)
         self._rows[:] = -1
-        self._seen = 0
+        self._seen = self._looked_at = 0
         for arena in self._arenas:
             arena.close()
 
@@ -163,8 +169,9 @@ class HostMemory:
     def __init__(self, peers: Mapping[int, PeerMemory], sizes_bytes: Ids) -> None:
         self._peers = dict(peers)
         self._sizes_bytes = sizes_bytes
-        #: Samples that a rank had announced and that were not there as they should be.
+        #: Samples that a rank had announced and that were not there as they should be. Under the lock.
         self.misses = 0
+        self._misses_lock = threading.Lock()
 
     @property
     def has_news(self) -> bool:
@@ -179,7 +186,9 @@ class HostMemory:
         """Return the bytes of samples that a rank keeps, where they lie, read-only; an error in the place of others."""
         peer = self._peers.get(rank)
         found = [None] * ids.size if peer is None else peer.read(ids, self._sizes_bytes[ids])
-        self.misses += found.count(None) if peer is None else sum(each is None for each in found)
+        if missing := sum(data is None for data in found):
+            with self._misses_lock:
+                self.misses += missing
         return [
             DataError(f"rank {rank} does not have sample {sample} as it announced") if data is None else data
             for sample, data in zip(ids.tolist(), found, strict=True)
@@ -197,7 +206,7 @@ def checksum_of(data: Bytes) -> int:
 
 
 def _seals(records: Numbers, generation: int) -> Numbers:
-    """Return a number for each record by which a half written one, or one of another log, is told."""
+    """Return a number for each record, by which one that is half written or of another log is found out."""
     seals = np.full(len(records), generation, np.uint64)
     for column in range(_SEAL):
         seals = (seals ^ records[:, column]) * _SPREADS
