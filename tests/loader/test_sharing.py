@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock.loader import Loader
 from penstock.loader.setup import Sharing
 from penstock.measure.replay import replay_of
 from penstock.ranks import Ranks, alone
+from penstock.ranks.descriptors import DescriptorExchange
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -37,6 +39,11 @@ def sharing_of(load: Loader) -> Sharing:
     sharing = load._setup.sharing
     assert sharing is not None
     return sharing
+
+
+def misses_of(sharing: Sharing) -> int:
+    assert sharing.peers is not None
+    return sharing.peers.misses
 
 
 Batches = list[NDArray[np.int64]]
@@ -96,11 +103,11 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
 def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
     size: int, memory: str
 ) -> None:
-    batches, sources, (sharing, *_) = train(size, memory=memory)
+    batches, sources, found = train(size, memory=memory)
 
     check_batches(batches)
     reads = sum(int(source.reads.sum()) for source in sources) - size * PROBES
-    kept = np.concatenate([each.samples for each in sharing.shared.kept])
+    kept = np.concatenate([each.samples for each in found[0].shared.kept])
     assert kept.size == np.unique(kept).size
     if memory == "4 MB":
         assert kept.size == SAMPLES
@@ -110,7 +117,39 @@ def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
         # A read that is under way across the end of an epoch may serve both.
         bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - kept.size)
         assert 0.95 * bound < reads <= bound
-    assert not any(each.peers.misses for each in [sharing] if each.peers is not None)
+    assert [misses_of(each) for each in found] == [0] * size
+
+
+def test_a_disk_of_the_machine_stays_unused(tmp_path: Path) -> None:
+    on = machine()
+    disk = replace(on.storage[2], name="disk", backend="filesystem", path=str(tmp_path / "disk"))
+
+    batches, _, found = train(2, machine=replace(on, storage=(*on.storage[:2], disk)))
+
+    check_batches(batches)
+    assert {tier for each in found for kept in each.shared.kept for tier in kept.tiers.tolist()} == {1}
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            without_socket.add(threading.get_ident())
+        loader(Counted(SAMPLES), ranks).close()
+
+    def exchange() -> DescriptorExchange:
+        if threading.get_ident() in without_socket:
+            raise ConfigError("share= needs a local socket")
+        return DescriptorExchange()
+
+    without_socket = set[int]()
+    monkeypatch.setattr("penstock.loader.sharing.DescriptorExchange", exchange)
+
+    of_other, own = run(2, part, timeout_seconds=patient(5))
+
+    assert str(own) == "share= needs a local socket"
+    assert isinstance(of_other, ConfigError)
+    assert "rank 1" in str(of_other)
 
 
 @pytest.mark.usefixtures("nobody_is_late")
@@ -150,17 +189,18 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:
     def damage(load: Loader) -> None:
         if load._rank == 1 and load.position == (1, 2) and not done.is_set():
             done.set()
-            log = getattr(sharing_of(load).tier, "_log", None)
-            assert log is not None
-            np.frombuffer(log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
+            tier = sharing_of(load).tier
+            assert tier is not None
+            assert tier._log is not None
+            np.frombuffer(tier._log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
 
     batches, sources, found = train(2, damage)
 
     check_batches(batches)
-    misses = [each.peers.misses for each in found if each.peers is not None]
-    assert misses[0] > 0
-    assert misses[1] == 0
-    assert sources[0].reads.sum() >= sources[1].reads.sum() + misses[0]
+    misses, none = map(misses_of, found)
+    assert misses > 0
+    assert none == 0
+    assert sources[0].reads.sum() >= sources[1].reads.sum() + misses
 
 
 def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -41,7 +41,7 @@ from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import Collector, progress_lines
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
-from penstock.loader.setup import Draft, Setup, drafted, finish, process_plan, set_up
+from penstock.loader.setup import Setup, drafted, process_plan, set_up
 from penstock.loader.sharing import Meeting, check_sharing, first_of
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter
@@ -182,20 +182,10 @@ class Loader:
             make = partial(set_up, config, self._front_end, calls, opened=opened)
             agreed.together(partial(self._make, make, calls, to_user, state))
             return
-        with Meeting() as meeting, ExitStack() as closing:
-            drafts: list[Draft] = []
-
-            def offer() -> dict[str, Any]:
-                drafts.append(drafted(config, self._front_end, calls, closing, opened=opened))
-                return meeting.offer(drafts[0])
-
-            offers = agreed.together(offer)
-            sent = agreed.together(lambda: meeting.send(drafts[0], offers, first_of(state)))
-            agreed.together(
-                lambda: self._make(
-                    lambda: finish(drafts[0], meeting.receive(drafts[0], sent)), calls, to_user, state
-                )
-            )
+        with Meeting(partial(drafted, config, self._front_end, calls, opened=opened)) as meeting:
+            offers = agreed.together(meeting.offer)
+            sent = agreed.together(partial(meeting.send, offers, first_of(state)))
+            agreed.together(partial(self._make, partial(meeting.receive, sent), calls, to_user, state))
 
     def _make(
         self,

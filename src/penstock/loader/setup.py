@@ -510,8 +510,11 @@ def _disks(
     calls: Calls,
     closing: ExitStack | None,
 ) -> list[Disk]:
-    """Return the disks that keep samples. closing: closes them; None for a prediction, which opens none."""
-    if not isinstance(source, Source) or isinstance(policy, Staging):
+    """Return the disks that keep samples. closing: closes them; None for a prediction, which opens none.
+
+    Ranks share memory alone: there are none then.
+    """
+    if not isinstance(source, Source) or isinstance(policy, Staging) or config.share is not None:
         return []
     classes = disk_classes(config.local_disk, machine, int(source.sizes_bytes.sum()))
     if closing is None:

@@ -10,16 +10,16 @@ What is where is never said by message: it follows from the plan, and from the l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import LoaderConfig
-from penstock.loader.setup import Draft, Sharing, shared_among
+from penstock.loader.setup import Draft, Setup, Sharing, finish, shared_among
 from penstock.ranks import named_ranks
 from penstock.ranks.descriptors import DescriptorExchange
 from penstock.store import MemoryTier
@@ -30,21 +30,15 @@ from penstock.units import is_integer
 _DESCRIPTORS = 2
 
 
-@dataclass
-class _Mine:
-    """What this rank keeps, and with whom."""
-
-    sharing: Sharing
-    log: KeptLog
-
-
 class Meeting:
-    """One rank's part. What it has made and nobody has taken over is closed with it."""
+    """One rank's part: `offer`, `send` and `receive`. What it has made and nobody has taken over is closed with it.
 
-    def __init__(self) -> None:
+    draft: makes the first part of the loader; what that opens is closed by its argument.
+    """
+
+    def __init__(self, draft: Callable[[ExitStack], Draft]) -> None:
         self._closing = ExitStack()
-        self._exchange = self._closing.enter_context(DescriptorExchange())
-        self._mine: _Mine | None = None
+        self._new_draft = draft
 
     def __enter__(self) -> Self:
         return self
@@ -52,19 +46,22 @@ class Meeting:
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
-    def offer(self, draft: Draft) -> dict[str, Any]:
-        """Return what the other ranks need to know, as JSON."""
+    def offer(self) -> dict[str, Any]:
+        """Draft the loader; return what the other ranks need to know, as JSON.
+
+        Raises: what drafting raises; ConfigError where there can be no socket.
+        """
+        self._draft = draft = self._new_draft(self._closing)
+        self._exchange = self._closing.enter_context(DescriptorExchange())
         return {"rank": draft.rank, "tier_bytes": draft.budget.tier_bytes, **self._exchange.offer}
 
-    def send(
-        self, draft: Draft, offers: Sequence[dict[str, Any]], first: tuple[int, int]
-    ) -> dict[str, int | str]:
+    def send(self, offers: Sequence[dict[str, Any]], first: tuple[int, int]) -> dict[str, int]:
         """Make the memory of this rank and send it to the others of its host; return what they need to know of it.
 
         offers: of all ranks. first: (epoch, step) at which the run begins.
         Raises: ConfigError where two processes of the host read as one rank; what the policy raises.
         """
-        host = self._exchange.offer["host"]
+        draft, host = self._draft, self._exchange.offer["host"]
         here = {each["rank"]: each for each in offers if each["host"] == host}
         counts = Counter(each["rank"] for each in offers)
         if several := sorted(rank for rank, count in counts.items() if count > 1):
@@ -78,19 +75,18 @@ class Meeting:
         self._closing.callback(log.close)
         tier = MemoryTier(max(1, tier_bytes), partial(Arena, is_shared=True), log)
         self._closing.callback(tier.close)
-        self._mine = _Mine(Sharing(shared, tuple(sorted(here)), tier, None), log)
+        self._sharing = Sharing(shared, tuple(sorted(here)), tier)
         for rank, offer in here.items():
             if rank != draft.rank:
                 self._exchange.send(offer, draft.rank, [tier.arena.descriptor, log.arena.descriptor])
-        return {"rank": draft.rank, "host": host, "generation": log.generation}
+        return {"rank": draft.rank, "generation": log.generation}
 
-    def receive(self, draft: Draft, sent: Sequence[Mapping[str, Any]]) -> Sharing:
-        """Return what this rank shares, once all have sent. sent: what `send` returned on all ranks.
+    def receive(self, sent: Sequence[Mapping[str, int]]) -> Setup:
+        """Return what this rank's loader runs on, once all have sent. sent: what `send` returned on all ranks.
 
         A rank whose memory did not come keeps nothing for this one.
         """
-        assert self._mine is not None, "it has sent its own"
-        sharing = self._mine.sharing
+        sharing = self._sharing
         generations = {each["rank"]: each["generation"] for each in sent if each["rank"] in sharing.ranks}
         peers = {}
         for rank, descriptors in self._exchange.receive(len(sent), _DESCRIPTORS).items():
@@ -98,10 +94,11 @@ class Meeting:
             if rank in generations:
                 peers[rank] = PeerMemory(memory, log, generations[rank], sharing.shared.kept[rank].samples)
         self._exchange.close()
+        others = HostMemory(peers, self._draft.samples.sizes_bytes)
+        self._closing.callback(others.close)
+        setup = finish(self._draft, replace(sharing, peers=others))
         self._closing.pop_all()  # the loader's fetcher closes what is left
-        return Sharing(
-            sharing.shared, sharing.ranks, sharing.tier, HostMemory(peers, draft.samples.sizes_bytes)
-        )
+        return setup
 
 
 def check_sharing(config: LoaderConfig, uncompared: str, *, is_in_job: bool) -> bool:
