@@ -301,6 +301,41 @@ def test_lines_and_records_of_a_length(tmp_path: Path) -> None:
 # -- State ---------------------------------------------------------------------------------------------
 
 
+def test_a_restore_reads_the_tensor_of_its_name_alone(tmp_path: Path) -> None:
+    names = ["a/b", "a~1b", "*", "a", "é"]
+    nodes = [constant(f"c{place}", float(place)) for place in range(len(names))]
+    nodes += [
+        node("save", "Save", " ".join(each["name"] for each in nodes), names=names, path=str(tmp_path)),
+        constant("other", [2.0**100] * 9),
+        node("more", "Save", "other:0", names=["other"], path=str(tmp_path)),
+        node("lost", "Restore", tensor="a*", dtype="float32", path=str(tmp_path)),
+        node("damaged", "Restore", tensor="other", dtype="float32", path=str(tmp_path)),
+        node("typed", "Restore", tensor="a", dtype="int32", path=str(tmp_path)),
+    ]
+    back = [
+        node(f"r{place}", "Restore", tensor=name, dtype="float32", path=str(tmp_path))
+        for place, name in enumerate(names)
+    ]
+    with Session(Graph([*nodes, *back])) as session:
+        session.run("save")
+        session.run("more")
+        bits = np.float32(2.0**100).tobytes()
+        (file,) = [each for each in tmp_path.rglob("*") if each.is_file() and 9 * bits in each.read_bytes()]
+        file.write_bytes(file.read_bytes().replace(9 * bits, 9 * bits[::-1]))
+
+        # The tensor called * is a pattern that fits all: only its restore meets the damage.
+        restored = [session.run(f"r{place}:0") for place in (0, 1, 3, 4)]
+        errors = []
+        for fetch in ("lost:0", "damaged:0", "typed:0"):
+            with pytest.raises(GraphError) as caught:
+                session.run(fetch)
+            errors.append(caught.value)
+
+    assert restored == [0, 1, 3, 4]
+    assert [error.kind for error in errors] == ["not_found", "kernel", "mismatch"]
+    assert "did you mean 'a'" in str(errors[0])
+
+
 class Counter:
     """Batches that count, and can be put back."""
 

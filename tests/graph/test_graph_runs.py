@@ -14,6 +14,7 @@ from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.errors import WaitTimeout
 from penstock.graph import Graph, GraphError, Session, Statistics
+from penstock.graph.run.plan import Plan, make_plan
 
 X = node("x", "Placeholder", dtype="float32", shape=[None, 3])
 ONES = np.ones((2, 3), np.float32)
@@ -330,6 +331,37 @@ def test_many_threads_run_one_session_while_the_graph_grows() -> None:
             thread.join()
 
         assert session.run("v:0") == 400
+
+
+def test_threads_that_run_something_first_at_once_share_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    looked: list[Any] = []
+
+    class Plans(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if len(looked) < 2:
+                looked.append(key)
+                both.wait(5)
+            return found
+
+    made: list[Plan] = []
+
+    def make(*args: Any, **options: Any) -> Plan:
+        made.append(make_plan(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr("penstock.graph.run.session.make_plan", make)
+    with Session(Graph([constant("x", 1.0)])) as session:
+        session._plans = Plans()
+        threads = [threading.Thread(target=session.run, args=("x:0",)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(looked) == 2
+    assert len(made) == 1
 
 
 def test_waiting_kernels_hold_no_thread_and_a_closed_session_ends_their_runs() -> None:

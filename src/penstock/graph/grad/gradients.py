@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.graph.errors import MismatchError, NotFoundError, UnsupportedError, nearest
 from penstock.graph.grad.links import branch_roots, connected, is_smooth, links, loop_links
-from penstock.graph.model.check import TRIPS, blame, infer
+from penstock.graph.model.check import TRIPS, blame, saved_spec
 from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Edge, Graph, as_constant
 from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
@@ -435,8 +435,8 @@ def _save(scope: Scope, node: Node, what: Any) -> int:
     """Let a loop or condition save a value of its body, and return the port that gives it."""
     saved = [list(each) if not isinstance(each, str) else each for each in node.attr.get("saved", ())]
     if what not in saved:
+        node.outputs = (*node.outputs, saved_spec(scope, node, what))
         saved.append(what)
         node.attr["saved"] = saved
-        node.outputs = tuple(infer(scope, node))
     first = len(node.outputs) - len(saved)
     return first + saved.index(what)

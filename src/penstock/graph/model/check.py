@@ -253,17 +253,19 @@ def _infer_while(scope: Scope, node: Node, specs: Sequence[Spec]) -> Sequence[Sp
                 f"carry {place} is {carry}, and body returns {result} for it: a carry keeps dtype and shape "
                 "(carry_shapes may leave sizes open)"
             )
-    inner = Scope(node.attr["body"].nodes, node.attr["body"].specs, scope)
-    return [*carries, *(_saved_spec(inner, text) for text in node.attr.get("saved", ()))]
+    return [*carries, *(saved_spec(scope, node, what) for what in node.attr.get("saved", ()))]
 
 
-def _saved_spec(inner: Scope, text: str) -> Spec:
-    if text == TRIPS:
+def saved_spec(scope: Scope, node: Node, what: Any) -> Spec:
+    """Return what a loop or condition gives of a value that its `saved` names. Raises: NotFoundError."""
+    if what == TRIPS:
         return Spec("int64", ())
+    which, text = ("body", what) if node.op == "While" else what
+    inner = Scope(node.attr[which].nodes, node.attr[which].specs, scope)
     spec = inner.find(parse_endpoint(text)) if isinstance(text, str) else None
     if spec is None:
-        raise NotFoundError(f"saved names {text!r:.80}, which is not in the subgraph")
-    return stack_of(as_value(spec))
+        raise NotFoundError(f"saved names {text!r:.80}, which is not in {which}")
+    return stack_of(as_value(spec)) if node.op == "While" else as_value(spec)
 
 
 def carry_specs(given: Any, specs: Sequence[Spec]) -> list[Spec]:
@@ -301,10 +303,4 @@ def _infer_cond(scope: Scope, node: Node, specs: Sequence[Spec]) -> Sequence[Spe
         if not fits(one.shape, two.shape) and is_known(one.shape) and is_known(two.shape):
             raise MismatchError(f"result {place} is {one} of then and {two} of else: they need one shape")
         outputs.append(Spec(one.dtype, common(one.shape, two.shape), one.kind, one.parts))
-    for which, text in node.attr.get("saved", ()):
-        inner = Scope(node.attr[which].nodes, node.attr[which].specs, scope)
-        spec = inner.find(parse_endpoint(text))
-        if spec is None:
-            raise NotFoundError(f"saved names {text!r:.80}, which is not in {which}")
-        outputs.append(as_value(spec))
-    return outputs
+    return [*outputs, *(saved_spec(scope, node, what) for what in node.attr.get("saved", ()))]

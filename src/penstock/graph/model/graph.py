@@ -112,6 +112,8 @@ class Graph:
         self.version = 0
         self._root = Scope({})
         self._scopes = [self._root]
+        #: By scope and name: all names with lower numbers are taken.
+        self._numbers: list[dict[str, int]] = [{}]
         self._names: list[str] = []
         self._device = ""
         self._controls: list[str] = []
@@ -221,13 +223,15 @@ class Graph:
         full = "/".join([*self._names, name])
         check_name(full)
         inner = [scope for scope in self._scopes if scope is not self._root]
-        found, number = full, 0
+        number = max(numbers.get(full, 0) for numbers in self._numbers)
+        found = f"{full}_{number}" if number else full
         # Free in all that is being built: an inner node may have to name one of an outer scope later.
         while found in self._root.nodes or any(
             found in scope.nodes or found in scope.args for scope in inner
         ):
             number += 1
             found = f"{full}_{number}"
+        self._numbers[-1][full] = number
         return found
 
     def _endpoint(self, given: Any) -> Endpoint:
@@ -321,9 +325,11 @@ class Graph:
             before = (self._controls, self._names)
             self._controls, self._names = [], []
             self._scopes.append(scope)
+            self._numbers.append({})
             try:
                 yield
             finally:
+                self._numbers.pop()
                 self._scopes.pop()
                 self._controls, self._names = before
 

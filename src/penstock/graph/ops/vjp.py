@@ -107,11 +107,14 @@ class _Traces:
         if callable(found):
             return found
         with self._lock:
-            uses = found or 0
+            # Of threads that come to the tenth use at once, one traces.
+            found = self._code.get(key)
+            if callable(found):
+                return found
             if len(self._code) >= _MOST_TRACED:
                 self._code.clear()
-            self._code[key] = uses + 1
-            if uses + 1 < TRACED_FROM_USE:
+            uses = self._code[key] = (found or 0) + 1
+            if uses < TRACED_FROM_USE:
                 return pull
             traced = make_fx(pull)(*[value.detach() for value in values])
             traced.graph.eliminate_dead_code()

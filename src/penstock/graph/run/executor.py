@@ -185,7 +185,7 @@ class Step:
 
     def _run(self) -> None:
         root = Iteration(Frame(self.plan.frames[0], None), 0)
-        self._ready += [(unit, root) for unit in self.plan.roots if unit.frame == 0]
+        self._ready += [(unit, root) for unit in self.plan.roots]
         root.open_units = len(self._ready)
         ready, fire = self._ready, self._fire
         while True:
@@ -272,7 +272,7 @@ class Step:
     def _call(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         call, flat = unit.call, unit.flat
         assert call is not None, "a kernel has a call"
-        begin = time.perf_counter()
+        begin = 0.0 if self._statistics is None else time.perf_counter()
         try:
             if unit.region is not None:
                 outputs: Sequence[Any] = call(args)

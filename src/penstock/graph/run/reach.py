@@ -9,8 +9,7 @@ from typing import Any
 
 from penstock.graph.model.check import control_dependencies, dependencies, in_order
 from penstock.graph.model.dtypes import bits_of
-from penstock.graph.model.node import Constant, Endpoint, Node, Subgraph, captures
-from penstock.graph.model.text import subgraph_to_json
+from penstock.graph.model.node import Constant, Endpoint, Node, Subgraph
 from penstock.graph.ops.table import operation
 
 #: State that is only looked at, or made: a body runs it where something needs it.
@@ -111,11 +110,9 @@ def _as_key(value: Any) -> Any:
             digest.update(len(part).to_bytes(8, "little") + part)
         return [value.dtype, list(value.value.shape), digest.hexdigest()]
     if isinstance(value, Subgraph):
-        return [_without_sites(subgraph_to_json(value)), [list(endpoint) for endpoint in captures(value)]]
+        nodes = [
+            [node.name, node.op, node.inputs, node.controls, node.attr, node.device]
+            for node in value.nodes.values()
+        ]
+        return [value.args, nodes, value.out]
     return str(value)
-
-
-def _without_sites(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {name: _without_sites(value) for name, value in given.items() if name != "where"}
-    return [_without_sites(each) for each in given] if isinstance(given, list) else given

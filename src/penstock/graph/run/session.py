@@ -95,7 +95,8 @@ class Session:
         """
         self._check_open()
         wanted, arrange = _arranged(fetches)
-        endpoints, operations = self._asked(wanted, targets)
+        places, operations = self._asked(wanted, targets)
+        endpoints = [endpoint for endpoint in places if endpoint is not None]
         fed, values = self._fed(feeds or {})
         plan = self._plan(endpoints, operations, fed)
         step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe)
@@ -116,18 +117,20 @@ class Session:
                 self._steps.discard(step)
         found = dict(zip(dict.fromkeys(endpoints), results, strict=True))
         del results
-        return arrange([None if each is None else to_client(found[each]) for each in self._places(wanted)])
+        return arrange([None if each is None else to_client(found[each]) for each in places])
 
-    def _places(self, wanted: Sequence[Any]) -> list[Endpoint | None]:
-        return [_endpoint_of(each) for each in wanted]
+    def _asked(
+        self, wanted: Sequence[Any], targets: Sequence[Any]
+    ) -> tuple[list[Endpoint | None], list[str]]:
+        """Return the endpoint of each fetch, None where it names an operation, and all operations that a run asks for.
 
-    def _asked(self, wanted: Sequence[Any], targets: Sequence[Any]) -> tuple[list[Endpoint], list[str]]:
-        """Return the endpoints and the operations that a run asks for. Raises: NotFoundError."""
+        Raises: NotFoundError; MismatchError for a fetch that is no tensor.
+        """
         scope = self.graph.scope
-        endpoints, operations = [], []
+        places = [_endpoint_of(each) for each in wanted]
+        operations = []
         targets = [targets] if isinstance(targets, str | Edge | Node) else targets
-        for each in wanted:
-            endpoint = _endpoint_of(each)
+        for each, endpoint in zip(wanted, places, strict=True):
             if endpoint is None:
                 operations.append(_name_of(each))
                 continue
@@ -140,12 +143,11 @@ class Session:
                 raise MismatchError(
                     f"fetch {str(endpoint)!r} is a {spec.kind}, and no tensor", node=endpoint.node
                 )
-            endpoints.append(endpoint)
         operations += [_name_of(each) for each in targets]
         for name in operations:
             if name not in scope.nodes:
                 raise NotFoundError(f"target {name!r} is not there{nearest(name, scope.nodes)}")
-        return endpoints, operations
+        return places, operations
 
     def _fed(self, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
         """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
@@ -180,21 +182,27 @@ class Session:
         if plan is not None:
             return plan
         with self.graph.lock:
-            lowering = Lowering()
-            env = lowering.top(self.graph.scope, endpoints, operations, fed)
-            for place, endpoint in enumerate(dict.fromkeys(endpoints)):
-                node = self.graph.nodes[endpoint.node]
-                port = env.find(endpoint)
-                spec = node.outputs[endpoint.port]
-                if spec.kind == "variable" and endpoint not in fed:
-                    port = lowering.read(port, spec, node)
-                attr = {"fetch": place, "node": node.name, "where": node.where}
-                lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
-            plan = make_plan(lowering.flats, self.resources, regions=self._regions, compiler=self._compiler)
+            # Of threads that run it first at once, one makes it.
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._made(endpoints, operations, fed)
+            return plan
+
+    def _made(self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]) -> Plan:
+        lowering = Lowering()
+        env = lowering.top(self.graph.scope, endpoints, operations, fed)
+        for place, endpoint in enumerate(dict.fromkeys(endpoints)):
+            node = self.graph.nodes[endpoint.node]
+            port = env.find(endpoint)
+            spec = node.outputs[endpoint.port]
+            if spec.kind == "variable" and endpoint not in fed:
+                port = lowering.read(port, spec, node)
+            attr = {"fetch": place, "node": node.name, "where": node.where}
+            lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
+        plan = make_plan(lowering.flats, self.resources, regions=self._regions, compiler=self._compiler)
         if any(unit.frame for unit in plan.units if unit.flat.op == "Fetch"):
             raise MismatchError("a tensor inside of a loop was fetched; Leave brings one out of it")
-        with self._lock:
-            return self._plans.setdefault(key, plan)
+        return plan
 
     # -- State -----------------------------------------------------------------------------------------------
 

@@ -56,7 +56,11 @@ class Reader:
             while place < len(self._files):
                 with open(self._files[place], "rb", buffering=1 << 16) as file:
                     file.seek(offset)
-                    found = self._next(file, _Place(self._files[place], record, offset))
+                    try:
+                        found = self._next(file)
+                    except CorruptError as error:
+                        name = printable(self._files[place])
+                        raise CorruptError(f"{name}: record {record} at byte {offset} {error}") from None
                     if found is not None:
                         self.position = (place, file.tell(), record + 1)
                         break
@@ -77,24 +81,15 @@ class Reader:
         place, offset, record = state
         self.position = (int(place), int(offset), int(record))
 
-    def _next(self, file: Any, place: _Place) -> bytes | None:
+    def _next(self, file: Any) -> bytes | None:
+        """Return the next record, or None after the last. Raises: CorruptError saying what the record is."""
         raise AssertionError(f"{type(self).__name__} says how its records lie")
-
-
-class _Place:
-    """Where a record is, for errors."""
-
-    def __init__(self, file: str, record: int, offset: int) -> None:
-        self.text = f"{printable(file)}: record {record} at byte {offset}"
-
-    def corrupt(self, problem: str) -> CorruptError:
-        return CorruptError(f"{self.text} {problem}")
 
 
 class TextLines(Reader):
     """Lines without their line feed; what follows the last line feed is a line, too, if there is any."""
 
-    def _next(self, file: Any, place: _Place) -> bytes | None:
+    def _next(self, file: Any) -> bytes | None:
         line: bytes = file.readline()
         return line.removesuffix(b"\n") if line else None
 
@@ -102,35 +97,35 @@ class TextLines(Reader):
 class FixedRecords(Reader):
     """Records of `record_bytes`."""
 
-    def _next(self, file: Any, place: _Place) -> bytes | None:
+    def _next(self, file: Any) -> bytes | None:
         size = self.node.attr["record_bytes"]
         data: bytes = file.read(size)
         if data and len(data) < size:
-            raise place.corrupt(f"is cut off: {len(data)} of {size} bytes")
+            raise CorruptError(f"is cut off: {len(data)} of {size} bytes")
         return data or None
 
 
 class TFRecords(Reader):
     """Frames of a length, its checksum, the record, its checksum."""
 
-    def _next(self, file: Any, place: _Place) -> bytes | None:
+    def _next(self, file: Any) -> bytes | None:
         head = file.read(_HEAD.size)
         if not head:
             return None
         if len(head) < _HEAD.size:
-            raise place.corrupt(f"is cut off: {len(head)} of {_HEAD.size} bytes of its head")
+            raise CorruptError(f"is cut off: {len(head)} of {_HEAD.size} bytes of its head")
         length, checksum = _HEAD.unpack(head)
         if masked_crc32c(head[:8]) != checksum:
-            raise place.corrupt("has a damaged length: its checksum differs")
+            raise CorruptError("has a damaged length: its checksum differs")
         left = os.fstat(file.fileno()).st_size - file.tell()
         if length + _CHECKSUM.size > left:
-            raise place.corrupt(
+            raise CorruptError(
                 f"has {length:,} bytes, and the file has {max(left - _CHECKSUM.size, 0):,} more"
             )
         data: bytes = file.read(length)
         (checksum,) = _CHECKSUM.unpack(file.read(_CHECKSUM.size))
         if masked_crc32c(data) != checksum:
-            raise place.corrupt("is damaged: its checksum differs")
+            raise CorruptError("is damaged: its checksum differs")
         return data
 
 

@@ -6,13 +6,15 @@ quantised numbers as the integers that they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.state.tree import encode_keys
 from penstock.graph.errors import CorruptError, MismatchError, NotFoundError, nearest
 from penstock.graph.model.dtypes import Value, check_dtype, to_client, torch_dtype
 from penstock.ranks import alone
@@ -54,16 +56,25 @@ def decode(document: Mapping[str, Any]) -> tuple[str, Value]:
 def write_state(path: str, state: Mapping[str, Any]) -> None:
     """Write a state as the newest snapshot of a folder; the one before it is removed."""
     with _store(path) as store:
-        listed = store.list()
-        store.save(max((each.step for each in listed), default=-1) + 1, dict(state)).wait()
+        _save_next(store, state)
+
+
+def _save_next(store: SnapshotStore, state: Mapping[str, Any]) -> None:
+    store.save(max((each.step for each in store.list()), default=-1) + 1, dict(state)).wait()
 
 
 def read_state(path: str) -> Any:
     """Return the newest state of a folder. Raises: NotFoundError if there is none."""
+    with _saved(path) as store:
+        return store.restore()
+
+
+@contextmanager
+def _saved(path: str) -> Iterator[SnapshotStore]:
     with _store(path) as store:
         if not store.list():
             raise NotFoundError(f"nothing was saved in {path}")
-        return store.restore()
+        yield store
 
 
 def _store(path: str) -> SnapshotStore:
@@ -76,16 +87,19 @@ def write_tensors(path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
     """Write tensors by name, beside those that are in the folder under other names."""
     with _store(path) as store:
         kept = dict(store.restore()["tensors"]) if store.list() else {}
-    kept.update({name: encode(dtype, value) for name, (dtype, value) in tensors.items()})
-    write_state(path, {"tensors": kept})
+        kept.update({name: encode(dtype, value) for name, (dtype, value) in tensors.items()})
+        _save_next(store, {"tensors": kept})
 
 
 def read_tensor(path: str, name: str, dtype: str) -> Value:
     """Return a saved tensor. Raises: NotFoundError if there is none of the name, MismatchError if its dtype differs."""
-    tensors = read_state(path)["tensors"]
-    if name not in tensors:
-        raise NotFoundError(f"no tensor {name!r} was saved in {path}{nearest(name, tensors)}")
-    found, value = decode(tensors[name])
+    with _saved(path) as store:
+        names = store.restore(only=["tensors/*/dtype"])["tensors"]
+        if name not in names:
+            raise NotFoundError(f"no tensor {name!r} was saved in {path}{nearest(name, names)}")
+        _, (key,) = encode_keys([name], "tensors")
+        # A name that is a pattern, too, fits itself first; what else it fits is read in vain.
+        found, value = decode(store.restore(only=[f"tensors/{key}"])["tensors"][name])
     if found != dtype:
         raise MismatchError(f"the saved tensor {name!r} is {found}, and the node says {dtype}")
     return value
