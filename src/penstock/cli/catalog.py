@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError, DataError
@@ -106,8 +104,10 @@ def _rows(kept: list[KeptCatalog]) -> list[tuple[str, ...]]:
 def _labels(one: KeptCatalog) -> Table:
     assert one.catalog is not None, "a catalog that cannot be read is of no data set"
     catalog = one.catalog
-    if not isinstance(catalog.labels, np.ndarray) or catalog.labels.ndim > 1 or not catalog.classes:
+    if isinstance(catalog.labels, Mapping) or catalog.labels.ndim > 1 or not catalog.classes:
         return Table("", ("label", "type", "classes"), _named_labels(catalog))
+    import numpy as np
+
     which = catalog.labels >= 0
     counts = np.bincount(catalog.labels[which], minlength=len(catalog.classes))
     sizes = np.bincount(
@@ -122,7 +122,7 @@ def _labels(one: KeptCatalog) -> Table:
 
 def _named_labels(catalog: Catalog) -> list[tuple[str, ...]]:
     """Return a row for each label where they are not classes alone."""
-    labels = {"": catalog.labels} if isinstance(catalog.labels, np.ndarray) else catalog.labels
+    labels = catalog.labels if isinstance(catalog.labels, Mapping) else {"": catalog.labels}
     return [
         (
             name,

@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.cli.options import given, parsed_count, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, long_work, print_line, show
 from penstock.units import format_bytes, format_count
@@ -106,6 +104,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _pays(options: argparse.Namespace, source: Source) -> str:
     """Return in a sentence whether it pays, as `penstock simulate layout` says it."""
+    import numpy as np
+
     from penstock.loader.setup import read_machine
     from penstock.plan import AccessPlan, FullShuffle
     from penstock.simulate.layout import compare_layouts
