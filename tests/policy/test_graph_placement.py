@@ -51,6 +51,8 @@ def test_a_group_shares_the_devices_of_its_members_and_follows_the_first_that_is
     placed = place(nodes, ["cpu", "gpu:0", "gpu:1"], 0, 1)
 
     assert placed.device == {"a": "gpu:0", "b": "gpu:0", "c": "cpu"}
+    assert placed.reason["b"] == "follows its group 'g'"
+    assert placed.reason["c"] == "the only device for it"
     for bad, named in (
         ([PlacedNode("n", cost_seconds={"cpu": 1.0}, only="gpu")], "n"),
         (

@@ -118,14 +118,15 @@ def place(
     while ready:
         _, _, name = heapq.heappop(ready)
         node = by_name[name]
-        candidates = [group_device[node.group]] if node.group in group_device else feasible[name]
+        follows = node.group in group_device
+        candidates = [group_device[node.group]] if follows else feasible[name]
         ends = {device: finish_on(node, device) for device in candidates}
-        device = min(candidates, key=lambda each: ends[each])
+        device = min(ends, key=lambda each: ends[each])
         chosen[name], finish[name] = device, ends[device]
         free[device] = ends[device]
         if node.group:
             group_device.setdefault(node.group, device)
-        reason[name] = _reason(node, device, ends, candidates, group_device)
+        reason[name] = f"follows its group {node.group!r}" if follows else _reason(device, ends)
         for user in users[name]:
             missing[user] -= 1
             if missing[user] == 0:
@@ -137,16 +138,6 @@ def place(
     return Placement(chosen, finish, reason)
 
 
-def _reason(
-    node: PlacedNode,
-    device: str,
-    ends: Mapping[str, float],
-    candidates: Sequence[str],
-    groups: Mapping[str, str],
-) -> str:
-    others = ", ".join(f"{ends[each]:.6g} s on {each}" for each in candidates if each != device)
-    if others:
-        return f"finishes at {ends[device]:.6g} s, against {others}"
-    if node.group in groups and len(candidates) == 1:
-        return f"with its group {node.group!r}, or the only device for it"
-    return "the only device for it"
+def _reason(device: str, ends: Mapping[str, float]) -> str:
+    others = ", ".join(f"{seconds:.6g} s on {each}" for each, seconds in ends.items() if each != device)
+    return f"finishes at {ends[device]:.6g} s, against {others}" if others else "the only device for it"

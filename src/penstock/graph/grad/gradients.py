@@ -16,7 +16,7 @@ from penstock.graph.grad.links import branch_roots, connected, is_smooth, links,
 from penstock.graph.model.check import TRIPS, blame, saved_spec
 from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Edge, Graph, as_constant
-from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
+from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph, captures, parse_endpoint
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.stacks import element_of, spec_to_json
 from penstock.graph.ops.table import operation
@@ -50,25 +50,17 @@ def gradients(
                 )
             given = None if grad_ys is None else grad_ys[place]
             seed = graph.add("OnesLike", target) if given is None else given
-            seeds.setdefault(target, []).append(_endpoint(graph, seed))
+            seeds.setdefault(target, []).append(graph.endpoint(seed))
         builder = _Builder(graph)
         found = builder.back(scope, dict(scope.nodes), seeds, set(wanted), lambda endpoint: endpoint)
     return [None if each not in found else graph.edge(str(found[each])) for each in wanted]
 
 
 def _found(graph: Graph, given: Any) -> Endpoint:
-    endpoint = _endpoint(graph, given)
+    endpoint = graph.endpoint(given)
     if graph.current.find(endpoint) is None:
         raise NotFoundError(f"{str(endpoint)!r} is not there{nearest(endpoint.node, graph.current.names())}")
     return endpoint
-
-
-def _endpoint(graph: Graph, given: Any) -> Endpoint:
-    if isinstance(given, Edge):
-        return given.endpoint
-    if isinstance(given, Endpoint):
-        return given
-    return parse_endpoint(given) if isinstance(given, str) else graph.constant(given).endpoint
 
 
 class _Builder:
@@ -78,8 +70,7 @@ class _Builder:
         self._graph = graph
 
     def add(self, op: str, *inputs: Endpoint, **attr: Any) -> list[Endpoint]:
-        node = self._graph.add_node(op, *inputs, **attr)
-        return [Endpoint(node.name, port) for port in range(len(node.outputs))]
+        return self._graph.add_node(op, *inputs, **attr).endpoints()
 
     def one(self, op: str, *inputs: Endpoint, **attr: Any) -> Endpoint:
         (endpoint,) = self.add(op, *inputs, **attr)
@@ -121,10 +112,9 @@ class _Builder:
         done: dict[Endpoint, Endpoint] = {}
         for node in reversed(order):
             cotangents: dict[int, Endpoint] = {}
-            for port in range(len(node.outputs)):
-                endpoint = Endpoint(node.name, port)
+            for endpoint in node.endpoints():
                 if endpoint in parts:
-                    cotangents[port] = done[endpoint] = self.sum(parts.pop(endpoint))
+                    cotangents[endpoint.port] = done[endpoint] = self.sum(parts.pop(endpoint))
             followed = {
                 endpoint for port in cotangents for endpoint in links(scope, node, port) if endpoint in alive
             }
@@ -227,7 +217,7 @@ class _Builder:
                 return forward(given[endpoint])
             if endpoint.node not in subgraph.nodes:
                 return forward(endpoint)
-            copy = self._copied(subgraph.nodes[endpoint.node])
+            copy = self.copied(subgraph.nodes[endpoint.node])
             return copy or forward(Endpoint(node.name, _save(scope, node, [which, str(endpoint)])))
 
         seeds: dict[Endpoint, list[Endpoint]] = {}
@@ -248,7 +238,7 @@ class _Builder:
                 out.append(self.sum(parts) if parts else self.zeros(spec, value))
         return Subgraph([], built.nodes, out)
 
-    def _copied(self, node: Node) -> Endpoint | None:
+    def copied(self, node: Node) -> Endpoint | None:
         """Return a copy of a node that gives the same anywhere, or None if it is no such node."""
         return self.one(node.op, **node.attr) if node.op in ("Constant", "Zeros") else None
 
@@ -257,16 +247,7 @@ class _Builder:
     def _while(
         self, scope: Scope, node: Node, cotangents: dict[int, Endpoint], forward: Forward
     ) -> Iterable[tuple[Endpoint, Endpoint]]:
-        backward = _Loop(self, self._graph, scope, node, cotangents, forward)
-        return backward.build()
-
-    @property
-    def graph(self) -> Graph:
-        return self._graph
-
-    def copied(self, node: Node) -> Endpoint | None:
-        """Return a copy of a constant."""
-        return self._copied(node)
+        return _Loop(self, self._graph, scope, node, cotangents, forward).build()
 
 
 class _Loop:
@@ -285,13 +266,8 @@ class _Loop:
         cotangents: dict[int, Endpoint],
         forward: Forward,
     ) -> None:
-        self._build, self._graph, self._scope, self._node, self._forward = (
-            builder,
-            graph,
-            scope,
-            node,
-            forward,
-        )
+        self._build, self._graph, self._scope = builder, graph, scope
+        self._node, self._forward = node, forward
         self._body: Subgraph = node.attr["body"]
         self._cotangents = cotangents
         active: set[int] = set()
@@ -302,18 +278,14 @@ class _Loop:
             outside |= endpoints
         self._active = sorted(place for place in active if is_smooth(node.outputs[place]))
         inputs = {node.inputs[place] for place in active if place < len(node.inputs)}
-        captured = {each for each in outside if each not in inputs or self._is_captured(each)}
+        inside = set(captures(self._body))
+        captured = {each for each in outside if each not in inputs or each in inside}
         self._captures = sorted(captured)
         #: Of the backward body: names of arguments with their specs, and what they start from.
         self._args: dict[str, Spec] = {}
         self._starts: list[Endpoint] = []
         self._popped: dict[str, tuple[Endpoint, Endpoint]] = {}
         self._built = Scope({}, self._args, graph.current)
-
-    def _is_captured(self, endpoint: Endpoint) -> bool:
-        from penstock.graph.model.node import captures
-
-        return endpoint in captures(self._body)
 
     def build(self) -> Iterable[tuple[Endpoint, Endpoint]]:
         trips = Endpoint(self._node.name, _save(self._scope, self._node, TRIPS))
@@ -366,8 +338,7 @@ class _Loop:
         spec = self._scope.find(endpoint)
         assert spec is not None, "it is captured"
         start = self._build.zeros(spec, lambda: self._forward(endpoint))
-        kind = "tensor" if spec.kind == "variable" else spec.kind
-        return self._argument("sum", Spec(spec.dtype, spec.shape, kind, spec.parts), start)
+        return self._argument("sum", spec.value(), start)
 
     def _constant(self, number: int) -> Endpoint:
         return self._build.one("Constant", value=as_constant(number, "int64"))

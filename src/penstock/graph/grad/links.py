@@ -129,7 +129,5 @@ def connected(scope: Scope, order: Iterable[Node], wanted: set[Endpoint]) -> set
     """Return the endpoints of a scope that depend smoothly on wanted ones, these included."""
     found = set(wanted)
     for node in order:
-        for port in range(len(node.outputs)):
-            if links(scope, node, port) & found:
-                found.add(Endpoint(node.name, port))
+        found.update(each for each in node.endpoints() if links(scope, node, each.port) & found)
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from penstock.graph.errors import (
     CycleError,
@@ -33,6 +34,7 @@ from penstock.graph.ops.table import checked_attributes, operation
 #: In `saved` of a While: how many iterations it took, an int64 scalar.
 TRIPS = "#trips"
 _MOST_NAME = 2000
+_Key = TypeVar("_Key")
 
 
 @contextmanager
@@ -69,41 +71,46 @@ def is_back_edge(source: Node, target: Node) -> bool:
     return source.op == "NextIteration" and target.op == "Merge"
 
 
-def in_order(nodes: Mapping[str, Node], known: Iterable[str] = ()) -> list[Node]:
+def depth_first(needs: dict[_Key, set[_Key]]) -> list[_Key]:
+    """Return keys so that each comes after those it needs; those on a cycle, and those that need one, are left out.
+
+    Of the keys that are ready, the one that became so last comes first; else their order is the mapping's.
+    """
+    waiting = {key: len(needed) for key, needed in needs.items()}
+    users: dict[_Key, list[_Key]] = {key: [] for key in needs}
+    for key, needed in needs.items():
+        for each in needed:
+            users[each].append(key)
+    ready = [key for key in reversed(needs) if waiting[key] == 0]
+    order = []
+    while ready:
+        order.append(ready.pop())
+        for user in reversed(users[order[-1]]):
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                ready.append(user)
+    return order
+
+
+def in_order(nodes: Mapping[str, Node]) -> list[Node]:
     """Return nodes so that each comes after those it needs, loops cut at their back edges.
 
     Raises: CycleError naming a node of a cycle.
     """
-    waiting: dict[str, int] = {}
-    users: dict[str, list[str]] = {name: [] for name in nodes}
+    needs = {}
     for node in nodes.values():
         sources = {endpoint.node for endpoint in dependencies(node)} | set(control_dependencies(node))
-        needed = [
-            name
-            for name in sources
-            if name in nodes and not is_back_edge(nodes[name], node) and name not in known
-        ]
-        waiting[node.name] = len(needed)
-        for name in needed:
-            users[name].append(node.name)
-    # From the last: so the order is that of the list where the edges allow it.
-    ready = [name for name in reversed(list(nodes)) if waiting[name] == 0]
-    order = []
-    while ready:
-        name = ready.pop()
-        order.append(nodes[name])
-        for user in reversed(users[name]):
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                ready.append(user)
+        needs[node.name] = {name for name in sources if name in nodes and not is_back_edge(nodes[name], node)}
+    order = depth_first(needs)
     if len(order) < len(nodes):
-        left = next(node for node in nodes.values() if waiting[node.name])
+        placed = set(order)
+        left = next(node for node in nodes.values() if node.name not in placed)
         raise CycleError(
             "it is on a cycle, or needs one; only NextIteration into Merge closes a loop",
             node=left.name,
             where=left.where,
         )
-    return order
+    return [nodes[name] for name in order]
 
 
 def check_name(name: str) -> None:
@@ -158,7 +165,7 @@ def _joined(scope: Scope, node: Node) -> Spec:
         spec = scope.find(endpoint)
         if spec is None:
             raise NotFoundError(f"input {str(endpoint)!r} is not there: its node has no such port")
-        specs.append(as_value(spec))
+        specs.append(spec.value())
     return same_kind(specs, "Merge")
 
 
@@ -207,11 +214,6 @@ def infer(scope: Scope, node: Node) -> Sequence[Spec]:
 # -- Loops and conditions ------------------------------------------------------------------------------
 
 
-def as_value(spec: Spec) -> Spec:
-    """Return what a variable's handle is where a value is needed: what it holds."""
-    return Spec(spec.dtype, spec.shape) if spec.kind == "variable" else spec
-
-
 def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what: str) -> list[Spec]:
     """Check a subgraph with its arguments, and return what it gives."""
     if not isinstance(subgraph, Subgraph):
@@ -224,7 +226,7 @@ def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DuplicateError(f"{what} has {twice!r} twice")
-    subgraph.specs = dict(zip(subgraph.args, map(as_value, specs), strict=True))
+    subgraph.specs = dict(zip(subgraph.args, (spec.value() for spec in specs), strict=True))
     inner = Scope(subgraph.nodes, subgraph.specs, scope)
     check_nodes(inner, list(subgraph.nodes.values()))
     found = []
@@ -232,7 +234,7 @@ def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what
         spec = inner.find(endpoint)
         if spec is None:
             raise NotFoundError(f"{what} returns {str(endpoint)!r}, which is not there")
-        found.append(as_value(spec))
+        found.append(spec.value())
     return found
 
 
@@ -265,12 +267,12 @@ def saved_spec(scope: Scope, node: Node, what: Any) -> Spec:
     spec = inner.find(parse_endpoint(text)) if isinstance(text, str) else None
     if spec is None:
         raise NotFoundError(f"saved names {text!r:.80}, which is not in {which}")
-    return stack_of(as_value(spec)) if node.op == "While" else as_value(spec)
+    return stack_of(spec.value()) if node.op == "While" else spec.value()
 
 
 def carry_specs(given: Any, specs: Sequence[Spec]) -> list[Spec]:
     """Return what the carries of a While are: as they come in, but for the shapes that `carry_shapes` gives."""
-    carries = [as_value(spec) for spec in specs]
+    carries = [spec.value() for spec in specs]
     if given is None:
         return carries
     if not isinstance(given, list | tuple) or len(given) != len(specs):
@@ -283,9 +285,9 @@ def carry_specs(given: Any, specs: Sequence[Spec]) -> list[Spec]:
             shape = check_shape(shape)
             if not fits(spec.shape, shape):
                 raise MismatchError(f"carry {place} is {spec}, and carry_shapes says {shape_text(shape)}")
-            spec = Spec(spec.dtype, shape, spec.kind, spec.parts)
+            spec = replace(spec, shape=shape)
         elif shape == "any":
-            spec = Spec(spec.dtype, None, spec.kind, spec.parts)
+            spec = replace(spec, shape=None)
         open_carries.append(spec)
     return open_carries
 
@@ -302,5 +304,5 @@ def _infer_cond(scope: Scope, node: Node, specs: Sequence[Spec]) -> Sequence[Spe
             raise MismatchError(f"result {place} is {one} of then and {two} of else: they need one dtype")
         if not fits(one.shape, two.shape) and is_known(one.shape) and is_known(two.shape):
             raise MismatchError(f"result {place} is {one} of then and {two} of else: they need one shape")
-        outputs.append(Spec(one.dtype, common(one.shape, two.shape), one.kind, one.parts))
+        outputs.append(replace(one, shape=common(one.shape, two.shape)))
     return [*outputs, *(saved_spec(scope, node, what) for what in node.attr.get("saved", ()))]

@@ -73,11 +73,6 @@ def dtype_of_torch(dtype: torch.dtype) -> str:
     raise MismatchError(f"{dtype} is none of {', '.join(DTYPES)}; convert it first")
 
 
-def element_bytes(dtype: str) -> int:
-    """Return the size of an element; 8 for bytes, as of a reference."""
-    return int(numpy_dtype(dtype).itemsize)
-
-
 def to_value(array: Any, dtype: str) -> Value:
     """Return a kernel's copy of a client's array.
 
@@ -136,13 +131,6 @@ def zeros(dtype: str, shape: tuple[int, ...]) -> Value:
     if dtype == "bytes":
         return np.full(shape, b"", object)
     return torch.zeros(shape, dtype=torch_dtype(dtype))
-
-
-def same_bits(one: Value, other: Value) -> bool:
-    """Return whether two values of one dtype have the same shape and the same bits."""
-    if tuple(one.shape) != tuple(other.shape):
-        return False
-    return bits_of(one) == bits_of(other)
 
 
 def bits_of(value: Value) -> bytes | tuple[bytes, ...]:
@@ -204,10 +192,7 @@ def value_from_json(document: Any) -> tuple[Value, str]:
 
 def _flat_of(data: list[Any], dtype: str) -> NDArray[Any]:
     if dtype == "bytes":
-        array = np.empty(len(data), object)
-        for index, each in enumerate(data):
-            array[index] = base64.b64decode(each, validate=True)
-        return array
+        return np.array([base64.b64decode(each, validate=True) for each in data], object)
     if dtype == "complex64":
         pairs = np.array([[_float(part) for part in pair] for pair in data], np.float64).reshape(len(data), 2)
         return np.ascontiguousarray(pairs.astype(np.float32)).view(np.complex64).reshape(len(data))
@@ -270,13 +255,6 @@ def common(shape: Shape, other: Shape) -> Shape:
     if shape is None or other is None or len(shape) != len(other):
         return None
     return tuple(one if one == two else None for one, two in zip(shape, other, strict=True))
-
-
-def merged(shape: Shape, other: Shape) -> Shape:
-    """Return what is known of a shape that fits both."""
-    if shape is None or other is None:
-        return other if shape is None else shape
-    return tuple(two if one is None else one for one, two in zip(shape, other, strict=True))
 
 
 def is_known(shape: Shape) -> bool:

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from penstock.graph.errors import DuplicateError, MismatchError, NotFoundError, nearest
-from penstock.graph.model.check import as_value, carry_specs, check_name, check_nodes
+from penstock.graph.model.check import carry_specs, check_name, check_nodes
 from penstock.graph.model.dtypes import check_dtype, dtype_of_torch, to_value
 from penstock.graph.model.node import Constant, Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
 from penstock.graph.model.text import dumps, loads, nodes_from
+from penstock.graph.ops.control import PARALLEL_ITERATIONS
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
@@ -109,7 +110,6 @@ class Graph:
     def __init__(self, nodes: Any = ()) -> None:
         """Make a graph of nodes, as `extend` takes them."""
         self.lock = threading.RLock()
-        self.version = 0
         self._root = Scope({})
         self._scopes = [self._root]
         #: By scope and name: all names with lower numbers are taken.
@@ -167,7 +167,6 @@ class Graph:
             for name in added:
                 del scope.nodes[name]
             raise
-        self.version += 1
 
     def add(
         self,
@@ -188,7 +187,7 @@ class Graph:
         node = self.add_node(
             op, *inputs, name=name, controls=controls, device=device, placement=placement, **attr
         )
-        edges = tuple(Edge(self, Endpoint(node.name, port), spec) for port, spec in enumerate(node.outputs))
+        edges = self._edges(node)
         return edges[0] if len(edges) == 1 else edges
 
     def add_node(
@@ -208,7 +207,7 @@ class Graph:
             node = Node(
                 self.unique(name or op),
                 op,
-                [self._endpoint(each) for each in inputs],
+                [self.endpoint(each) for each in inputs],
                 [*self._controls, *(_node_name(each) for each in controls)],
                 attr,
                 device or self._device,
@@ -234,7 +233,8 @@ class Graph:
         self._numbers[-1][full] = number
         return found
 
-    def _endpoint(self, given: Any) -> Endpoint:
+    def endpoint(self, given: Any) -> Endpoint:
+        """Return what an edge or a text names; a value becomes a Constant."""
         if isinstance(given, Edge):
             return given.endpoint
         if isinstance(given, Endpoint):
@@ -349,7 +349,7 @@ class Graph:
                 edges = [Edge(self, Endpoint(arg), spec) for arg, spec in zip(args, specs, strict=True)]
                 results = function(*edges)
                 results = results if isinstance(results, list | tuple) else [results]
-                out = [self._endpoint(result) for result in results]
+                out = [self.endpoint(result) for result in results]
             return Subgraph(args, scope.nodes, out)
 
     def while_loop(
@@ -358,7 +358,7 @@ class Graph:
         body: Callable[..., Any],
         carries: Sequence[Any],
         *,
-        parallel_iterations: int = 10,
+        parallel_iterations: int = PARALLEL_ITERATIONS,
         carry_shapes: Sequence[Sequence[int | None] | str | None] | None = None,
         name: str = "While",
     ) -> tuple[Edge, ...]:
@@ -389,7 +389,7 @@ class Graph:
     ) -> tuple[Edge, ...]:
         """Add a condition: what one of two functions of `args` returns; only what the taken one added runs."""
         edges = [each if isinstance(each, Edge) else self.constant(each) for each in args]
-        specs = [as_value(edge.spec) for edge in edges]
+        specs = [edge.spec.value() for edge in edges]
         names = [f"arg{place}" for place in range(len(edges))]
         attr: dict[str, Any] = {
             "then": self.subgraph(then, specs, names),
@@ -398,7 +398,7 @@ class Graph:
         return self._edges(self.add_node("Cond", predicate, *edges, name=name, **attr))
 
     def _edges(self, node: Node) -> tuple[Edge, ...]:
-        return tuple(Edge(self, Endpoint(node.name, port), spec) for port, spec in enumerate(node.outputs))
+        return tuple(Edge(self, *each) for each in zip(node.endpoints(), node.outputs, strict=True))
 
     # -- Looking up ----------------------------------------------------------------------------------------
 

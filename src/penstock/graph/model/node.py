@@ -41,6 +41,10 @@ class Spec:
     kind: str = "tensor"
     parts: tuple[Spec, ...] = ()
 
+    def value(self) -> Spec:
+        """Return what the edge is where a value is needed: of a variable's handle, what it holds."""
+        return Spec(self.dtype, self.shape) if self.kind == "variable" else self
+
     def __str__(self) -> str:
         return f"{self.dtype}{shape_text(self.shape)}" if self.kind == "tensor" else f"a {self.kind}"
 
@@ -72,6 +76,10 @@ class Node:
     placement: dict[str, Any] = field(default_factory=dict)
     takes: tuple[Spec, ...] = ()
     outputs: tuple[Spec, ...] = ()
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the ends of the node's outputs."""
+        return [Endpoint(self.name, port) for port in range(len(self.outputs))]
 
     def subgraphs(self) -> Iterator[tuple[str, Subgraph]]:
         """Yield each subgraph of the node with the name of its attribute."""

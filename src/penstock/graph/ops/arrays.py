@@ -22,6 +22,7 @@ from penstock.graph.model.dtypes import (
 from penstock.graph.model.node import Constant, Node, Spec
 from penstock.graph.ops.elementwise import NUMBERS, one_dtype, tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.stacks import zeros_like
 
 
 def integer(node: Node, name: str, least: int | None = None) -> int:
@@ -93,10 +94,7 @@ register(Operation("Constant", _infer_constant, attributes={"value": REQUIRED}, 
 
 
 def _infer_identity(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    spec = specs[0]
-    if spec.kind == "variable":
-        return [Spec(spec.dtype, spec.shape)]
-    return [spec]
+    return [specs[0].value()]
 
 
 register(
@@ -137,7 +135,7 @@ def _like(name: str, function: Callable[..., Any]) -> None:
     register(Operation(name, _infer_like, inputs=(1, 1), kernels={"cpu": lambda node: function}))
 
 
-_like("ZerosLike", lambda value: value if value is None else torch.zeros_like(value))
+_like("ZerosLike", zeros_like)
 _like("OnesLike", torch.ones_like)
 
 

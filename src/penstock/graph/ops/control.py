@@ -17,17 +17,13 @@ def check_predicate(spec: Spec, what: str) -> None:
         raise MismatchError(f"{what} is a bool scalar, and this is {spec}")
 
 
-def _value(spec: Spec) -> Spec:
-    return Spec(spec.dtype, spec.shape) if spec.kind == "variable" else spec
-
-
 def _infer_switch(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     check_predicate(specs[1], "the second input of Switch")
-    return [_value(specs[0])] * 2
+    return [specs[0].value()] * 2
 
 
 def _infer_merge(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    return [same_kind([_value(spec) for spec in specs], "Merge"), Spec("int32", ())]
+    return [same_kind([spec.value() for spec in specs], "Merge"), Spec("int32", ())]
 
 
 def _infer_pass(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -37,7 +33,7 @@ def _infer_pass(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
             raise MismatchError(f"frame is {frame!r:.80}; give the name of the loop")
         if "parallel_iterations" in node.attr:
             integer(node, "parallel_iterations", 1)
-    return [_value(specs[0])]
+    return [specs[0].value()]
 
 
 def _infer_nothing(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:

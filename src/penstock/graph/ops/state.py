@@ -39,19 +39,19 @@ register(
 )
 
 
-def _handle(specs: Sequence[Spec], what: str) -> Spec:
-    if specs[0].kind != "variable":
-        raise MismatchError(f"the first input of {what} is a Variable, and this is {specs[0]}")
+def handle_of(specs: Sequence[Spec], what: str, kind: str) -> Spec:
+    """Return the spec of a handle that an operation takes first. Raises: MismatchError if it is of another kind."""
+    if specs[0].kind != kind:
+        raise MismatchError(f"the first input of {what} is a {kind}, and this is {specs[0]}")
     return specs[0]
 
 
 def _infer_read(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    spec = _handle(specs, "Read")
-    return [Spec(spec.dtype, spec.shape)]
+    return [handle_of(specs, "Read", "variable").value()]
 
 
 def _infer_assign(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    variable, value = _handle(specs, node.op), specs[1]
+    variable, value = handle_of(specs, node.op, "variable"), specs[1]
     tensor_of(value, DTYPES if node.op == "Assign" else NUMBERS, node.op)
     if value.dtype != variable.dtype:
         raise MismatchError(f"the variable holds {variable.dtype}, and the value is {value}")

@@ -11,7 +11,7 @@ from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.arrays import integer
 from penstock.graph.ops.elementwise import tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
-from penstock.graph.ops.state import SHARED, check_texts
+from penstock.graph.ops.state import SHARED, check_texts, handle_of
 
 
 def components_of(given: Any) -> tuple[Spec, ...]:
@@ -59,14 +59,8 @@ for _name, _more in (("FIFOQueue", {}), ("RandomShuffleQueue", {"min_after_deque
     )
 
 
-def _queue(specs: Sequence[Spec], what: str, kind: str = "queue") -> Spec:
-    if specs[0].kind != kind:
-        raise MismatchError(f"the first input of {what} is a {kind}, and this is {specs[0]}")
-    return specs[0]
-
-
 def _infer_enqueue(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    parts = _queue(specs, node.op).parts
+    parts = handle_of(specs, node.op, "queue").parts
     if len(specs) - 1 != len(parts):
         raise MismatchError(
             f"the queue's elements have {len(parts)} components, and {len(specs) - 1} are given"
@@ -84,7 +78,7 @@ def _infer_enqueue(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 def _infer_dequeue(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    parts = _queue(specs, node.op).parts
+    parts = handle_of(specs, node.op, "queue").parts
     if node.op == "Dequeue":
         return parts
     count = integer(node, "n", 0)
@@ -138,7 +132,7 @@ register(
 
 
 def _infer_size(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    _queue(specs, node.op)
+    handle_of(specs, node.op, "queue")
     return [Spec("int32", ())] if node.op == "QueueSize" else []
 
 
@@ -171,7 +165,7 @@ def _infer_mutex(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 def _infer_locking(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
-    _queue(specs, node.op, "mutex")
+    handle_of(specs, node.op, "mutex")
     return []
 
 

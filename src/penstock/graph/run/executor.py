@@ -92,23 +92,22 @@ class Frame:
 class Waiter:
     """A unit that waits for a resource. The resource calls `finish` or `fail` once, from any thread."""
 
-    __slots__ = ("_events", "iteration", "since", "step", "undo", "unit", "withdraw")
+    __slots__ = ("iteration", "since", "step", "undo", "unit", "withdraw")
 
     def __init__(self, step: Step, unit: Unit, iteration: Iteration) -> None:
         self.step = step
         self.unit = unit
         self.iteration = iteration
         self.since = time.monotonic()
-        self._events = step.events
         #: Set by the resource: forget the request; give back what was granted.
         self.withdraw: Callable[[], None] = _nothing_to_do
         self.undo: Callable[[], None] = _nothing_to_do
 
     def finish(self, values: Any) -> None:
-        self._events.put((self, values, None))
+        self.step.events.put((self, values, None))
 
     def fail(self, error: BaseException) -> None:
-        self._events.put((self, None, error))
+        self.step.events.put((self, None, error))
 
 
 def _nothing_to_do() -> None:
@@ -316,15 +315,16 @@ class Step:
 
     def _blamed(self, error: BaseException, flat: Flat, args: Sequence[Any] = ()) -> BaseException:
         """Return the error to raise for what a kernel raised: a mismatch if its inputs do not fit."""
-        where = flat.node.where if flat.node is not None else ""
         if isinstance(error, GraphError):
-            return error if error.node else type(error)(error.text, node=flat.name, where=where)
+            return error if error.node else type(error)(error.text, node=flat.name, where=flat.where)
         if not isinstance(error, Exception):
             return error
         mismatch = _mismatch_of(args, flat)
         if mismatch is not None:
-            return MismatchError(mismatch, node=flat.name, where=where)
-        return KernelError(f"{flat.op} raised {type(error).__name__}: {error}", node=flat.name, where=where)
+            return MismatchError(mismatch, node=flat.name, where=flat.where)
+        return KernelError(
+            f"{flat.op} raised {type(error).__name__}: {error}", node=flat.name, where=flat.where
+        )
 
     # -- Tokens ----------------------------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class Step:
         self._finish(iteration)
 
     def _bring(self, iteration: Iteration, unit: Unit, value: Any) -> None:
-        """Give what an Enter or a NextIteration brings into an iteration."""
+        """Give what an Enter or a NextIteration brings into an iteration, or a Leave out of a loop."""
         for target, slot in unit.targets[0]:
             self._arrive(iteration, target, slot, value)
         for follower in unit.followers:
@@ -459,10 +459,7 @@ class Step:
         frame.left.add(unit.local)
         if self._statistics is not None:
             self._statistics.add(unit.flat, 0.0)
-        for target, slot in unit.targets[0]:
-            self._arrive(parent, target, slot, value)
-        for follower in unit.followers:
-            self._follow(parent, follower, is_dead=False)
+        self._bring(parent, unit, value)
         self._finish(iteration)
 
     def _retire(self, frame: Frame) -> None:
@@ -489,10 +486,7 @@ class Step:
         del self._frames[(id(parent), frame.plan.number)]
         for unit in frame.plan.leaves:
             if unit.local not in frame.left:
-                for target, slot in unit.targets[0]:
-                    self._arrive(parent, target, slot, _DEAD)
-                for follower in unit.followers:
-                    self._follow(parent, follower, is_dead=True)
+                self._bring(parent, unit, _DEAD)
         self._finish(parent)
 
 

@@ -10,14 +10,15 @@ Cond, for each argument: Switch -(true)-> then -> Merge
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from penstock.graph.errors import MismatchError
-from penstock.graph.model.check import TRIPS, carry_specs
-from penstock.graph.model.dtypes import is_known, shape_text
+from penstock.graph.model.check import TRIPS
+from penstock.graph.model.dtypes import fits, is_known, shape_text
 from penstock.graph.model.node import (
     Endpoint,
     Node,
@@ -49,6 +50,11 @@ class Flat:
     attr: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     counts: bool = True
+
+    @property
+    def where(self) -> str:
+        """Return where its node was made, "" if unknown."""
+        return self.node.where if self.node is not None else ""
 
 
 Port = tuple[int, int]
@@ -145,29 +151,18 @@ class Lowering:
         # needs one dead input then, a loop or condition all of them.
         if pivot is not None and (all(outside) or (node.op in ("While", "Cond") and any(outside))):
             controls.append(pivot())
-        named = Node(
-            prefix + node.name,
-            node.op,
-            node.inputs,
-            node.controls,
-            node.attr,
-            node.device,
-            node.where,
-            node.placement,
-            node.takes,
-            node.outputs,
-        )
+        named = replace(node, name=prefix + node.name)
         # Outer nodes that nodes of a subgraph wait for: the loop or condition waits.
         if node.op in ("While", "Cond"):
             for _, subgraph in node.subgraphs():
                 controls += [env.done[name]() for name in outer_controls(subgraph) if name in env.done]
-            lower = self._while if node.op == "While" else self._cond
-            ports, done = lower(scope, named, used, env, controls, node.name, pivot)
+            if node.op == "While":
+                ports, done = self._while(scope, named, used, env, controls, node.name, pivot)
+            else:
+                ports, done = self._cond(scope, named, used, env, controls, node.name)
         else:
             back = any(endpoint not in env.ports and endpoint.node in scope.nodes for endpoint in node.inputs)
-            inputs = (
-                [] if back else [self._input(node, place, env, named) for place in range(len(node.inputs))]
-            )
+            inputs = [] if back else [self._input(named, place, env) for place in range(len(node.inputs))]
             index = self.add(
                 node.op,
                 inputs,
@@ -186,15 +181,15 @@ class Lowering:
                 env.ports[Endpoint(node.name, port)] = found
         env.done[node.name] = done
 
-    def _input(self, node: Node, place: int, env: _Env, named: Node) -> Port:
+    def _input(self, node: Node, place: int, env: _Env) -> Port:
         """Return an input; a variable where a value is needed is read."""
         found = env.find(node.inputs[place])
         if node.takes[place].kind == "variable" and not operation(node.op).handles:
-            return self.read(found, node.takes[place], named)
+            return self.read(found, node.takes[place], node)
         return found
 
     def read(self, handle: Port, spec: Spec, user: Node) -> Port:
-        read = Node(f"{user.name}/Read", "Read", where=user.where, takes=(spec,), outputs=(Spec(spec.dtype),))
+        read = Node(f"{user.name}/Read", "Read", where=user.where, takes=(spec,), outputs=(spec.value(),))
         return (self.add("Read", [handle], node=read, name=read.name, counts=False), 0)
 
     def _pass(self, port: Port, controls: Sequence[int] = ()) -> int:
@@ -243,12 +238,11 @@ class Lowering:
         env: _Env,
         controls: list[int],
         name: str,
-        around: Callable[[], int] | None,
     ) -> tuple[list[Port | None], Callable[[], int]]:
-        predicate = self._input_of(node, 0, env)
+        predicate = self._input(node, 0, env)
         if controls:
             predicate = (self._pass(predicate, controls), 0)
-        args = [self._input_of(node, place, env) for place in range(1, len(node.inputs))]
+        args = [self._input(node, place, env) for place in range(1, len(node.inputs))]
         number = len(node.attr["then"].out)
         saved = [
             (number + place, which, text)
@@ -277,12 +271,7 @@ class Lowering:
                 else:
                     nothing = self.add("Nothing", [], controls=[pivot()], call=_nothing, counts=False)
                     results.setdefault(f"saved{place}", []).append((nothing, 0))
-            all_done = [index for index, _ in results[which]] if not subgraph.out else []
-            ends[which] = _once(
-                lambda pivot=pivot, effects=effects, outs=tuple(results[which]), more=all_done: self._end(  # type: ignore[misc]
-                    pivot, [*effects, *more], outs
-                )
-            )
+            ends[which] = _once(partial(self._end, pivot, effects, results[which]))
         ports: list[Port | None] = [
             (self.add("Merge", [other, then], ports=2, name=node.name, counts=place == 0), 0)
             for place, (then, other) in enumerate(zip(results["then"], results["else"], strict=True))
@@ -304,12 +293,6 @@ class Lowering:
     def _switch(self, node: Node, value: Port, predicate: Port) -> int:
         return self.add("Switch", [value, predicate], node=node, ports=2, name=node.name, counts=False)
 
-    def _input_of(self, node: Node, place: int, env: _Env) -> Port:
-        found = env.find(node.inputs[place])
-        if node.takes[place].kind == "variable":
-            return self.read(found, node.takes[place], node)
-        return found
-
     # -- While -----------------------------------------------------------------------------------------------
 
     def _while(
@@ -326,7 +309,7 @@ class Lowering:
         count = len(node.inputs)
         texts = list(node.attr.get("saved", ()))
         saved = [place for place in range(len(texts)) if Endpoint(name, count + place) in used]
-        starts = [self._input_of(node, place, env) for place in range(count)]
+        starts = [self._input(node, place, env) for place in range(count)]
         begun = [*controls, *([outer_pivot()] if outer_pivot else [])]
         starts += [self._start_of(texts[place], begun) for place in saved]
         hidden = not starts
@@ -358,7 +341,7 @@ class Lowering:
         effects = self._body(scope, body, args[:count], taken, f"{node.name}/", pivot, chosen)
         results = [self._next_of(node, place, taken, scope, pivot, args) for place in range(count)]
         for place, text in enumerate(chosen):
-            results.append(self._kept(text, args[count + place], taken, pivot, body))
+            results.append(self._kept(text, args[count + place], taken))
         if hidden:
             results.append(args[0])
         if effects:
@@ -384,12 +367,10 @@ class Lowering:
         call = _zero if text == TRIPS else _nothing
         return (self.add("Start", [], controls=list(controls), call=call, counts=False), 0)
 
-    def _kept(self, text: str, arg: Port, taken: _Env, pivot: Callable[[], int], body: Subgraph) -> Port:
+    def _kept(self, text: str, arg: Port, taken: _Env) -> Port:
         if text == TRIPS:
             return (self.add("Count", [arg], call=_one_more, counts=False), 0)
-        endpoint = parse_endpoint(text)
-        value = taken.find(endpoint)
-        return (self.add("StackPush", [arg, value], call=_push, counts=False), 0)
+        return (self.add("StackPush", [arg, taken.find(parse_endpoint(text))], call=_push, counts=False), 0)
 
     def _next_of(
         self,
@@ -405,24 +386,28 @@ class Lowering:
         found = self._result(endpoint, body, scope, taken, node)
         if endpoint.node not in body.nodes and endpoint.node not in body.args:
             found = (self._pass(found, [pivot()]), 0)
-        carry = carry_specs(node.attr.get("carry_shapes"), node.takes)[place]
+        carry = node.outputs[place]
         given = Scope(body.nodes, body.specs, scope).find(endpoint)
-        is_open = node.attr.get("carry_shapes") is not None and node.attr["carry_shapes"][place] is not None
         if carry.kind != "tensor" or endpoint == Endpoint(body.args[place]):
             return found
         if given is not None and is_known(given.shape) and is_known(carry.shape):
             return found
-        check = _keeps(node, place, carry.shape if is_open else None, carry)
-        return (self.add("KeepShape", [found, args[place]], call=check, counts=False, name=node.name), 0)
+        return (
+            self.add(
+                "KeepShape", [found, args[place]], call=_keeps(node, place), counts=False, name=node.name
+            ),
+            0,
+        )
 
 
-def _keeps(node: Node, place: int, shape: Any, carry: Spec) -> Callable[..., Any]:
+def _keeps(node: Node, place: int) -> Callable[..., Any]:
+    shapes = node.attr.get("carry_shapes")
+    is_open = shapes is not None and shapes[place] is not None
+
     def check(value: Any, before: Any) -> Any:
-        asked = tuple(before.shape) if shape is None and not _was_opened(node, place) else shape
+        asked = node.outputs[place].shape if is_open else tuple(before.shape)
         now = tuple(value.shape)
-        if asked is not None and (
-            len(asked) != len(now) or any(one not in (None, two) for one, two in zip(asked, now, strict=True))
-        ):
+        if not fits(asked, now):
             raise MismatchError(
                 f"carry {place} had shape {shape_text(asked)}, and body returned {shape_text(now)}: a carry keeps its "
                 "shape (carry_shapes may leave sizes open)",
@@ -432,11 +417,6 @@ def _keeps(node: Node, place: int, shape: Any, carry: Spec) -> Callable[..., Any
         return value
 
     return check
-
-
-def _was_opened(node: Node, place: int) -> bool:
-    shapes = node.attr.get("carry_shapes")
-    return shapes is not None and shapes[place] is not None
 
 
 def _same(value: Any) -> Any:

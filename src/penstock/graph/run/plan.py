@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node
+from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.table import operation
 from penstock.graph.run.lower import Flat
 from penstock.graph.run.regions import Region, groups_of, region_of
@@ -65,7 +66,6 @@ class FramePlan:
     number: int
     enters: int = 0
     parallel_iterations: int = 1
-    units: list[Unit] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
     slots: int = 0
     leaves: list[Unit] = field(default_factory=list)
@@ -96,7 +96,7 @@ def frames_of(flats: Sequence[Flat]) -> tuple[list[int], list[FramePlan]]:
             raise MismatchError(
                 f"its inputs come from {' and '.join(names)}: Enter brings a value into a loop, Leave out of it",
                 node=flat.name,
-                where=flat.node.where if flat.node else "",
+                where=flat.where,
             )
         (number,) = inside
         path = frames[number].path
@@ -106,12 +106,10 @@ def frames_of(flats: Sequence[Flat]) -> tuple[list[int], list[FramePlan]]:
             if number == len(frames):
                 frames.append(FramePlan(path, number))
             frames[number].enters += 1
-            frames[number].parallel_iterations = flat.attr.get("parallel_iterations", 10)
+            frames[number].parallel_iterations = flat.attr.get("parallel_iterations", PARALLEL_ITERATIONS)
         elif flat.op == "Leave":
             if not path:
-                raise MismatchError(
-                    "Leave is not in a loop", node=flat.name, where=flat.node.where if flat.node else ""
-                )
+                raise MismatchError("Leave is not in a loop", node=flat.name, where=flat.where)
             number = numbers[path[:-1]]
         found.append(number)
     return found, frames
@@ -136,7 +134,7 @@ def make_plan(
     inner: dict[tuple[int, int], tuple[Unit, int]] = {}
     units: list[Unit] = []
     needed = _users(flats)
-    groups = groups_of(flats, range(len(flats)), runs_in, fuses)
+    groups = groups_of(flats, runs_in, fuses)
     for members in groups if regions else [[index] for group in groups for index in group]:
         kernels = [_pure_kernel(flats[index]) for index in members]
         group = set(members)
@@ -165,10 +163,10 @@ def make_plan(
             units.append(unit)
     _connect(units, unit_of, inner, frames)
     order = {
-        id(unit): place for place, unit in enumerate(dict.fromkeys(unit_of[i] for i in range(len(flats))))
+        unit: place for place, unit in enumerate(dict.fromkeys(unit_of[index] for index in range(len(flats))))
     }
     roots = [unit for unit in units if unit.needs == 0 and unit.kind != MERGE]
-    roots.sort(key=lambda unit: (unit.kind not in (FEED, KERNEL), order[id(unit)]), reverse=True)
+    roots.sort(key=lambda unit: (unit.kind not in (FEED, KERNEL), order[unit]), reverse=True)
     return Plan(units, frames, roots, sum(unit.kind == FETCH for unit in units))
 
 
@@ -220,12 +218,11 @@ def _connect(
 ) -> None:
     for unit in units:
         frame = frames[unit.frame]
-        unit.local = len(frame.units)
-        frame.units.append(unit)
+        unit.local = len(frame.needs)
         unit.slot, unit.inputs = frame.slots, len(unit.flat.inputs)
         frame.slots += unit.inputs
         unit.targets = [[] for _ in range(unit.ports)]
-        controls = len({id(unit_of[each]) for each in unit.flat.controls})
+        controls = len({unit_of[each] for each in unit.flat.controls})
         unit.needs = controls + (0 if unit.kind == MERGE else unit.inputs)
         frame.needs.append(unit.needs)
         if unit.kind == LEAVE:
@@ -234,5 +231,5 @@ def _connect(
         for place, port in enumerate(unit.flat.inputs):
             source, output = inner.get(port) or (unit_of[port[0]], port[1])
             source.targets[output].append((unit, unit.slot + place))
-        for source in {id(unit_of[each]): unit_of[each] for each in unit.flat.controls}.values():
+        for source in dict.fromkeys(unit_of[each] for each in unit.flat.controls):
             source.followers.append(unit)

@@ -39,26 +39,18 @@ def needed_nodes(
     needed: set[str] = set()
     open_names: list[str] = []
 
-    def use(endpoint: Endpoint) -> None:
-        used.add(endpoint)
-        if endpoint not in fed and endpoint.node in nodes and endpoint.node not in needed:
-            needed.add(endpoint.node)
-            open_names.append(endpoint.node)
-
-    for endpoint in roots:
-        use(endpoint)
-    for name in controls:
-        if name in nodes and name not in needed:
-            needed.add(name)
-            open_names.append(name)
-    while open_names:
-        node = nodes[open_names.pop()]
-        for endpoint in dependencies(node):
-            use(endpoint)
-        for name in control_dependencies(node):
+    def need(endpoints: Iterable[Endpoint], names: Iterable[str]) -> None:
+        endpoints = list(endpoints)
+        used.update(endpoints)
+        for name in (*(endpoint.node for endpoint in endpoints if endpoint not in fed), *names):
             if name in nodes and name not in needed:
                 needed.add(name)
                 open_names.append(name)
+
+    need(roots, controls)
+    while open_names:
+        node = nodes[open_names.pop()]
+        need(dependencies(node), control_dependencies(node))
     return in_order({name: node for name, node in nodes.items() if name in needed}), used
 
 

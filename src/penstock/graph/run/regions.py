@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from penstock.graph.model.check import depth_first
 from penstock.graph.run.lower import Flat
 
 _AT_ONCE = {"Feed", "Variable", "Read", "FIFOQueue", "RandomShuffleQueue", "Mutex"}
@@ -32,8 +33,7 @@ class Region:
     members: list[Flat]
     lines: dict[int, tuple[Flat, list[str]]]
     file: str
-    inputs: list[tuple[int, int]] = field(default_factory=list)
-    outputs: list[tuple[int, int]] = field(default_factory=list)
+    inputs: list[tuple[int, int]]
 
     def culprit(self, error: BaseException) -> tuple[Flat, list[Any]] | None:
         """Return the member in whose line an error was raised, with its inputs."""
@@ -46,13 +46,11 @@ class Region:
         return None
 
 
-def groups_of(
-    flats: Sequence[Flat], order: Sequence[int], frames: Sequence[int], fuses: Sequence[bool]
-) -> list[list[int]]:
+def groups_of(flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool]) -> list[list[int]]:
     """Return the members of each region, in order.
 
-    order: of the primitives, each after what it needs, back edges aside. frames: of each primitive, by number.
-    fuses: whether a primitive can be in a region.
+    flats: each after what it needs, back edges aside. frames: of each primitive, by number. fuses: whether a primitive
+    can be in a region.
     """
     Token = tuple[int, int]  # a primitive; of a Switch also the port, as one of the two is dead
     sets: dict[frozenset[Token], frozenset[Token]] = {}
@@ -64,8 +62,7 @@ def groups_of(
     after: dict[int, frozenset[Token]] = {}
     is_root: dict[int, bool] = {}
     groups: dict[tuple[int, int], list[int]] = {}
-    for index in order:
-        flat = flats[index]
+    for index, flat in enumerate(flats):
         before = nothing
         needed = [
             port for port in (*flat.inputs, *((each, -1) for each in flat.controls)) if port[0] in after
@@ -104,7 +101,13 @@ def region_of(
     compiler: such as torch.compile; called with the function.
     """
     inside = set(members)
-    order = _depth_first(flats, members)
+    order = depth_first(
+        {
+            index: {source for source, _ in flats[index].inputs if source in inside}
+            | {source for source in flats[index].controls if source in inside}
+            for index in members
+        }
+    )
     inputs: dict[tuple[int, int], str] = {}
     for index in order:
         for port in flats[index].inputs:
@@ -147,26 +150,4 @@ def region_of(
     if compiler:
         compiled = compiler(call)
         call = lambda inputs: compiled(*inputs)  # noqa: E731
-    return Region(call, [flats[index] for index in order], numbered, file, list(inputs), list(outputs))
-
-
-def _depth_first(flats: Sequence[Flat], members: Sequence[int]) -> list[int]:
-    inside = set(members)
-    users: dict[int, list[int]] = {index: [] for index in members}
-    waiting: dict[int, int] = {}
-    for index in members:
-        needed = {source for source, _ in flats[index].inputs if source in inside}
-        needed |= {source for source in flats[index].controls if source in inside}
-        waiting[index] = len(needed)
-        for source in needed:
-            users[source].append(index)
-    ready = [index for index in reversed(members) if waiting[index] == 0]
-    order = []
-    while ready:
-        index = ready.pop()
-        order.append(index)
-        for user in reversed(users[index]):
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                ready.append(user)
-    return order
+    return Region(call, [flats[index] for index in order], numbered, file, list(inputs))

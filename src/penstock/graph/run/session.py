@@ -294,5 +294,5 @@ def _check_finite(flat: Flat, outputs: Sequence[Any]) -> None:
                 raise KernelError(
                     f"output {port} of {flat.op} has {bad} of {value.numel()} elements that are NaN or infinite",
                     node=flat.name,
-                    where=flat.node.where if flat.node else "",
+                    where=flat.where,
                 )

@@ -57,7 +57,7 @@ class Queue:
         self.parts: tuple[Spec, ...] = node.outputs[0].parts
         self._capacity = int(node.attr["capacity"])
         self._shuffles = node.op == "RandomShuffleQueue"
-        self._least = int(node.attr.get("min_after_dequeue") or 0) if self._shuffles else 0
+        self._least = int(node.attr.get("min_after_dequeue") or 0)
         own = node.attr.get("seed")
         self._key = derive_key(seed if own is None else int(own) & (2**64 - 1), f"queue {node.name}")
         self.elements: deque[Element] = deque()
@@ -88,7 +88,7 @@ class Queue:
         sizes = {part.shape[0] if part.ndim else -1 for part in parts}
         if len(sizes) != 1 or -1 in sizes:
             raise MismatchError("the components need a first axis of the same size")
-        self.put(waiter, [tuple(_row(part, row) for part in parts) for row in range(sizes.pop())])
+        self.put(waiter, [tuple(part[row, ...] for part in parts) for row in range(sizes.pop())])
 
     def take(self, waiter: Waits) -> None:
         """Remove an element."""
@@ -229,17 +229,6 @@ class Queue:
         return ()
 
 
-def _row(value: Value, row: int) -> Value:
-    if isinstance(value, np.ndarray):
-        cell = value[row]
-        if isinstance(cell, np.ndarray):
-            return cell
-        scalar = np.empty((), object)
-        scalar[()] = cell
-        return scalar
-    return value[row]
-
-
 def _stacked(rows: Sequence[Value], part: Spec) -> Value:
     if not rows:
         return zeros(part.dtype, (0, *(size or 0 for size in part.shape or ())))
@@ -256,7 +245,7 @@ class Mutex:
     def __init__(self, lock: Any, node: Node) -> None:
         self._lock = lock
         self.node = node
-        self._is_held = False
+        #: The step that holds it, or None.
         self._holder: Any = None
         self._line: deque[Waits] = deque()
 
@@ -273,19 +262,19 @@ class Mutex:
                 self._line.remove(waiter)
 
     def _grant(self) -> None:
-        if not self._is_held and self._line:
+        if self._holder is None and self._line:
             waiter = self._line.popleft()
-            self._is_held, self._holder = True, waiter.step
+            self._holder = waiter.step
             waiter.step.held.add(self)
             waiter.finish(())
 
     def release(self) -> tuple[()]:
         """Let the next one have it. Raises: MismatchError if nobody holds it."""
         with self._lock:
-            if not self._is_held:
+            if self._holder is None:
                 raise MismatchError(f"the mutex {self.node.name!r} is not held")
             self._holder.held.discard(self)
-            self._is_held, self._holder = False, None
+            self._holder = None
             self._grant()
         return ()
 

@@ -68,9 +68,7 @@ class Reader:
                 self.position = (place, offset, record)
             else:
                 raise OutOfRangeError(f"there are no more records in {len(self._files)} files")
-        scalar = np.empty((), object)
-        scalar[()] = found
-        return scalar
+        return np.array(found, object)
 
     def state(self) -> Any:
         """Return the position as a snapshot holds it."""

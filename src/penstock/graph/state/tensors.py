@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,8 @@ def decode(document: Mapping[str, Any]) -> tuple[str, Value]:
                 raise CorruptError(f"the saved tensor is {value.dtype} and says {dtype}")
             return dtype, value
         data, ends = np.asarray(document["data"]).tobytes(), np.asarray(document["ends"]).tolist()
-        array = np.empty(len(ends), object)
-        begin = 0
-        for place, end in enumerate(ends):
-            array[place], begin = data[begin:end], end
-        return dtype, array.reshape(document["shape"])
+        parts = [data[begin:end] for begin, end in pairwise([0, *ends])]
+        return dtype, np.array(parts, object).reshape(document["shape"])
     except (KeyError, TypeError, ValueError, MismatchError) as error:
         raise CorruptError(f"this is no saved tensor: {error}") from error
 

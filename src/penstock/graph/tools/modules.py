@@ -28,7 +28,7 @@ def add_module(
     """
     examples = tuple(torch.zeros(_known(edge), dtype=_torch_dtype(edge)) for edge in inputs)
     program = torch.export.export(module, examples).run_decompositions({})
-    importer = _Importer(graph, program.graph_module)
+    importer = _Importer(graph)
     assigns: list[Node] = []
     values: dict[str, Endpoint] = {}
     given = iter(inputs)
@@ -68,9 +68,8 @@ def _torch_dtype(edge: Edge) -> torch.dtype:
 class _Importer:
     """Translates fx graphs into the scope that is being built."""
 
-    def __init__(self, graph: Graph, module: GraphModule) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._module = module
 
     def translate(self, module: GraphModule, values: dict[str, Endpoint]) -> list[Endpoint]:
         """Add the nodes of an fx graph, and return what it gives. values: of its placeholders by name."""
@@ -119,7 +118,7 @@ class _Importer:
         added = self._graph.add_node(
             f"aten.{target._opname}.{target._overloadname}", *inputs, args=args, kwargs=kwargs
         )
-        ports = [Endpoint(added.name, port) for port in range(len(added.outputs))]
+        ports = added.endpoints()
         return ports[0] if len(ports) == 1 else ports
 
     def _subgraph(self, module: GraphModule, specs: Sequence[Spec]) -> Subgraph:
@@ -133,14 +132,14 @@ class _Importer:
 
     def _specs(self, endpoints: Sequence[Endpoint]) -> list[Spec]:
         found = [self._graph.current.find(endpoint) for endpoint in endpoints]
-        return [Spec(spec.dtype, spec.shape) for spec in found if spec is not None]
+        return [spec.value() for spec in found if spec is not None]
 
     def _cond(self, node: FxNode, known: dict[str, Any]) -> list[Endpoint]:
         predicate, then, other, operands = (self._known(each, known) for each in node.args)
         specs = self._specs(operands)
         branches = {"then": self._subgraph(then, specs), "else": self._subgraph(other, specs)}
         added = self._graph.add_node("Cond", predicate, *operands, **branches)  # type: ignore[arg-type]
-        return [Endpoint(added.name, port) for port in range(len(added.outputs))]
+        return added.endpoints()
 
     def _while(self, node: FxNode, known: dict[str, Any]) -> list[Endpoint]:
         cond, body, carries, extra = (self._known(each, known) for each in node.args)
@@ -150,7 +149,7 @@ class _Importer:
         # What torch passes along unchanged is carried, too.
         inside.out += [Endpoint(arg) for arg in inside.args[len(carries) :]]
         added = self._graph.add_node("While", *operands, cond=self._subgraph(cond, specs), body=inside)
-        return [Endpoint(added.name, port) for port in range(len(carries))]
+        return added.endpoints()[: len(carries)]
 
     def _known(self, given: Any, known: dict[str, Any]) -> Any:
         if isinstance(given, FxNode):
