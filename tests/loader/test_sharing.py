@@ -203,6 +203,7 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:
     assert sources[0].reads.sum() >= sources[1].reads.sum() + misses
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(SAMPLES)]
     child = subprocess.Popen(
