@@ -444,7 +444,9 @@ class LoaderConfig:
         }
         for what, is_given in instead.items():
             if is_given:
-                raise ConfigError(f'share is "host", and there is {what}: leave one of them out')
+                raise ConfigError(
+                    f'share is "host", which does not go with {what}: leave share= out, or that'
+                )
 
     @property
     def loading_policy(self) -> LoadingPolicy:
