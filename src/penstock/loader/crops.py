@@ -52,8 +52,9 @@ class CropFetcher(SourceFetcher):
         self._kept = kept
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        tier, samples = self._kept.form.TIER, request.samples
+        tier = self._kept.form.TIER
         if request.origin == tier:
+            samples = request.samples
             request.at(samples[0])
             found = [self._kept.find(sample, request.epoch) for sample in samples]
             return [
@@ -146,18 +147,17 @@ class CropDecoder(ImageDecoder):
             made.append(
                 _Making(index, later[: len(blocks)], blocks, kept if is_lasting else [own[place], *kept])
             )
-        done = list[tuple[int, Crop]]()
+        done = list[_Making]()
         wrong = self._left_by_group(group, made)
-        for place, (index, later, blocks, crops) in enumerate(made):
-            if place in wrong and not self._is_made(group, index, later, crops):
-                tier.give_back(blocks)
-                left.append(index)
-                continue
-            done.append((index, crops[0]))
-        self._finish(group, done, failed)
-        are_left = set(left)
-        for index, later, blocks, _ in made:
-            for block, each in () if index in are_left else zip(blocks, later or (None,), strict=True):
+        for place, making in enumerate(made):
+            if place in wrong and not self._is_made(group, making.member, making.later, making.crops):
+                tier.give_back(making.blocks)
+                left.append(making.member)
+            else:
+                done.append(making)
+        self._finish(group, [(making.member, making.crops[0]) for making in done], failed)
+        for index, later, blocks, _ in done:
+            for block, each in zip(blocks, later or (None,), strict=True):
                 tier.keep(block, group.sample(index), each)
         return left
 

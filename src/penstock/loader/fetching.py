@@ -200,6 +200,8 @@ class SourceFetcher:
 
     def _keep(self, request: Request, data: list[Any]) -> None:
         """Have each sample kept where it shall rest."""
+        if not request.is_kept:
+            return
         for index, (sample, rest) in enumerate(zip(request.samples, request.rests, strict=False)):
             if rest == STAGING or isinstance(data[index], Failed):
                 continue

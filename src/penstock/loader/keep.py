@@ -82,4 +82,4 @@ def auto_form(
         return None
     named = sum(each.capacity_bytes for each in machine.storage[1:] if each.backend == "memory")
     capacity = min(int(_KEPT_SHARE * memory_bytes), named)
-    return choose_form(math.prod(shape), sizes_bytes, capacity, machine, epochs, is_random=is_random)[0].form
+    return choose_form(math.prod(shape), sizes_bytes, capacity, machine, epochs, is_random=is_random).form

@@ -437,7 +437,7 @@ def shared_among(
         on = replace(on, storage=(storage[0], replace(storage[1], capacity_bytes=max(1, tier_bytes))))
     sizes_bytes, seed = draft.samples.sizes_bytes, seed_of(draft.config)
     job = Job(plan, sizes_bytes, on, seed, draft.rank, sharing=ranks, first=first)
-    return shared_by(draft.config.loading_policy, job)
+    return shared_by(draft.config.loading_policy, job, [draft.rank])
 
 
 def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:

@@ -113,8 +113,8 @@ def choose_form(
     epochs: int,
     *,
     is_random: bool,
-) -> list[FormCosts]:
-    """Return what each form would take, the best one first; of equal ones that which keeps samples for longer.
+) -> FormCosts:
+    """Return the form that takes least, and what; of equal ones that of samples as stored, then that of fewer epochs.
 
     crop_bytes: of one crop; 0 where there are none. sizes_bytes: int64[samples], as stored. capacity_bytes: of memory.
     machine: what the store and decoding cost, and how many ranks share both data set and store.
@@ -143,4 +143,4 @@ def choose_form(
         forms += [CropForm(crop_bytes, count) for count in range(2, min(epochs, MOST_EPOCHS) + 1)]
     elif crop_bytes:
         forms.append(CropForm(crop_bytes))
-    return sorted(map(costs, forms), key=lambda each: each.seconds)
+    return min(map(costs, forms), key=lambda each: each.seconds)

@@ -176,7 +176,8 @@ def place_by_first_read(
     kernels.settle(chosen, reads.rank_of[chosen], sizes, space, rank_of, tier_of)
     promised = np.sort(chosen[rank_of[chosen] >= 0])
     kernels.settle_anywhere(chosen[rank_of[chosen] < 0], sizes, space, rank_of, tier_of)
-    kept = [chosen[rank_of[chosen] == rank] for rank in range(plan.ranks)]
+    kept_by = _grouped_by_rank(rank_of[chosen], plan.ranks)
+    kept = [chosen[kept_by(rank)] for rank in range(plan.ranks)]
     return Homes(rank_of, tier_of, tuple(Kept(each, tier_of[each]) for each in kept)), promised
 
 
@@ -360,7 +361,7 @@ def _in_filling_order(
 
 
 def _grouped_by_rank(rank_of: NDArray[np.int32], ranks: int) -> Callable[[int], Ids]:
-    """A function that returns the samples of a rank, ascending."""
+    """A function that returns which samples are a rank's, ascending. rank_of: int32[n], -1 for no rank."""
     # As 16-bit numbers, which NumPy sorts by radix; -1 becomes the largest.
     labels = rank_of.astype(np.uint16) if ranks < 2**16 else rank_of.astype(np.uint32)
     by_rank = np.argsort(labels, kind="stable")

@@ -510,18 +510,13 @@ def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> l
 
 
 def _promised_fills(rank: int, kept: Kept, promised: Ids) -> list[Fill]:
-    """Return the fills of a rank that reads those samples of its first that are among the promised ones, ascending."""
-    at = np.minimum(np.searchsorted(promised, kept.samples), max(0, promised.size - 1))
-    is_promised = promised[at] == kept.samples if promised.size else np.zeros(kept.samples.size, bool)
-    parts = [
-        (Kept(kept.samples[which], kept.tiers[which]), which is is_promised)
-        for which in (is_promised, ~is_promised)
-    ]
-    return [
-        replace(fill, is_promised=is_first)
-        for part, is_first in parts
-        for fill in _fills_of(rank, part, "store")
-    ]
+    """Return the fills of a rank that reads those samples of its first that are among the promised ones."""
+    is_promised = np.isin(kept.samples, promised)
+    fills: list[Fill] = []
+    for is_first in (True, False):
+        part = Kept(kept.samples[is_promised == is_first], kept.tiers[is_promised == is_first])
+        fills += [replace(fill, is_promised=is_first) for fill in _fills_of(rank, part, "store")]
+    return fills
 
 
 @dataclass(frozen=True, slots=True)

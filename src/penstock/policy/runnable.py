@@ -1,4 +1,4 @@
-"""What the loader of this version can run, of all that can be simulated."""
+"""What the loader of this version runs of all that policies decide and that can be simulated, and why not the rest."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
 
     loading: what `prepared` returned.
 
-    Neither of these runs yet: samples read from the memory of a rank on another host, and a policy that is
-    more than what each rank keeps of its own reads (see `placement_of`).
+    Neither of these runs yet: samples read from the memory of a rank on another host, and a policy that is more than
+    what each rank keeps of its own reads (see `placement_of`), or ranks of a host for each other (see `shared_by`).
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
     if asked := _not_obeyed(loading, job.asking):
@@ -98,13 +98,14 @@ def _not_run(policy: LoadingPolicy, asked: str) -> NotSupported:
     )
 
 
-def _kept_by(loading: Loading, job: Job, rank: int) -> Kept:
+def _kept_by(loading: Loading, job: Job, rank: int, *, is_ordered: bool = True) -> Kept:
+    """Return what a rank keeps; is_ordered: in the order in which it fills its tiers, see `placement_of`."""
     fills = [fill for fill in loading.fills if fill.rank == rank and fill.samples.size]
     if not fills:
         return _NOTHING
     samples = np.concatenate([fill.samples for fill in fills]).astype(np.int64, copy=False)
     tiers = np.concatenate([np.full(fill.samples.size, fill.tier, np.int8) for fill in fills])
-    if len(fills) > 1:
+    if len(fills) > 1 and is_ordered:
         uses = uses_of(job.plan, rank)
         first_use = np.full(job.plan.samples, np.iinfo(np.int64).max)
         first_use[uses.samples] = uses.first
@@ -114,9 +115,10 @@ def _kept_by(loading: Loading, job: Job, rank: int) -> Kept:
     return Kept(samples, tiers)
 
 
-def shared_by(policy: LoadingPolicy, job: Job) -> Shared:
+def shared_by(policy: LoadingPolicy, job: Job, ordered: Sequence[int] | None = None) -> Shared:
     """Return what the ranks of `job.sharing` keep for each other by a policy.
 
+    ordered: of which of them the caller needs the order in which they fill their tiers; all unless given.
     Raises: as `placement_of`.
     """
     loading = prepared(policy, job)
@@ -128,7 +130,12 @@ def shared_by(policy: LoadingPolicy, job: Job) -> Shared:
             f"by policy {policy.name!r} each rank reads its own tiers alone, and share= is for ranks that read each "
             "other's: leave one of them out"
         )
-    kept = [_kept_by(loading, job, rank) if rank in ranks else _NOTHING for rank in range(job.ranks)]
+    kept = [
+        _kept_by(loading, job, rank, is_ordered=ordered is None or rank in ordered)
+        if rank in ranks
+        else _NOTHING
+        for rank in range(job.ranks)
+    ]
     return Shared(tuple(kept), promised_by(loading), job.first)
 
 
