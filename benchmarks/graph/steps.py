@@ -32,16 +32,6 @@ Step = Callable[[], Any]
 RATE = 0.01
 
 
-def variables(graph: Graph, session_values: Sequence[torch.Tensor]) -> tuple[list[Edge], list[str]]:
-    """Add variables, and return them and the names of the nodes that assign their values."""
-    edges, assigns = [], []
-    for number, value in enumerate(session_values):
-        edge = graph.variable("float32", list(value.shape), name=f"w{number}")
-        assigns.append(graph.add_node("Assign", edge, graph.constant(value), name=f"set{number}").name)
-        edges.append(edge)
-    return edges, assigns
-
-
 def training(
     layers: Sequence[torch.Tensor],
     batch: torch.Tensor,
@@ -51,7 +41,8 @@ def training(
 ) -> tuple[Step, Step]:
     """Return a step of training as a graph and one in eager mode, each giving the loss."""
     graph = Graph()
-    edges, assigns = variables(graph, layers)
+    edges = [graph.variable("float32", list(layer.shape), initial=layer) for layer in layers]
+    start = graph.initialize_all()
     x = graph.placeholder("float32", list(batch.shape), name="x")
     loss = graph.add(
         "Sum", graph.add("Square", forward(graph, x, [graph.add("Read", edge) for edge in edges]))
@@ -62,7 +53,7 @@ def training(
         if slope is not None
     ]
     session = Session(graph, regions=regions)
-    session.run((), targets=assigns)
+    session.run(start)
     array = batch.numpy()
     weights = [layer.clone().requires_grad_() for layer in layers]
 

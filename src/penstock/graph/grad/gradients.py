@@ -80,7 +80,7 @@ class _Builder:
         """Return zeros for a gradient; value: gives the forward value, asked where the shape is not known."""
         if spec.kind == "stack":
             return self.one("StackEmpty", of=spec_to_json(element_of(spec)))
-        if spec.shape is not None and is_known(spec.shape):
+        if is_known(spec.shape):
             return self.one("Zeros", dtype=spec.dtype, shape=list(spec.shape))
         return self.one("ZerosLike", value())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -175,10 +175,9 @@ def value_from_json(document: Any) -> tuple[Value, str]:
     dtype, shape, data = document["dtype"], document["shape"], document["data"]
     check_dtype(dtype)
     sizes = check_shape(shape)
-    if sizes is None or None in sizes:
+    if not is_known(sizes):
         raise MismatchError(f"the shape of a value is known, and this is {shape!r:.80}")
-    known = [each for each in sizes if each is not None]
-    count = math.prod(known)
+    count = math.prod(sizes)
     if not isinstance(data, list) or len(data) != count:
         held = len(data) if isinstance(data, list) else "no list of"
         raise MismatchError(f"shape {shape!r:.80} has {count} elements, and data {held}")
@@ -186,7 +185,7 @@ def value_from_json(document: Any) -> tuple[Value, str]:
         flat = _flat_of(data, dtype)
     except (TypeError, ValueError, OverflowError, KeyError, binascii.Error) as error:
         raise MismatchError(f"the data are no {dtype}: {error!r:.120}") from error
-    array = flat.reshape(known)
+    array = flat.reshape(sizes)
     return (array if dtype == "bytes" else torch.from_numpy(array)), dtype
 
 
@@ -257,7 +256,7 @@ def common(shape: Shape, other: Shape) -> Shape:
     return tuple(one if one == two else None for one, two in zip(shape, other, strict=True))
 
 
-def is_known(shape: Shape) -> bool:
+def is_known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
     """Return whether every size is known."""
     return shape is not None and None not in shape
 

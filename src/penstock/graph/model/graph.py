@@ -117,7 +117,8 @@ class Graph:
         self._names: list[str] = []
         self._device = ""
         self._controls: list[str] = []
-        self._initial: list[Node] = []
+        #: What assigns the initial values of variables.
+        self.initial: list[Node] = []
         if nodes:
             self.extend(nodes)
 
@@ -281,13 +282,15 @@ class Graph:
             shared_name=shared_name,
         )
         if initial is not None:
-            value = initial if isinstance(initial, Edge) else self.constant(initial, dtype=dtype)
-            self._initial.append(self.add_node("Assign", edge, value))
+            name = name or "Variable"
+            if not isinstance(initial, Edge):
+                initial = self.constant(initial, dtype=dtype, name=f"{name}/initial")
+            self.initial.append(self.add_node("Assign", edge, initial, name=f"{name}/assign"))
         return edge
 
     def initialize_all(self, *, name: str = "initialize_all") -> Node:
         """Add an operation that gives all variables made so far their initial values."""
-        return self.add_node("NoOp", name=name, controls=self._initial)
+        return self.add_node("NoOp", name=name, controls=self.initial)
 
     # -- Scopes --------------------------------------------------------------------------------------------
 

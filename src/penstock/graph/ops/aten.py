@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from penstock.graph.errors import MismatchError
-from penstock.graph.model.dtypes import common, dtype_of_torch, torch_dtype
+from penstock.graph.model.dtypes import common, dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.registry import Operation, register_family
 
@@ -70,7 +70,7 @@ def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Seque
             raise MismatchError(f"{node.op} refuses these inputs: {error!s:.300}") from error
         outputs = results if isinstance(results, tuple | list) else [results]
         found.append([Spec(dtype_of_torch(each.dtype), tuple(each.shape)) for each in outputs])
-        if all(spec.shape is not None and None not in spec.shape for spec in specs):
+        if all(is_known(spec.shape) for spec in specs):
             return found[0]
     return [Spec(one.dtype, common(one.shape, two.shape)) for one, two in zip(*found, strict=True)]
 

@@ -13,11 +13,7 @@ from penstock.graph.model.dtypes import DTYPES, FLOATS, check_shape, is_known, n
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
-
-
-def generator(key: int) -> np.random.Generator:
-    """Return the generator of one draw; counter-based (Philox), so that making it costs little."""
-    return np.random.Generator(np.random.Philox(key=key))
+from penstock.plan.random import generator_for
 
 
 def _infer_uniform(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -31,7 +27,7 @@ def _infer_uniform(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 def _uniform(node: Node, resources: Any) -> Any:
     shape, dtype = tuple(node.attr["shape"]), numpy_dtype(node.attr.get("dtype", "float32")).type
-    return lambda key: torch.from_numpy(np.asarray(generator(key).random(shape, dtype)))
+    return lambda key: torch.from_numpy(np.asarray(generator_for(key, 0, 0).random(shape, dtype)))
 
 
 register(
@@ -54,7 +50,7 @@ def _infer_shuffle(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 def _shuffle(node: Node, resources: Any) -> Any:
     def kernel(key: int, value: Any) -> Any:
-        order = generator(key).permutation(value.shape[0])
+        order = generator_for(key, 0, 0).permutation(value.shape[0])
         return value[order], torch.from_numpy(order)
 
     return kernel

@@ -17,10 +17,9 @@ import torch
 from penstock.graph.errors import CancelledError, GraphError, MismatchError, OutOfRangeError
 from penstock.graph.model.dtypes import Value, fits, shape_text, zeros
 from penstock.graph.model.node import Node, Spec
-from penstock.graph.ops.random import generator
 from penstock.graph.state.containers import owned
 from penstock.graph.state.tensors import decode, encode
-from penstock.plan.random import derive_key
+from penstock.plan.random import derive_key, generator_for
 
 Element = tuple[Value, ...]
 
@@ -172,7 +171,7 @@ class Queue:
     def _next(self) -> Element:
         if not self._shuffles:
             return self.elements.popleft()
-        draw = generator(derive_key(self._key, f"draw {self.draws}")).integers(len(self.elements))
+        draw = generator_for(derive_key(self._key, f"draw {self.draws}"), 0, 0).integers(len(self.elements))
         self.draws += 1
         place = int(draw)
         element = self.elements[place]

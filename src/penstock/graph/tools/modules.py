@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from penstock.graph.errors import UnsupportedError
-from penstock.graph.model.dtypes import dtype_of_torch
+from penstock.graph.model.dtypes import dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.graph import Edge, Graph
 from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph
 from penstock.graph.ops.aten import encode
@@ -23,13 +23,13 @@ def add_module(
     """Add what a module computes of inputs whose shapes are all known.
 
     Returns: the results; and the nodes that assign the module's parameters and buffers to their variables, which are
-    to be run once.
+    to be run once; `Graph.initialize_all` runs them, too.
     Raises: UnsupportedError naming what a graph cannot hold, such as an operation that draws.
     """
-    examples = tuple(torch.zeros(_known(edge), dtype=_torch_dtype(edge)) for edge in inputs)
+    examples = tuple(torch.zeros(_known(edge), dtype=torch_dtype(edge.dtype)) for edge in inputs)
     program = torch.export.export(module, examples).run_decompositions({})
     importer = _Importer(graph)
-    assigns: list[Node] = []
+    before = len(graph.initial)
     values: dict[str, Endpoint] = {}
     given = iter(inputs)
     state = {**program.state_dict, **program.constants}
@@ -40,9 +40,8 @@ def add_module(
                 values[spec.arg.name] = next(given).endpoint
                 continue
             tensor = state[target].detach()
-            variable = graph.variable(dtype_of_torch(tensor.dtype), list(tensor.shape), name=target)
-            initial = graph.constant(tensor, name=f"{target}/initial")
-            assigns.append(graph.add_node("Assign", variable, initial, name=f"{target}/assign"))
+            dtype = dtype_of_torch(tensor.dtype)
+            variable = graph.variable(dtype, list(tensor.shape), initial=tensor, name=target)
             values[spec.arg.name] = graph.add("Read", variable, name=f"{target}/read").endpoint
         results = importer.translate(program.graph_module, values)
     kept = [
@@ -50,19 +49,13 @@ def add_module(
         for result, spec in zip(results, program.graph_signature.output_specs, strict=True)
         if spec.kind.name == "USER_OUTPUT"
     ]
-    return tuple(graph.edge(str(each)) for each in kept), assigns
+    return tuple(graph.edge(str(each)) for each in kept), graph.initial[before:]
 
 
-def _known(edge: Edge) -> list[int]:
-    shape = edge.shape
-    if shape is None or any(size is None for size in shape):
+def _known(edge: Edge) -> tuple[int, ...]:
+    if not is_known(edge.shape):
         raise UnsupportedError(f"{edge!r} has sizes that are not known; torch.export needs them")
-    return [size for size in shape if size is not None]
-
-
-def _torch_dtype(edge: Edge) -> torch.dtype:
-    found: torch.dtype = getattr(torch, edge.dtype)
-    return found
+    return edge.shape
 
 
 class _Importer:

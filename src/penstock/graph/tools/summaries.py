@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
 from penstock.graph.run.statistics import Statistics
@@ -21,8 +22,8 @@ def parameter_counts(graph: Graph) -> dict[str, int]:
     for node in graph.nodes.values():
         if node.op == "Variable":
             shape = node.outputs[0].shape
-            if shape is not None and None not in shape:
-                counts[node.name] = math.prod(size for size in shape if size is not None)
+            if is_known(shape):
+                counts[node.name] = math.prod(shape)
     return counts
 
 
