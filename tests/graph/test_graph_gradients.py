@@ -379,7 +379,7 @@ def test_a_shuffle_is_differentiated_and_training_goes_down() -> None:
 
 
 @pytest.mark.slow  # make_fx makes PyTorch import its Python kernels: several seconds
-def test_traced_gradients_are_the_same_bits_as_untraced_ones() -> None:
+def test_traced_gradients_agree_with_untraced_ones() -> None:
     nodes, _ = OPERATIONS["SoftMax"]
     graph = Graph([*given([2, 2], [2]), *nodes])
     first = gradients(graph, "o:0", ["x:0", "y:0"])

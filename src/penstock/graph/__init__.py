@@ -4,7 +4,8 @@ model/   what a graph is: types, nodes, JSON, the checks that let a node in, how
 ops/     the operations and their kernels
 run/     sessions: lowering, merging, regions, the executor
 state/   variables, queues, mutexes, readers, and their saving
-    tools/   placement, drawings, import of modules, event files
+grad/    gradients of any order, as nodes
+tools/   placement, drawings, import of modules, event files
 """
 
 from penstock.graph.errors import (

@@ -6,7 +6,7 @@ A kernel is made once per node of a plan. How it is called follows from the oper
 |---|---|---|---|
 | pure | make(node) | the inputs | yes |
 | state | make(node, resources) | the inputs | no |
-| random | make(node, resources) | the draw's generator, then the inputs | no |
+| random | make(node, resources) | the draw's key, then the inputs | no |
 | waiting | make(node, resources) | a waiter, then the inputs; returns at once | no |
 | control | none: the executor itself | | no |
 

@@ -1,1 +1,1 @@
-"""Tools around graphs: placement, drawings, import of modules, lossy values, summaries, comparison."""
+"""Tools around graphs: placement, drawings, import of modules, lossy values, event files."""

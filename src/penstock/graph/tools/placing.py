@@ -24,7 +24,8 @@ def place_graph(
 
     devices: in order of preference. Each node's `placement` has `cost` (seconds by device), `bytes` (of its output),
     `group` and `only`. default_cost_seconds: for nodes without a cost; None: no time on any device.
-    Raises: InfeasibleError naming the node that no device can run; MismatchError if a value is none.
+    Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
+    no text.
     """
     default = dict.fromkeys(devices, 0.0) if default_cost_seconds is None else dict(default_cost_seconds)
     nodes = [_placed(node, default) for node in graph.nodes.values()]
