@@ -276,9 +276,8 @@ class Engine:
         self._lock_use = LockUse()
         self._load_ended, self._loaded_samples = 0.0, 0
         self._readers = 0
-        self._most_readers = scheduler.most_moves
-        #: Number of the first decode worker, behind those of all readers.
-        self._first_decoder = self._most_readers
+        #: How many readers there can be, fewer once no thread can be started; decode workers have the numbers behind.
+        self._most_readers = self._first_decoder = scheduler.most_moves
         #: How many threads were found best that read and that load, as the trace has it. Under the lock.
         self._settled = scheduler.settled
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)

@@ -104,12 +104,9 @@ def new_state(
     each = np.arange(ranks)
     numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size
-    # What a machine says of a store that nobody measured is a guess, good to a factor of two.
-    seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
     # Workers deal with no other ranks; and a disk may have all samples, so that none is read from the source.
-    may_wait = not (gives or reads_peers or any(ids.size for ids in (held or {}).values()))
-    if seconds < 2 * d.TRIED_AGAIN_SECONDS and may_wait:
-        numbers[:, d.PROBES_LEFT] = d.FIRST_PROBES
+    if not (gives or reads_peers or any(ids.size for ids in (held or {}).values())):
+        numbers[:, d.PROBES_LEFT] = _first_probes(costs, mean_bytes)
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
     rows[:, 2 : tiers + 2, d.IS_ELSEWHERE] = [not each.is_memory for each in machine.storage[1:]]
@@ -153,6 +150,13 @@ def _with_free_slots(state: State, ranks: int, slots: int) -> State:
         for index in range(slots):
             d.free_slot(grown, rank, slot_of(grown, rank, index))
     return grown
+
+
+def _first_probes(costs: NDArray[np.float64], mean_bytes: float) -> int:
+    """Return how many own reads of workers show first how fast the source is; 0 where it is surely slow."""
+    # What a machine says of a store that nobody measured is a guess, good to a factor of two.
+    seconds = costs[0, d.LATENCY] + mean_bytes / costs[0, d.RATES]
+    return d.FIRST_PROBES if seconds < 2 * d.TRIED_AGAIN_SECONDS else 0
 
 
 def _empty_numbers(

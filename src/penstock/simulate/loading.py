@@ -191,25 +191,7 @@ def run_in_virtual_time(
     """
     if agreed.maps_peers:
         machine = replace(machine, network_bytes_per_second=np.inf)
-    local_batch = int(np.diff(read.bounds, axis=1).max(initial=0))
-    state = new_state(
-        sizes_bytes,
-        agreed.kept,
-        machine,
-        slots=limits.slots,
-        local_batch=local_batch,
-        readers=limits.readers,
-        undecoded_bytes=limits.undecoded_bytes,
-        own_bytes=limits.own_bytes,
-        due=agreed.due,
-        reads_peers=agreed.reads_peers,
-        maps_peers=agreed.maps_peers,
-        hands_on=agreed.hits.size > 0,
-        spares=agreed.spares,
-        last_batches=agreed.last_batches,
-        promised=agreed.promised,
-        extents=extents,
-    )
+    state = _state_before(read, machine, sizes_bytes, agreed, limits, extents)
     numbers, _ = parts_of(state, machine)
     numbers[:, decisions.LOADS_ALLOWED] = limits.decoders
     if agreed.stages == _clock.STORE_ON_DEMAND:
@@ -246,6 +228,35 @@ def run_in_virtual_time(
         clock.store_bytes,
         clock.fill_reads,
         spans.view(SPAN).ravel(),
+    )
+
+
+def _state_before(
+    read: Steps,
+    machine: Machine,
+    sizes_bytes: NDArray[np.int64],
+    agreed: Agreed,
+    limits: StagingLimits,
+    extents: Extents | None,
+) -> State:
+    """Return what the decisions of all ranks begin with; see `run_in_virtual_time`."""
+    return new_state(
+        sizes_bytes,
+        agreed.kept,
+        machine,
+        slots=limits.slots,
+        local_batch=int(np.diff(read.bounds, axis=1).max(initial=0)),
+        readers=limits.readers,
+        undecoded_bytes=limits.undecoded_bytes,
+        own_bytes=limits.own_bytes,
+        due=agreed.due,
+        reads_peers=agreed.reads_peers,
+        maps_peers=agreed.maps_peers,
+        hands_on=agreed.hits.size > 0,
+        spares=agreed.spares,
+        last_batches=agreed.last_batches,
+        promised=agreed.promised,
+        extents=extents,
     )
 
 
