@@ -15,24 +15,17 @@ from penstock.loader.transforms import _group_kernels as group
 from penstock.loader.transforms.compiled import CROP_SIGNATURES
 from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.kernels import resample_to_uint8, with_short_vectors
-from penstock.machine_code import ARRAY, DATA, SHAPE, MachineCode
+from penstock.machine_code import ARRAY, DATA, MachineCode
 
 _draw, _geometry_of, _header_of, _decode = group._draw, group._geometry_of, group._header_of, group._decode
-_plain, _axes_of, _region_of = group._plain, group._axes_of, group._region_of
-_choose_shrink, _most_taps = group._choose_shrink, group._most_taps
-_scratch_bytes, _pixel_bytes = group._scratch_bytes, group._pixel_bytes
+_bytes_of, _plain, _region_in = group._bytes_of, group._plain, group._region_in
+_passes_of, _offset_in = group._passes_of, group._offset_in
+_choose_shrink, _pixel_bytes = group._choose_shrink, group._pixel_bytes
 
 # Of the region that is decoded at one scale, in stored pixels: rows TOP to BOTTOM, columns LEFT to RIGHT.
 _TOP, _LEFT, _BOTTOM, _RIGHT, _SIDES = 0, 1, 2, 3, 4
 #: 1/1, 1/2, 1/4 and 1/8.
 _SCALES = 4
-
-
-@inlined
-def _bytes_of(array: Any) -> Any:
-    """Return the bytes of an array of them by the address of its object."""
-    fields = array_at(array + ARRAY, (3,), np.int64)
-    return array_at(fields[DATA], (array_at(fields[SHAPE], (1,), np.int64)[0],), np.uint8)
 
 
 @entry
@@ -96,33 +89,22 @@ def make_crops(
             top, left = regions[at + _TOP], regions[at + _LEFT]
             if not is_done or regions[at + _BOTTOM] == 0:
                 continue
-            region = _region_of(
-                Box(top, left, regions[at + _BOTTOM] - top, regions[at + _RIGHT] - left),
-                shrink,
-                -(-header.height // shrink),
-                -(-header.width // shrink),
-                header.unit_columns,
-            )
+            box = Box(top, left, regions[at + _BOTTOM] - top, regions[at + _RIGHT] - left)
+            region = _region_in(header, box, shrink)
             is_done = _pixel_bytes(region.height, region.width) <= pixels.size and _decode(
                 functions, handle, data, shrink, region, pixels
             )
-            stride = 3 * region.width
             for ahead in range(crops):
                 _, found = _crop_of(header.height, header.width, steps, keys, epoch + ahead, sample, numbers)
                 if not is_done or _choose_shrink(found) != shrink:
                     continue
-                across, down = _axes_of(found, shrink)
-                taps = _most_taps(
-                    across.extent / across.resized, down.extent / down.resized, found.resampling
-                )
-                is_done = _scratch_bytes(width, height, down.length, taps) <= scratch.size
+                across, down, taps, scratch_bytes = _passes_of(found, shrink)
+                is_done = scratch_bytes <= scratch.size
                 if is_done:
-                    offset = (found.box.top // shrink - region.top) * stride
-                    offset += 3 * (found.box.left // shrink - region.left)
                     resample_to_uint8(
                         pixels,
-                        offset,
-                        stride,
+                        _offset_in(region, found.box, shrink),
+                        3 * region.width,
                         _plain(across),
                         _plain(down),
                         found.resampling,

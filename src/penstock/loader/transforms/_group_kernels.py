@@ -47,6 +47,13 @@ _decode_of = function_at(64, 64, 64, 64, 32, 32)
 
 
 @inlined
+def _bytes_of(array: Any) -> Any:
+    """Return the bytes of an array of them by the address of its object."""
+    fields = array_at(array + ARRAY, (3,), np.int64)
+    return array_at(fields[DATA], (array_at(fields[SHAPE], (1,), np.int64)[0],), np.uint8)
+
+
+@inlined
 def _header_of(data: Any) -> Any:
     """Return whether a file is one for this loop, and its header."""
     at = -1
@@ -158,6 +165,28 @@ def _decode(functions: Any, handle: Any, data: Any, shrink: Any, region: Box, pi
     )
 
 
+@inlined
+def _region_in(header: Any, box: Any, shrink: Any) -> Any:
+    """Return the region to decode at 1/shrink for a box of stored pixels."""
+    return _region_of(
+        box, shrink, -(-header.height // shrink), -(-header.width // shrink), header.unit_columns
+    )
+
+
+@inlined
+def _passes_of(found: Any, shrink: Any) -> Any:
+    """Return how a geometry is resampled across and down, the most pixels of a sum, and the scratch bytes it takes."""
+    across, down = _axes_of(found, shrink)
+    taps = _most_taps(across.extent / across.resized, down.extent / down.resized, found.resampling)
+    return across, down, taps, _scratch_bytes(found.window.width, found.window.height, down.length, taps)
+
+
+@inlined
+def _offset_in(region: Any, box: Any, shrink: Any) -> Any:
+    """Return where in the bytes of a decoded region a box begins."""
+    return 3 * ((box.top // shrink - region.top) * region.width + box.left // shrink - region.left)
+
+
 def _loop(resample: Any) -> Any:
     """Return the loop that ends in `resample(pixels, offset, stride, ..., parameters, out, channels_last)`.
 
@@ -193,42 +222,28 @@ def _loop(resample: Any) -> Any:
         for k in range(files.shape[1]):
             row, is_done = files[1, k], False
             if 0 <= row < out.shape[0] and row < samples.size:
-                fields = array_at(files[0, k] + ARRAY, (3,), np.int64)
-                length = array_at(fields[SHAPE], (1,), np.int64)[0]
-                data = array_at(fields[DATA], (length,), np.uint8)
+                data = _bytes_of(files[0, k])
                 is_plain, header = _header_of(data)
                 if is_plain:
                     _draw(steps, keys, epoch, samples[row], numbers)
                     is_one_pass, found = _geometry_of(header.height, header.width, steps, numbers)
                     height, width = found.window.height, found.window.width
                     shrink = _choose_shrink(found)
-                    region = _region_of(
-                        found.box,
-                        shrink,
-                        -(-header.height // shrink),
-                        -(-header.width // shrink),
-                        header.unit_columns,
-                    )
-                    across, down = _axes_of(found, shrink)
-                    taps = _most_taps(
-                        across.extent / across.resized, down.extent / down.resized, found.resampling
-                    )
+                    region = _region_in(header, found.box, shrink)
+                    across, down, taps, scratch_bytes = _passes_of(found, shrink)
                     is_done = (
                         is_one_pass
                         and height == (out.shape[1] if channels_last else out.shape[2])
                         and width == (out.shape[2] if channels_last else out.shape[3])
                         and _pixel_bytes(region.height, region.width) <= pixels.size
-                        and _scratch_bytes(width, height, down.length, taps) <= scratch.size
+                        and scratch_bytes <= scratch.size
                         and _decode(functions, handle, data, shrink, region, pixels)
                     )
                     if is_done:
-                        stride = 3 * region.width
-                        offset = (found.box.top // shrink - region.top) * stride
-                        offset += 3 * (found.box.left // shrink - region.left)
                         resample(
                             pixels,
-                            offset,
-                            stride,
+                            _offset_in(region, found.box, shrink),
+                            3 * region.width,
                             _plain(across),
                             _plain(down),
                             found.resampling,
