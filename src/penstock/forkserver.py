@@ -55,8 +55,8 @@ class ForkedChild:
     refusal: why it was never forked, once `poll` or `wait` has returned.
     """
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: int, server: subprocess.Popen[bytes]) -> None:
+        self._pipe, self._server = pipe, server
         self._close = weakref.finalize(self, os.close, pipe)
         self._lock = threading.Lock()
         self._pid = 0
@@ -107,15 +107,17 @@ class ForkedChild:
             if not _is_readable(self._pipe, 0.0):
                 return False
             data = os.read(self._pipe, _NUMBER.size)
-            number = (
-                _NUMBER.unpack(data)[0] if data else -signal.SIGKILL
-            )  # as the server, which a child ends with
-            if data and not self._pid and number > 0:
-                self._pid = number
-            elif data and not self._pid:
-                self.refusal, self.returncode = os.strerror(-number), 1
-            else:
+            if not data:  # the server is ending, and a child ends with it
+                self._server.wait()  # so that the next child is asked of another one
+                self.returncode = -signal.SIGKILL
+                return True
+            (number,) = _NUMBER.unpack(data)
+            if self._pid:
                 self.returncode = number
+            elif number > 0:
+                self._pid = number
+            else:
+                self.refusal, self.returncode = os.strerror(-number), 1
         return True
 
 
@@ -155,7 +157,7 @@ class _Server:
     def start(self, request: _Request, stdin: int) -> ForkedChild:
         """Raises: OSError if the server has gone."""
         own, its = os.pipe()
-        child = ForkedChild(own)
+        child = ForkedChild(own, self.process)
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
             body = pickle.dumps(request)
