@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Extents, StagingLimits
+from penstock.policy.forms import CROP_SHARE, CropForm
 from penstock.simulate import predict
 from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
 
@@ -264,6 +265,32 @@ def test_a_tier_costs_what_the_machine_says_of_it() -> None:
 
     hits = trace.spans[trace.spans["kind"] == Kind.HIT]
     assert (hits["end"] - hits["start"]).min() == pytest.approx(0.25)
+
+
+def test_each_further_crop_of_a_decoding_costs_its_share_of_it() -> None:
+    """Eight samples of 100 bytes, a batch each, in the same order in five epochs: crops of three epochs at a time.
+
+    Nothing takes time but decoding, 100 bytes/s, so that the run lasts as long as what is decoded.
+    """
+    samples, epochs, together = 8, 5, 3
+    plan = AccessPlan(Sequential(samples), 1, epochs)
+    limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=MEMORY, preprocess=100.0, tier_bytes=10**6)
+
+    trace = predict(
+        plan, on, np.full(samples, 100), limits=limits, step_seconds=0.0, form=CropForm(1, together)
+    )
+
+    expected = 0.0
+    for sample in range(samples):
+        until = -1  # the last epoch that has a crop
+        for epoch in range(epochs):
+            if epoch > until:
+                # Sample k is decoded anew in the epochs e for which e + k is a multiple of K, and in the first.
+                until = next(e for e in range(epoch, epochs + together) if (e + 1 + sample) % together == 0)
+                expected += 1.0 + CROP_SHARE * (min(until, epochs - 1) - epoch)
+    decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    assert decoding["end"].max() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_store_answers_no_more_requests_than_it_can() -> None:

@@ -28,9 +28,11 @@ from penstock.policy.decisions import (
     COMING_EPOCH,
     COMING_NUMBER,
     COMING_SIZE,
+    COPY_TIER,
     ENTRY_ORIGIN,
     EXPECTED_ENTRIES,
     FIRST_FREE,
+    FORM_EPOCHS,
     FREED,
     GO_ON,
     GROUP,
@@ -54,12 +56,14 @@ from penstock.policy.decisions import (
     STAGING,
     State,
     announced,
+    epochs_left,
     event,
     expected_seconds,
     extent_of,
     is_kept,
     is_near,
     observe_worker,
+    own_copy,
     peer_of,
     received,
     tier_of,
@@ -103,12 +107,14 @@ READER_THREAD, DECODER_THREAD = 2, 3
     SPANS,  #: recorded since the driver took some
     MOST_SPANS,  #: where so many are recorded, the driver takes them; 0: none are recorded
     CROP_BYTES,  #: of a crop that tier 1 keeps in place of a sample; 0: it keeps samples as stored
+    EPOCHS,  #: of the run: crops are made of no later ones
     PROMISES,  #: 1: ranks wait for what others have promised to read
     CLOCK_NUMBERS,
-) = range(20)
-# Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; of a step for each
-# sample and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is.
-DECODE_BYTE, CROP_BYTE, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(8)
+) = range(21)
+# Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; what each further
+# crop adds to a decoding, as a share of it; seconds of a step for each sample and byte; of one read on the store's
+# wire, for each client; when the first batch is asked for; what time it is.
+DECODE_BYTE, CROP_BYTE, MORE_CROPS, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(9)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -150,7 +156,7 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     MOST_ITEMS,
     COUNT,  #: items of the instruction
     FIRST_SAMPLE,
-    BYTES,  #: of a Load's samples that are decoded
+    BYTES,  #: of a Load's samples that are decoded, each further crop that is made of one counted as its share
     CROPS,  #: of a Load, that are finished
     SLOT_OF,  #: of a Load, else -1
     CODE,  #: the step, counted over the run, or -1 - step for a fill
@@ -457,6 +463,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             worker = w[rank + IDLE_DECODER]
             w[rank + IDLE_DECODER] = w[worker + NEXT]
             items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
+            code: int = w[w[rank + STEPS] + number % w[rank + RING]]
             nbytes, crops, own = 0, 0, 0
             for k in range(count):
                 w[items + k] = m[at + k]
@@ -465,6 +472,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                     crops += 1
                 else:
                     nbytes += s.sizes[m[at + count + k]]
+                    nbytes += _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])
                 if origin != STAGING:
                     own += 1
                 else:
@@ -478,7 +486,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             w[worker + BYTES] = nbytes
             w[worker + CROPS] = crops
             w[worker + SLOT_OF] = where
-            w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
+            w[worker + CODE] = code
             _begin(c, worker, count, m[at + count], now)
             at += 5 * count
         elif what == READY:
@@ -497,6 +505,19 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             c.floats[mine + DUE] = now
         else:  # DROP: there are no bytes
             at += count
+
+
+def _bytes_of_more_crops(s: State, c: Clock, rank: int, sample: int, epoch: int) -> int:
+    """Return how many bytes of a sample take as long to decode as the crops that are made of it for later epochs."""
+    decides = c.ints[rank + DECIDES]
+    epochs = s.ints[decides + FORM_EPOCHS]
+    if epochs == 0:
+        return 0
+    copy = own_copy(s, decides, sample)
+    if copy < 0 or s.copies[copy, COPY_TIER] != 1:
+        return 0
+    crops = min(epochs_left(epochs, epoch, sample), c.ints[EPOCHS] - 1 - epoch)
+    return int(s.sizes[sample] * crops * c.floats[MORE_CROPS])
 
 
 def _expect_to_store(

@@ -22,7 +22,7 @@ from penstock.plan import AccessPlan
 from penstock.policy import Extents, StagingLimits, decisions
 from penstock.policy.decision_state import EVENT, keep_in_form, new_state, parts_of, views_of
 from penstock.policy.decisions import State
-from penstock.policy.forms import CropForm
+from penstock.policy.forms import CROP_SHARE, CropForm
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of, shared_by
@@ -264,7 +264,9 @@ def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm) 
     """Have tier 1 keep samples in a form, which a worker finishes at the rate at which it writes a batch."""
     keep_in_form(state, machine, form)
     clock.ints[_clock.CROP_BYTES] = form.crop_bytes
+    clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
     clock.floats[_clock.CROP_BYTE] = 1 / machine.write_rate(0, machine.decode_threads)
+    clock.floats[_clock.MORE_CROPS] = CROP_SHARE
 
 
 def _load_before(
@@ -506,8 +508,8 @@ def predict(
     step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by
         default machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
-    form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; that
-        more crops than one are resampled at a decoding is not counted.
+    form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; each
+        further crop that is made at a decoding makes it longer by CROP_SHARE.
     sharing: the ranks that read each other's memory, this one among them, all of which are run then.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
