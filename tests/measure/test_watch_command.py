@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.checkpoint import SnapshotStore
 from penstock.cli.main import main
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
@@ -20,6 +23,7 @@ from penstock.measure.sampling import Sampler
 from penstock.measure.watch_command import watch_command
 from penstock.recordings.devices import GONE, DeviceWriter, read_devices
 from penstock.trace.file import RUN_FOLDER
+from penstock.trace.schema import Kind
 
 DISKS = """\
    8  0 sda 10 0 {sectors} 5 20 0 40 5 0 70 80
@@ -160,29 +164,35 @@ def test_a_full_disk_ends_the_record_and_not_the_command(
     assert read_devices(tmp_path).exit_status is None
 
 
-def test_a_loader_inside_joins_the_run(
+def test_a_loader_and_a_store_inside_join_the_run(
     image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = image_folder(images=8)
+    folder, steps = image_folder(images=8), itertools.count()
 
     def read(trace: Path | None = None) -> None:
-        with Loader(
-            folder,
-            batch_size=4,
-            epochs=1,
-            transforms=(Resize(8), ToTensor()),
-            memory="16 MiB",
-            trace=trace,
-            report=None,
-        ) as loader:
+        with (
+            SnapshotStore(tmp_path / "snapshots", report=None) as store,
+            Loader(
+                folder,
+                batch_size=4,
+                epochs=1,
+                transforms=(Resize(8), ToTensor()),
+                memory="16 MiB",
+                trace=trace,
+                report=None,
+            ) as loader,
+        ):
             for _batch in loader:
                 pass
+            store.save(next(steps), {"w": np.zeros(4)}).wait()
 
     (tmp_path / "run").mkdir()
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "run"))
     read(tmp_path / "own.trace")
     assert list((tmp_path / "run").iterdir()) == []
     read()
-    assert [each.steps for each in read_run(tmp_path / "run").epochs()] == [2]
+    run = read_run(tmp_path / "run")
+    assert [each.steps for each in run.epochs()] == [2]
+    assert {Kind.SAVE, Kind.WRITE} <= set(run.spans["kind"])
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
     read()

@@ -80,7 +80,8 @@ class SnapshotStore:
         folder, arguments: those of `StoreConfig`; or such a configuration alone.
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
-        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`.
+        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`; None: under
+            `penstock watch` that of a loader of this process, else none.
         report: called with one line for each save; None: reports nothing.
 
         Raises: ConfigError naming the argument.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from penstock.flow.recorder import Recorder
+from penstock.flow.recorder import Recorder, recorder_of_run
 from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
 
 #: What runs next to the training comes in pieces, see `penstock.trace.Kind`.
@@ -16,6 +17,8 @@ _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
 #: workers of a loader that the recorder may belong to are counted from the first up.
 _RINGS = {Kind.SAVE: 65_535, Kind.WRITE: 65_534, Kind.DRAIN: 65_533, Kind.LOAD: 65_532}
 _RING_SPANS = 256
+#: Several stores may record into the rings of one loader.
+_recording = threading.Lock()
 
 #: Takes numbers and does nothing with them, without a call of Python.
 _uncounted: Callable[[int], None] = deque[int](maxlen=0).append
@@ -26,9 +29,8 @@ def snapshot_span(
 ) -> AbstractContextManager[Callable[[int], None]]:
     """Record the time that the block of a `with` takes, at its end; also where it raises.
 
-    Used by one thread at a time for each kind.
-
-    recorder: of the trace; None records nothing. kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`. step: of the snapshot.
+    recorder: of the trace; None is that of a loader under `penstock watch`, and without one records nothing.
+    kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`. step: of the snapshot.
     tier: number of the tier in the store, 0 is written first.
     Returns: a context; in the block, a function is called with the bytes that were done since the call before.
 
@@ -38,6 +40,7 @@ def snapshot_span(
     >>> recorder.drain()[["kind", "bytes", "step"]].tolist()
     [(6, 600000000, 1000)]
     """
+    recorder = recorder or recorder_of_run()
     return nullcontext(_uncounted) if recorder is None else _recorded(recorder, kind, step, tier)
 
 
@@ -50,7 +53,8 @@ def _recorded(recorder: Recorder, kind: Kind, step: int, tier: int) -> Iterator[
     def record() -> None:
         nonlocal begin, nbytes
         end = recorder.clock()
-        ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
+        with _recording:
+            ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
         begin, nbytes = end, 0
 
     def add(more_bytes: int) -> None:

@@ -25,7 +25,7 @@ from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, StagedBatch
-from penstock.flow.recorder import Recorder
+from penstock.flow.recorder import Recorder, record_for_run
 from penstock.flow.staging import StagingBuffer
 from penstock.flow.work import Fetcher
 from penstock.loader.agreeing import Agreed, leave_start, open_together, placed
@@ -158,6 +158,7 @@ class Loader:
         self._is_made = False
         self._front_end, self._report = front_end, report
         self._trace = _trace_of_run() if trace is None else trace
+        self._is_for_run = trace is None and self._trace is not None
         with closing(
             Opening(
                 config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
@@ -442,6 +443,8 @@ class Loader:
                 self._collector.write_to(TraceWriter(self._trace, self._about()))
             except (OSError, ValueError) as error:
                 raise _not_written(self._trace, error) from error
+            if self._is_for_run:
+                record_for_run(self._recorder)
         self._engine.start()
 
     def _check_open(self) -> None:
@@ -491,6 +494,7 @@ class Loader:
                 self._end_epoch()
         finally:
             self._is_closed = True
+            record_for_run(self._recorder, ends=True)
             try:
                 self._engine.close()
                 self._lease.close()  # after its threads, which would compile for themselves without it
