@@ -113,7 +113,9 @@ def test_a_closed_queue_gives_what_it_has_and_takes_nothing() -> None:
 
 @pytest.mark.parametrize("ending", ["failure", "interrupt", "timeout"])
 def test_a_step_that_ends_withdraws_what_it_waited_for(ending: str) -> None:
-    """Two Dequeues and an Enqueue of it wait; whatever ends it, later elements are nobody's but the next run's."""
+    """Two Dequeues and two Enqueues of it wait, one with a part of its elements in the queue; whatever ends it, later
+    elements are nobody's but the next run's, and earlier ones its own.
+    """
 
     def end(value: Any) -> Any:
         if ending == "failure":
@@ -128,13 +130,17 @@ def test_a_step_that_ends_withdraws_what_it_waited_for(ending: str) -> None:
         node("fill", "Enqueue", "other:0 x:0"),
         node("more", "Enqueue", "other:0 x:0"),
         node("left", "QueueSize", "other:0"),
+        node("small", "FIFOQueue", capacity=2, components=[["int32", []]]),
+        constant("three", [1, 2, 3], "int32"),
+        node("flood", "EnqueueMany", "small:0 three:0"),
+        node("flooded", "QueueSize", "small:0"),
         node("a", "Dequeue", "q:0"),
         node("b", "DequeueMany", "q:0", n=2),
         node("end", "Call", "x:0", function="end", outputs=[["int32", []]]),
     ]
     with Session(Graph(nodes), functions={"end": end}) as session:
         session.run("fill", {"x": 1})
-        targets = ["a", "b", "more", *(["end"] if ending != "timeout" else [])]
+        targets = ["a", "b", "more", "flood", *(["end"] if ending != "timeout" else [])]
         with pytest.raises(KeyboardInterrupt if ending == "interrupt" else Exception) as caught:
             # The call comes last: the others wait by then.
             session.run((), {"x": 2}, [*targets], timeout_seconds=0.01 if ending == "timeout" else None)
@@ -143,7 +149,7 @@ def test_a_step_that_ends_withdraws_what_it_waited_for(ending: str) -> None:
         put(session, 7, 8, 9)
 
         assert session.run("size:0") == 3
-        assert session.run("left:0") == 1
+        assert session.run(["left:0", "flooded:0"]) == [1, 0]
         assert session.run("a:0") == 7
         assert session.run("b:0").tolist() == [8, 9]
 

@@ -125,8 +125,12 @@ def test_a_run_executes_exactly_what_it_needs_and_nodes_with_the_same_meaning_on
         constant("minus", -0.0),
         node("z", "Div", "x:0 zero:0"),
         node("m", "Div", "x:0 minus:0"),
+        node("late", "Identity", "zero:0", ctrl=["x"]),
     ]
     with Session(Graph(nodes)) as session:
+        assert session.run(["late:0", "x"], {"x": ONES}) == [0.0, None]  # a feed stands for its Placeholder
+        with pytest.raises(GraphError, match="'x'"):
+            session.run("late:0")
         whole, cut, signs, draws = (Statistics() for _ in range(4))
         session.run("c:0", {"x": ONES}, statistics=whole)
         fed = session.run("c:0", {"a:0": ONES, "x": ONES}, statistics=cut)

@@ -30,7 +30,7 @@ from penstock.graph.model.node import (
 )
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.table import operation
-from penstock.graph.run.reach import has_effect, needed_nodes, representatives
+from penstock.graph.run.reach import has_effect, is_replaced, needed_nodes, representatives
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +102,10 @@ class Lowering:
         order, used = needed_nodes(scope.nodes, roots, targets, set(fed))
         env = _Env()
         for place, endpoint in enumerate(fed):
-            env.ports[endpoint] = (
-                self.add("Feed", [], attr={"feed": place}, name=str(endpoint), counts=False),
-                0,
-            )
+            index = self.add("Feed", [], attr={"feed": place}, name=str(endpoint), counts=False)
+            env.ports[endpoint] = (index, 0)
+            if is_replaced(scope.nodes[endpoint.node], fed):
+                env.done[endpoint.node] = _always(index)
         self._scope(scope, order, used, env, "", None, set(fed))
         return env
 

@@ -43,7 +43,7 @@ def needed_nodes(
         endpoints = list(endpoints)
         used.update(endpoints)
         for name in (*(endpoint.node for endpoint in endpoints if endpoint not in fed), *names):
-            if name in nodes and name not in needed:
+            if name in nodes and name not in needed and not is_replaced(nodes[name], fed):
                 needed.add(name)
                 open_names.append(name)
 
@@ -52,6 +52,11 @@ def needed_nodes(
         node = nodes[open_names.pop()]
         need(dependencies(node), control_dependencies(node))
     return in_order({name: node for name, node in nodes.items() if name in needed}), used
+
+
+def is_replaced(node: Node, fed: Collection[Endpoint]) -> bool:
+    """Return whether a feed stands for a whole node: of a Placeholder, nothing is left to run."""
+    return node.op == "Placeholder" and Endpoint(node.name) in fed
 
 
 def has_effect(node: Node) -> bool:

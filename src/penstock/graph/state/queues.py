@@ -38,13 +38,17 @@ class Waits(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What a waiter asked: to put `elements`, or to take `count`, stacked where `many`."""
+    """What a waiter asked: to put `elements`, or to take `count`, stacked where `many`.
+
+    taken, put: what it has been given, or has put in, before the rest.
+    """
 
     waiter: Waits
     elements: deque[Element] = field(default_factory=deque)
     count: int = 0
     many: bool = False
     taken: list[Element] = field(default_factory=list)
+    put: list[Element] = field(default_factory=list)
 
 
 class Queue:
@@ -109,6 +113,9 @@ class Queue:
             if request in line:
                 line.remove(request)
                 self._give_back(request.taken)
+                # By identity: elements are tensors, whose equality is no truth.
+                put = set(map(id, request.put))
+                self.elements = deque(each for each in self.elements if id(each) not in put)
                 self._grant()
 
     def _give_back(self, elements: Sequence[Element]) -> None:
@@ -131,7 +138,8 @@ class Queue:
         moved = 0
         # More than ever fit at once go in as there is space.
         while request.elements and len(self.elements) < self._capacity:
-            self.elements.append(request.elements.popleft())
+            request.put.append(request.elements.popleft())
+            self.elements.append(request.put[-1])
             moved += 1
         if request.elements:
             return moved > 0
