@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from penstock.plan import FullShuffle
+from penstock.plan import FullShuffle, bijection
 from penstock.plan.bijection import FEISTEL_FROM, ROUNDS, BlockShuffle, round_keys, sides
 from penstock.plan.random import derive_key, draw_words
 
@@ -85,6 +85,17 @@ def test_small_orders_are_the_ids_sorted_by_their_random_words() -> None:
     ids = FullShuffle(300, seed=9).at(2, np.arange(300))
 
     assert ids.tolist() == sorted(range(300), key=words)
+
+
+def test_random_words_that_are_alike_in_front_are_sorted_by_all_of_their_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = np.array([[7, 3], [7, 2], [6, 9], [7, 2]], np.uint32)
+    monkeypatch.setattr(bijection, "draw_words", lambda *_: words)
+
+    ids = FullShuffle(4).at(0, np.arange(4))
+
+    assert ids.tolist() == [2, 1, 3, 0]
 
 
 @settings(max_examples=60)

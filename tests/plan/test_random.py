@@ -41,6 +41,15 @@ def test_a_draw_depends_on_its_own_item_alone() -> None:
         np.testing.assert_array_equal(draw_words(key, 3, [item], 6)[0], row)
 
 
+def test_many_draws_are_what_each_is_alone_on_both_sides_of_what_is_drawn_at_once() -> None:
+    key = derive_key(7, "test")
+
+    together = draw_words(key, 3, np.arange(20_000), 2)
+
+    for item in (0, 8191, 8192, 16_383, 16_384, 19_999):
+        np.testing.assert_array_equal(draw_words(key, 3, [item], 2)[0], together[item])
+
+
 def test_streams_of_other_purposes_seeds_and_epochs_differ() -> None:
     streams = [
         draw_words(derive_key(seed, purpose), epoch, np.arange(4), 2).tobytes()

@@ -39,6 +39,7 @@ LARGEST_SAMPLES = 2**62
 _TABLES_KEPT = 8
 #: A cache of keys outlasts a run's epochs: 384 bytes each against 60 us to draw them.
 _KEYS_KEPT = 256
+_INDEX_BITS = np.uint64(0xFFFF)
 #: Runs of one block shorter than this on average are worth sorting together.
 _LONG_RUNS = 64
 
@@ -112,7 +113,9 @@ class BlockShuffle:
         ids = np.arange(begin, min(begin + span, self.samples))
         words = draw_words(self._sort_key, epoch, ids, 2).astype(np.uint64)
         keys = words[:, 0] << np.uint64(32) | words[:, 1]
-        forward = np.lexsort((keys, ids // self.block)).astype(np.int64, copy=False)
+        forward = _sorting_of_keys(keys) if ids.size <= self.block else None
+        if forward is None:
+            forward = np.lexsort((keys, ids // self.block)).astype(np.int64, copy=False)
         inverse = np.empty_like(forward)
         inverse[forward] = np.arange(forward.size)
         return forward, inverse
@@ -188,6 +191,17 @@ def _groups(labels: Ids) -> Iterator[tuple[int, Ids]]:
     by_label = _sorting(labels)
     for members in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
         yield int(labels[members[0]]), members
+
+
+def _sorting_of_keys(keys: NDArray[np.uint64]) -> Ids | None:
+    """Indices that sort fewer than 2**16 keys, the first of equal ones first; None where the upper 48 bits do not tell.
+
+    The index stands in the lower 16 bits, so that NumPy sorts numbers, which takes a fifth of sorting indices.
+    """
+    packed = keys & ~_INDEX_BITS | np.arange(keys.size, dtype=np.uint64)
+    packed.sort()
+    upper = packed >> np.uint64(16)
+    return None if (upper[1:] == upper[:-1]).any() else (packed & _INDEX_BITS).astype(np.int64)
 
 
 def _sorting(labels: Ids) -> Ids:
