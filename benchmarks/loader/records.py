@@ -12,7 +12,8 @@ the page cache is warm, nothing is kept in memory, every epoch is shuffled fully
     HDF5            rows of 4 KB of an array in chunks of 16 rows; single gets: h5py asked for one row after the other,
                     in the order of an epoch, by one thread: no loader
     FFCV            the records in its own format, where set_up_peers.sh has made its environment; see peer_ffcv_rows.py
-    gather          numpy.take of 4 KB rows from a memory map, in the order of an epoch, by one thread: no loader
+    gather          numpy.take of 4 KB rows from a memory map into one buffer (mode="clip": each copied once), in the
+                    order of an epoch, by one thread: no loader
 
 Then the time to index a tar, per member: as TarShards does (labels read, too), by Python's tarfile, and by reading each
 header and no more; for plain headers, and with the PAX header before each that WebDataset's writer makes.
@@ -114,7 +115,8 @@ def gather(file: Path) -> Seconds:
     def run() -> int:
         for begin in range(0, len(rows), BATCH):
             ids = order[begin : begin + BATCH]
-            np.take(rows, ids, axis=0, out=out[: ids.size])
+            # In its other modes it checks ids as it goes and copies to a buffer first: each row twice.
+            np.take(rows, ids, axis=0, out=out[: ids.size], mode="clip")
         return len(rows)
 
     return timed(run)
