@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,14 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader import Loader, setup
+from penstock.loader import Loader, local_disk, setup
 from penstock.loader.local_disk import fingerprint_of
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.store import FlatFolder
+from penstock.store import FlatFolder, disk
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Failed, Ids
+from penstock.store.mounts import Mount
 
 SAMPLES, NBYTES, BATCH = 96, 2_000, 8
 
@@ -159,19 +163,67 @@ def test_a_disk_that_fails_in_the_middle_of_a_run_is_reported_once_and_changes_n
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _, _ = run(data)
-    write, written = os.pwrite, list[int]()
+    write, read, calls = os.pwrite, disk.read_pieces, list[int]()
 
-    def fail(file: int, content: bytes, begin: int) -> int:
-        written.append(begin)
-        if len(written) > 20:
-            raise OSError(5, "Input/output error")
+    def fails_to_write(number: int) -> Any:
+        def fail(file: int, content: bytes, begin: int) -> int:
+            calls.append(begin)
+            if len(calls) > 20:
+                raise OSError(number, os.strerror(number))
+            return write(file, content, begin)
+
+        return fail
+
+    def fails_to_read(file: int, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids) -> list[int]:
+        calls.append(file)
+        return list(range(offsets.size)) if len(calls) > 5 else read(file, offsets, sizes, into, begins)
+
+    def is_removed(file: int, content: bytes, begin: int) -> int:
+        calls.append(begin)
+        if len(calls) == 20:
+            shutil.rmtree(tmp_path / "disk")
         return write(file, content, begin)
 
-    monkeypatch.setattr(os, "pwrite", fail)
-    found, _, lines = run(data, local_disk=tmp_path / "disk")
+    for where, name, fault, line in (
+        (os, "pwrite", fails_to_write(errno.EIO), "cannot be written any more (Input/output error)"),
+        (os, "pwrite", fails_to_write(errno.ENOSPC), "cannot be written any more (No space left on device)"),
+        (os, "pwrite", fails_to_write(errno.EROFS), "cannot be written any more (Read-only file system)"),
+        (disk, "read_pieces", fails_to_read, "cannot be read, so that no more are kept on this disk"),
+        (os, "pwrite", is_removed, "was removed: this run reads on what it has there"),
+    ):
+        shutil.rmtree(tmp_path / "disk", ignore_errors=True)
+        calls.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, fault)
+            found, _, lines = run(data, local_disk=tmp_path / "disk")
+        assert found == expected
+        assert sum(str(tmp_path / "disk") in each for each in lines) == 2, "the start line and the fault"
+        assert any(line in each for each in lines)
 
+
+def test_a_disk_that_is_full_or_broken_at_the_start_is_left_out_and_a_network_file_system_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _, _ = run(data)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "makedirs", raises(OSError(errno.EROFS, os.strerror(errno.EROFS))))
+        found, _, lines = run(data, local_disk=tmp_path / "disk")
     assert found == expected
-    assert len([line for line in lines if "Input/output error" in line]) == 1
+    (line,) = (line for line in lines if "Read-only file system" in line)
+    assert line.endswith("this run goes on without it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local_disk, "mounted", lambda: [Mount("/", "nfs4", "server:/scratch", "rw")])
+        found, _, lines = run(data, local_disk=tmp_path / "disk")
+    assert found == expected
+    assert any(f"{tmp_path / 'disk'} lies on nfs4 (server:/scratch)" in line for line in lines)
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_other_data_full_refresh_and_other_memory_are_told_apart(data: Path, tmp_path: Path) -> None:
@@ -209,7 +261,7 @@ def test_the_disks_of_a_machine_are_used(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("local_disk", "message"),
+    ("given", "message"),
     [
         (7, "local_disk is 7; it is a folder, or folders and what each may hold"),
         ({}, r"local_disk is \{\}"),
@@ -217,9 +269,9 @@ def test_the_disks_of_a_machine_are_used(data: Path, tmp_path: Path) -> None:
         ({"/scratch": 0}, r"local_disk\['/scratch'\]: "),
     ],
 )
-def test_a_local_disk_that_is_none_is_refused(data: Path, local_disk: Any, message: str) -> None:
+def test_a_local_disk_that_is_none_is_refused(data: Path, given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run(data, local_disk=local_disk)
+        run(data, local_disk=given)
 
 
 def test_a_folder_that_cannot_be_used_and_a_data_set_are_refused(data: Path, tmp_path: Path) -> None:

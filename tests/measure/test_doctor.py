@@ -15,7 +15,7 @@ from penstock.measure.doctor import (
     judge_processors,
     judge_shared_memory,
 )
-from penstock.measure.mounts import Mount, mount_of, read_mounts
+from penstock.store.mounts import Mount, mount_of, read_mounts
 
 #: As a host writes it: an overlay below, a disk, an NFS server mounted twice over each other, a name with a space.
 MOUNTS = r"""

@@ -30,12 +30,12 @@ from penstock.measure.file_rates import (
     run_access,
 )
 from penstock.measure.in_threads import rate_of_all
-from penstock.measure.mounts import mount_of, mounted
 from penstock.measure.pagecache import cached_share
 from penstock.measure.rank_rates import RankRates, measure_ranks
 from penstock.measure.spread import Spread, interval_ranks
 from penstock.measure.thorough import machine_of
 from penstock.ranks import Ranks
+from penstock.store.mounts import mount_of, mounted
 
 
 def test_the_interval_of_a_median_is_that_of_the_binomial_distribution() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +22,15 @@ SIZES = np.array([5, 300, 0, 4096, 17, 100_000, 1, 999], np.int64)
 CONTENTS = [np.random.default_rng(sample).bytes(size) for sample, size in enumerate(SIZES.tolist())]
 DATA, OTHER = bytes(range(16)), bytes(range(1, 17))
 ENOUGH = 1 << 20
+#: What a process does that is killed: a sample, and whether it is put or evicted.
+STEPS = [
+    (int(sample), bool(put))
+    for sample, put in zip(
+        np.random.default_rng(7).integers(SIZES.size, size=200),
+        np.random.default_rng(8).random(200) < 0.6,
+        strict=True,
+    )
+]
 
 
 def found_in(tier: DiskTier) -> dict[int, bytes]:
@@ -233,32 +241,50 @@ class TestDamage:
         assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in range(4)}
 
     @pytest.mark.parametrize(
-        "seed", [*range(4), *(pytest.param(more, marks=pytest.mark.slow) for more in range(4, 34))]
+        "points", [[0, 7, 23, 52], pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"]
     )
-    def test_a_process_that_is_killed_leaves_what_it_had_written(
-        self, tmp_path: Path, seed: int, interpreters: Interpreters
+    def test_a_process_that_is_killed_in_any_write_leaves_what_it_had_written_and_the_next_has_it_at_once(
+        self, tmp_path: Path, points: Sequence[int], interpreters: Interpreters
     ) -> None:
-        code = f"""
+        """A write that a process is killed in is done, half done or not done, in turn."""
+        code = """
+            import itertools, os, signal, sys
             import numpy as np
             from penstock.store.disk import DiskTier
-            sizes = np.array({SIZES.tolist()})
-            contents = [np.random.default_rng(sample).bytes(size) for sample, size in enumerate(sizes.tolist())]
-            tier, order = DiskTier({str(tmp_path)!r}, {ENOUGH}, {DATA!r}, sizes), np.random.default_rng({seed})
-            print("ready", flush=True)
-            while True:
-                sample = int(order.integers(sizes.size))
-                tier.put(sample, contents[sample]) if order.random() < 0.6 else tier.evict(np.array([sample]))
+            from tests.store.test_disk import CONTENTS, DATA, ENOUGH, SIZES, STEPS
+            folder, point = sys.argv[1], int(sys.argv[2])
+            count = itertools.count()
+            def killed(write):
+                def call(file, content, *where):
+                    if next(count) == point:
+                        write(file, content[: len(content) * (point % 3) // 2], *where)
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return write(file, content, *where)
+                return call
+            os.write, os.pwrite = killed(os.write), killed(os.pwrite)
+            tier = DiskTier(folder, ENOUGH, DATA, SIZES)
+            for sample, is_put in STEPS:
+                tier.put(sample, CONTENTS[sample]) if is_put else tier.evict(np.array([sample]))
         """
-        for _ in range(3):
-            process = interpreters.start(code, stdout=subprocess.PIPE)
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+        for point in points:
+            folder = tmp_path / str(point)
+            assert interpreters.start(code, str(folder), str(point)).wait() == -signal.SIGKILL
 
-            tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES)
+            # The header is a write, putting a sample two (one of no bytes: one), evicting it one.
+            writes, kept, under_way = 1, set[int](), set[int]()
+            for sample, is_put in STEPS:
+                done = 0 if is_put == (sample in kept) else 1 + (is_put and SIZES[sample] > 0)
+                if done and writes <= point < writes + done:
+                    under_way = {sample}
+                if writes + done > point:
+                    break
+                writes += done
+                if done:
+                    kept ^= {sample}
+            tier = DiskTier(folder, ENOUGH, DATA, SIZES)
             found = found_in(tier)
             assert found.items() <= dict(enumerate(CONTENTS)).items()
+            assert found.keys() - under_way == kept - under_way
             assert tier.path.name.endswith("-0.index")  # the lock went with the process
             tier.close()
 

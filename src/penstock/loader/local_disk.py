@@ -15,15 +15,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.loader.resume import add_array, describe_data
 from penstock.machine import Curve, Machine, StorageClass
 from penstock.policy import Placement
 from penstock.store import FileSource, PackedFiles, Source
 from penstock.store.calls import Calls
-from penstock.store.disk import DiskTier
+from penstock.store.disk import DiskTier, is_fault_of_disk
 from penstock.store.key_value import KeyValueTier
 from penstock.store.mixing import sources_in
+from penstock.store.mounts import is_network, mount_of, mounted
 from penstock.store.tier import SlowTier
 from penstock.store.write_behind import WriteBehind
 from penstock.units import parse_bytes
@@ -105,6 +106,7 @@ def open_disks(
 ) -> list[Disk]:
     """Open the tiers on some disks, with as much space as these have. They are closed by `closing`.
 
+    A disk that is full or fails is reported and left out; one on a network file system is reported and used.
     rank: of this process. is_new: whether what earlier runs left is given up.
     Raises: DataError naming the folder where one cannot be used.
     """
@@ -113,7 +115,13 @@ def open_disks(
     fingerprint, disks = fingerprint_of(source), list[Disk]()
     for storage in classes:
         make = partial(_open_tier, storage, fingerprint, source, rank, calls.report)
-        tier = calls.one(f"local disk {storage.path!r}", make)
+        try:
+            tier = calls.one(f"local disk {storage.path!r}", make)
+        except DataError as error:
+            if not is_fault_of_disk(error):
+                raise
+            calls.report(f"{error}; this run goes on without it")
+            continue
         closing.callback(tier.close)
         if is_new:
             tier.evict(tier.held())
@@ -128,6 +136,12 @@ def _open_tier(
     if storage.backend == "filesystem":
         assert storage.path is not None, "its class has checked it"
         about = repr(source)
+        mount = mount_of(storage.path, mounted())
+        if mount is not None and is_network(mount.kind):
+            report(
+                f"{storage.path} lies on {mount.kind} ({mount.device}), whose bytes may come over the network: keep "
+                "samples on a disk of this machine"
+            )
         return DiskTier(
             storage.path, capacity_bytes, fingerprint, sizes_bytes, about=about, number=rank, report=report
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.flow.cpus import cpu_limit, memory_limit_bytes
 from penstock.kernel_cache import folders_of
 from penstock.loader.transforms.decoders import decoder_versions
-from penstock.measure.mounts import Mount, is_network, mount_of, mounted
+from penstock.store.mounts import Mount, is_network, mount_of, mounted
 from penstock.units import format_bytes
 
 _VERSIONS = ("penstock", "numpy", "numba", "torch", "jax", "pyarrow", "fsspec", "obstore", "mpi4py")

@@ -23,10 +23,10 @@ from penstock.arena import Arena
 from penstock.errors import DataError
 from penstock.machine import Curve
 from penstock.measure.in_threads import Clock, repeat_until
-from penstock.measure.mounts import is_network, mount_of, mounted
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.measure.spread import Spread
 from penstock.store.disk import read_pieces
+from penstock.store.mounts import is_network, mount_of, mounted
 from penstock.store.packed import READ_PIECES
 from penstock.units import format_bytes, format_rate
 

@@ -61,6 +61,7 @@ class DiskTier:
     """Samples in a file on a local disk, which later runs over the same data find again. Any thread may call anything.
 
     A disk that is full or fails makes the tier smaller, and is reported once; what it kept is read as long as it can.
+    So are files that somebody removes meanwhile.
 
     folder: made where it is missing; several jobs may share it.
     capacity_bytes: that are reserved at once; fewer where the disk has not so much free.
@@ -90,6 +91,7 @@ class DiskTier:
         self._file = self._index = -1
         #: Whether anything can still be written; how many samples were not found as they were written.
         self._is_written, self.mismatches = True, 0
+        self._is_removed = False
         try:
             os.makedirs(folder, exist_ok=True)
             self._index, self.path = _open_index(Path(folder), fingerprint, about, number)
@@ -162,6 +164,11 @@ class DiskTier:
             self._stop_writing(error)
             return False
         self._places.keep(ids)
+        if not self._is_removed and not os.fstat(file).st_nlink:
+            self._is_removed = True
+            self._report(
+                f"{self.samples_path} was removed: this run reads on what it has there, and no later one will find it"
+            )
         return True
 
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
@@ -181,7 +188,10 @@ class DiskTier:
             failed.append((index, DataError(f"sample {ids[index]} is not in {self!r}")))
         offsets, sizes = places[which, 0], places[which, 1] - places[which, 0]
         for index in read_pieces(file, offsets, sizes, into, begins[which]):
-            self._lose(int(ids[which[index]]), failed, int(which[index]), "cannot be read")
+            # A disk that gives back one sample no more may lose others: it gets no new ones.
+            self._is_written = False
+            why = "cannot be read, so that no more are kept on this disk"
+            self._lose(int(ids[which[index]]), failed, int(which[index]), why)
         lost = {index for index, _ in failed}
         for index in which[self._is_to_be_compared(ids[which])].tolist() if self._is_unread.size else ():
             sample = int(ids[index])
@@ -304,6 +314,15 @@ class DiskTier:
         self._is_unread = np.zeros(self._sizes_bytes.size, bool)
         self._checksums[entries["sample"]] = entries["checksum"]
         self._is_unread[entries["sample"]] = True
+
+
+#: What a disk answers that is full, broken or locked up: no fault of who named the folder.
+_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+
+
+def is_fault_of_disk(error: DataError) -> bool:
+    """Return whether a tier could not be made as its disk is full or fails, and not as its folder is none."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _DISK_FAULTS
 
 
 class TierFacts(NamedTuple):
