@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.bench.loaders import Setting, Work, loader_named
 from penstock.errors import ConfigError
 from penstock.loader.transforms import Resize, ToTensor
+from penstock.store import FlatFolder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -98,3 +100,21 @@ def test_a_loader_of_another_framework_is_refused() -> None:
         pytest.raises(ConfigError, match=message),
     ):
         as_dataset(loader)
+
+
+def test_the_pipeline_of_penstock_bench_counts_what_it_skips(tmp_path: Path) -> None:
+    import cv2
+
+    for number in range(4):
+        assert cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((9, 9, 3), number, np.uint8))
+    (tmp_path / "2.png").write_bytes(b"no picture")
+    source = FlatFolder(tmp_path)
+
+    for work, skipped in ((Work.READ, 0), (Work.DECODE, 1)):
+        with loader_named("tensorflow")(Setting(source, work, 2, 2, "skip")) as passes:
+            assert passes([2, 0, 3])[::2] == (3 - skipped, skipped)
+    with (
+        loader_named("tensorflow")(Setting(source, Work.DECODE, 1, 2, "raise")) as passes,
+        pytest.raises(tf.errors.InvalidArgumentError),
+    ):
+        passes([2, 1])

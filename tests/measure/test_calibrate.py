@@ -25,10 +25,10 @@ from penstock.measure import in_threads
 from penstock.measure.calibrate import (
     Calibration,
     PageCache,
-    _read_until,
-    _StoreReader,
+    StoreReader,
     calibrate,
     measure_machine,
+    read_until,
 )
 from penstock.measure.fit import Level
 from penstock.measure.slow_source import SlowSource
@@ -362,8 +362,8 @@ def test_dropping_is_in_the_given_time_but_not_in_that_of_a_read(
 ) -> None:
     time = VirtualTime()
     monkeypatch.setattr(calibrate_module, "drop_cached", lambda _: time.take(0.1))
-    source = _StoreReader(files, time)
-    timed = _read_until(source, np.arange(20), 1, 1.0, 2.0, time, keep=False)
+    source = StoreReader(files, time)
+    timed = read_until(source, np.arange(20), 1, 1.0, 2.0, time, keep=False)
 
     assert 8 <= len(timed.ends) <= 10
     assert max(np.subtract(timed.ends, timed.starts)) < 0.01

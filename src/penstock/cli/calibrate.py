@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.launcher import ranks_of_launcher
 from penstock.cli.options import check_folder
-from penstock.cli.output import Table, add_command, add_output_options, needing, show
+from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.measure.thorough import ThoroughCalibration
-    from penstock.ranks import Ranks
 
 _SECONDS, _THOROUGH_SECONDS, _REPEATS = 10.0, 60.0, 10
 _DESCRIPTION = """\
@@ -114,7 +112,7 @@ def _measure_thoroughly(options: argparse.Namespace) -> None:
     from penstock.measure.thorough import measure_thoroughly
     from penstock.store import open_source
 
-    with _ranks_of_launcher() as ranks:
+    with ranks_of_launcher("calibrate") as ranks:
         found = measure_thoroughly(
             open_source(options.source),
             local_disks=[folder for folder in options.local_disk.split(",") if folder],
@@ -125,29 +123,6 @@ def _measure_thoroughly(options: argparse.Namespace) -> None:
         )
     if found is not None:
         _report(options, found.to_toml(), found.to_json(), found)
-
-
-@contextlib.contextmanager
-def _ranks_of_launcher() -> Iterator[Ranks]:
-    """Yield the ranks of the job that a launcher started this process in; alone where none did."""
-    from penstock.ranks import alone, ranks_of_this_job
-    from penstock.ranks.transport_of_job import launcher_of_several
-
-    launcher = launcher_of_several()
-    if launcher is None:
-        yield alone()
-    elif launcher[0] == "RANK":
-        with needing("calibrate under torchrun", "torch"):
-            import torch.distributed as distributed
-        distributed.init_process_group("gloo")
-        try:
-            yield ranks_of_this_job()
-        finally:
-            distributed.destroy_process_group()
-    else:
-        with needing("calibrate under an MPI launcher", "mpi"):
-            import mpi4py.MPI  # noqa: F401  (the processes know each other from then on)
-        yield ranks_of_this_job()
 
 
 def _report(

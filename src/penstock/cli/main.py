@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.cli.bench import add_bench
 from penstock.cli.cache import add_cache
 from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
 
     add_calibrate(commands)
+    add_bench(commands)
 
     add_doctor(commands)
 

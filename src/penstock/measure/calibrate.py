@@ -88,7 +88,7 @@ class Calibration:
         mean_bytes = float(np.concatenate([level.sizes_bytes for level in self.levels]).mean())
         lines = [
             f"Measured by penstock calibrate from {reads:,} samples of {format_bytes(mean_bytes)} in the mean.",
-            _CACHE_REMARKS[self.page_cache],
+            CACHE_REMARKS[self.page_cache],
             "One client was measured; that all clients share its best rate (source.clients) is the worst case.",
         ]
         read_seconds = sum(level.reads * level.mean_bytes / level.bytes_per_second for level in self.levels)
@@ -114,7 +114,7 @@ class Calibration:
         return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()
 
 
-_CACHE_REMARKS = {
+CACHE_REMARKS = {
     PageCache.COLD: "The files were not in the page cache (cold): this is the speed of the store itself.",
     PageCache.WARM: "CAUTION: the files stayed in the page cache (warm): the store itself may be slower.",
     PageCache.MIXED: "CAUTION: some files stayed in the page cache (mixed): the store itself may be slower.",
@@ -230,7 +230,7 @@ def measure_machine(
             decode_threads=cpus,
         ),
         levels=evidence.levels,
-        page_cache=_page_cache([share for each in passes for share in each.shares]),
+        page_cache=page_cache_of([share for each in passes for share in each.shares]),
         unreadable=len(errors),
         not_measured=evidence.not_measured,
         curves=_curves_of(passes),
@@ -267,7 +267,7 @@ class _SourceReads:
 
 
 @dataclass(slots=True)
-class _Timed:
+class TimedReads:
     """What one level's readers did; lists are appended to by all of them.
 
     starts: when a read would have started that took as long and had no pages to drop.
@@ -298,9 +298,9 @@ def _measure_source(source: Source, deadline: float, clock: Clock, say: Progress
             # Twice the readers do at most twice as much.
             most = min(most, 4 * readers + math.ceil(2 * rate * level_seconds))
         samples = draw.choice(len(source), most, replace=False)
-        reader = _StoreReader(source, clock)
+        reader = StoreReader(source, clock)
         until = min(clock() + level_seconds, deadline)
-        timed = _read_until(reader, samples, readers, until, deadline, clock, keep=not tried)
+        timed = read_until(reader, samples, readers, until, deadline, clock, keep=not tried)
         errors += timed.errors
         contents += timed.contents
         shares += reader.cached_shares
@@ -349,7 +349,7 @@ def _curves_of(passes: Sequence[_SourceReads]) -> tuple[MeasuredCurve, ...]:
     return (MeasuredCurve(Access(False, True, 0), tuple(points)),)
 
 
-class _StoreReader:
+class StoreReader:
     """Reads samples as a loader does, but files from the store itself.
 
     What the page cache holds of a file is dropped between its open and its read: an open of its own would wait as long
@@ -388,7 +388,8 @@ class _StoreReader:
         return size, dropping_seconds
 
 
-def _page_cache(shares: Sequence[float | None]) -> PageCache:
+def page_cache_of(shares: Sequence[float | None]) -> PageCache:
+    """Return where files lay, of whose pages these shares were in memory; None: not known."""
     known = [share for share in shares if share is not None]
     if not known:
         return PageCache.UNKNOWN
@@ -398,8 +399,8 @@ def _page_cache(shares: Sequence[float | None]) -> PageCache:
     return PageCache.WARM if share > 0.95 else PageCache.MIXED
 
 
-def _read_until(
-    reader: _StoreReader,
+def read_until(
+    reader: StoreReader,
     samples: NDArray[np.int64],
     readers: int,
     until: float,
@@ -407,14 +408,14 @@ def _read_until(
     clock: Clock,
     *,
     keep: bool,
-) -> _Timed:
+) -> TimedReads:
     """Read samples by so many threads, one sample at least.
 
     until: moment on the clock at which they stop, unless too few reads are done to make a level; those are gone on
         with until the deadline, or until the samples are over.
     keep: keep the first contents, for the decoder.
     """
-    timed = _Timed([], [], [], [], [])
+    timed = TimedReads([], [], [], [], [])
     todo = iter(samples.tolist())
     stop = threading.Event()
     largest = int(reader.source.sizes_bytes[samples].max())

@@ -231,16 +231,9 @@ def measure_files(
     Raises: DataError naming the folder where it is missing, read-only, or has too little space.
     """
     begin = clock()
-    READ_PIECES.wait()
-    block = _noise(_STREAM_BYTES)
-    with ScratchFile(folder) as scratch:
+    with _scratch_with_space(folder) as scratch:
         free_bytes = scratch.free_bytes
-        if free_bytes * _FREE_SHARE < _LEAST_BYTES:
-            raise DataError(
-                f"{folder} has {format_bytes(free_bytes)} free; measuring takes a quarter of it and at least "
-                f"{format_bytes(_LEAST_BYTES)}: make some space"
-            )
-        maximum = _sequential_maximum(scratch, block, max_seconds * _MAXIMUM_SHARE, clock)
+        maximum = _sequential_maximum(scratch, max_seconds * _MAXIMUM_SHARE, clock)
         say(f"{folder}: {format_rate(maximum.read.median)} in sequence")
         wanted = accesses(sample_bytes)
         runs: dict[tuple[Access, int], list[float]] = {
@@ -270,6 +263,34 @@ def measure_files(
             maximum,
             remarks(kind, scratch.is_direct, share),
         )
+
+
+def measure_maximum(
+    folder: str | os.PathLike[str], max_seconds: float, clock: Clock
+) -> tuple[SequentialMaximum, tuple[str, ...]]:
+    """Return what one stream reads and writes in a folder, and what makes that doubtful, a sentence each.
+
+    Raises: as `measure_files`.
+    """
+    with _scratch_with_space(folder) as scratch:
+        maximum = _sequential_maximum(scratch, max_seconds, clock)
+        share = None
+        with contextlib.suppress(OSError):  # then nobody knows
+            share = cached_share(scratch.descriptor)
+        mount = mount_of(folder, mounted())
+        return maximum, remarks(mount.kind if mount is not None else "", scratch.is_direct, share)
+
+
+@contextlib.contextmanager
+def _scratch_with_space(folder: str | os.PathLike[str]) -> Iterator[ScratchFile]:
+    READ_PIECES.wait()
+    with ScratchFile(folder) as scratch:
+        if scratch.free_bytes * _FREE_SHARE < _LEAST_BYTES:
+            raise DataError(
+                f"{folder} has {format_bytes(scratch.free_bytes)} free; measuring takes a quarter of it and at least "
+                f"{format_bytes(_LEAST_BYTES)}: make some space"
+            )
+        yield scratch
 
 
 def remarks(file_system: str, is_direct: bool, share: float | None) -> tuple[str, ...]:
@@ -323,10 +344,9 @@ def _rounds(scratch: ScratchFile, access: Access, number: int, threads: int) -> 
             yield count * request
 
 
-def _sequential_maximum(
-    scratch: ScratchFile, block: NDArray[np.uint8], max_seconds: float, clock: Clock
-) -> SequentialMaximum:
+def _sequential_maximum(scratch: ScratchFile, max_seconds: float, clock: Clock) -> SequentialMaximum:
     """Write and read a file in sequence, six times, as large as the time allows, and leave the first out."""
+    block = _noise(_STREAM_BYTES)
     begin = clock()
     scratch.grow(_LEAST_BYTES, block)
     rate = _LEAST_BYTES / max(clock() - begin, 1e-6)
@@ -347,7 +367,7 @@ def _sequential_maximum(
                 scratch.read(np.array([offset]), block.size, arena.array)
             writes.append(scratch.size_bytes / (middle - begin))
             reads.append(scratch.size_bytes / (clock() - middle))
-    return SequentialMaximum(scratch.size_bytes, Spread.of(reads[1:]), Spread.of(writes[1:]))
+    return SequentialMaximum(scratch.size_bytes, Spread.after_first(reads), Spread.after_first(writes))
 
 
 def _noise(nbytes: int) -> NDArray[np.uint8]:

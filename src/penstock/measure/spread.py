@@ -27,6 +27,11 @@ class Spread:
         first, last = interval_ranks(len(ordered))
         return cls(float(np.median(ordered)), ordered[first - 1], ordered[last - 1], len(ordered))
 
+    @classmethod
+    def after_first(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of all but the first of at least two values: the first run warms up what later ones use."""
+        return cls.of(values[1:])
+
 
 def interval_ranks(repeats: int, confidence: float = 0.95) -> tuple[int, int]:
     """Return the ranks j and k, from 1, of the sorted values between which the true median lies, whatever the

@@ -1,0 +1,7 @@
+"""What a cluster's storage does for a training, measured on day one: reading samples, training on them, saving.
+
+    input_rates     samples per second by threads and batch size, beside the limit and other loaders
+    loaders         one pass over some samples by a named loader; `peer_torch` and `peer_tensorflow` are those of others
+
+After "Characterizing Deep-Learning I/O Workloads in TensorFlow" (Chien et al. 2018, arXiv:1810.03035), section III.
+"""

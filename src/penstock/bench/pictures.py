@@ -1,0 +1,61 @@
+"""Pictures of what was measured, in the manner of Figures 4 to 10 of Chien et al. 2018."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.bench.input_rates import InputRates
+from penstock.bench.loaders import OWN, Work
+from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOUR_OF = {OWN: Colour.BLUE, "torch": Colour.ORANGE, "tensorflow": Colour.GREEN}
+_TITLE_OF = {Work.READ: "read alone", Work.DECODE: "read, decode, resize"}
+_MARKERS = "os^Dv"
+
+
+def draw_input(found: InputRates) -> Figure:
+    """Return a panel for each work: samples/s by threads, a line for each loader and batch size (Figures 4 and 5)."""
+    works = [work for work in Work if any(each.work is work for each in found.results)]
+    sizes = sorted({each.batch_size for each in found.results})
+    figure = new_figure(1.4 + 4.4 * len(works), 4.4)
+    for axes, work in zip(figure.subplots(1, len(works), squeeze=False)[0], works, strict=True):
+        style_axes(axes)
+        for loader, colour in _COLOUR_OF.items():
+            for marker, size in zip(_MARKERS, sizes, strict=False):
+                own = [
+                    each
+                    for each in found.results
+                    if (each.work, each.loader, each.batch_size) == (work, loader, size)
+                ]
+                if not own:
+                    continue
+                spreads = [each.samples_per_second for each in own]
+                axes.errorbar(
+                    [each.threads for each in own],
+                    [spread.median for spread in spreads],
+                    yerr=(
+                        [spread.median - spread.low for spread in spreads],
+                        [spread.high - spread.median for spread in spreads],
+                    ),
+                    color=colour,
+                    marker=marker,
+                    lw=1.6,
+                    ms=4,
+                    capsize=2.5,
+                    label=loader if len(sizes) == 1 else f"{loader}, batch of {size}",
+                )
+        axes.set_ylim(bottom=0)
+        top = axes.get_ylim()[1]
+        if (
+            found.maximum is not None
+            and (bound := found.maximum.read.median / found.bytes_per_sample) < 3 * top
+        ):
+            axes.axhline(bound, color=Colour.FAINT, ls="--", lw=1.2, label="device in sequence")
+            axes.set_ylim(0, max(top, 1.08 * bound))
+        name_axes(axes, _TITLE_OF[work], x="threads", y="samples/s")
+        count_in_wholes(axes.xaxis)
+        axes.legend(frameon=False, fontsize=8.5)
+    return figure

@@ -1,0 +1,17 @@
+"""`penstock bench`: what this cluster's storage does for a training, measured by mini-applications."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from penstock.cli import bench_input
+
+
+def add_bench(commands: Any) -> None:
+    group: argparse.ArgumentParser = commands.add_parser(
+        "bench", help="measure reading, training and saving on this machine, beside other libraries"
+    )
+    kinds = group.add_subparsers(required=True, metavar="WHAT")
+    for command in (bench_input,):
+        command.add(kinds)
