@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import csv
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -304,6 +305,39 @@ def test_lines_and_records_of_a_length(tmp_path: Path) -> None:
     assert caught.value.kind == "corrupt"
 
 
+def test_rows_of_csv_have_a_scalar_for_each_column(tmp_path: Path) -> None:
+    """Written by Python's csv module, with all that a field in quotes may hold; then rows that are no such rows."""
+    rows = [(1, 0.5, 'a "b", c'), (-128, float("inf"), "two\nlines\r\n"), (127, 1e-3, "")]
+    with open(tmp_path / "a", "w", newline="") as file:
+        csv.writer(file).writerows([("count", "size", "name"), *rows])
+    columns = ["int8", "float32", "bytes"]
+    table = node("t", "CSVRows", files=[str(tmp_path / "a")] * 2, columns=columns, skip_lines=1)
+    with Session(Graph([table])) as session:
+        read = [session.run(["t:0", "t:1", "t:2"]) for _ in range(6)]
+        with pytest.raises(GraphError, match="no more records") as caught:
+            session.run("t:0")
+
+    assert caught.value.kind == "out_of_range"
+    assert [(int(a), float(b), c.item().decode()) for a, b, c in read] == [
+        (a, float(np.float32(b)), c) for a, b, c in rows
+    ] * 2
+    assert [each.dtype for each in read[0]] == [np.int8, np.float32, object]
+
+    for text, problem in (
+        (b"1\t2\n128\t2\n", "record 1 at byte 4 has '128' in column 0, which is no int8"),
+        (b"1\t2\n\n3\n", "record 1 at byte 4 has 1 fields, and the node has 2 columns"),
+        (b'1\t2\n1\t"2\n', "record 1 at byte 4 has a quote that is not closed"),
+        (b'1\t2\n1\t"2"3\n', "record 1 at byte 4 is no row of CSV"),
+    ):
+        (tmp_path / "b").write_bytes(text)
+        nodes = [node("t", "CSVRows", files=[str(tmp_path / "b")], columns=["int8", "int8"], delimiter="\t")]
+        with Session(Graph(nodes)) as session:
+            assert session.run(["t:0", "t:1"]) == [1, 2]
+            with pytest.raises(GraphError, match=problem) as caught:
+                session.run("t:0")
+        assert caught.value.kind == "corrupt"
+
+
 # -- State ---------------------------------------------------------------------------------------------
 
 
@@ -399,6 +433,61 @@ def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
         fresh.save(str(tmp_path / "again"))
         fresh.restore(str(tmp_path / "again"))
         assert later(fresh) == expected
+
+
+def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_path: Path) -> None:
+    nodes = [
+        node("v", "Variable", dtype="int32", shape=[]),
+        constant("zero", 0, "int32"),
+        constant("one", 1, "int32"),
+        node("start", "Assign", "v:0 zero:0"),
+        node("step", "AssignAdd", "v:0 one:0"),
+    ]
+
+    def train(until: int) -> tuple[int, list[int]]:
+        """Return the step that a run begins with, and the steps after which it saved."""
+        with Session(Graph(nodes)) as session, session.saving(str(tmp_path), "3 steps") as saves:
+            if not saves.step:
+                session.run("start")
+            begun = saves.step
+            saved = []
+            for step in range(begun, until):
+                assert session.run("step:0") == step + 1
+                if saves.after(step + 1):
+                    saved.append(step + 1)
+            return begun, saved
+
+    assert train(8) == (0, [3, 6])
+    assert train(13) == (6, [9, 12])
+    with Session(Graph(nodes)) as session:
+        session.restore(str(tmp_path))
+        assert session.run("v:0") == 12
+
+
+def test_a_folder_of_a_state_and_one_of_tensors_are_told_apart_and_neither_replaces_the_other(
+    tmp_path: Path,
+) -> None:
+    tensors, state = str(tmp_path / "tensors"), str(tmp_path / "state")
+    nodes = [
+        constant("c", 1.0),
+        node("save", "Save", "c:0", names=["v"], path=tensors),
+        node("wrong", "Save", "c:0", names=["v"], path=state),
+        node("get", "Restore", tensor="v", dtype="float32", path=state),
+    ]
+    with Session(Graph(nodes)) as session:
+        session.run("save")
+        session.save(state)
+        for call, advice in (
+            (lambda: session.run("get:0"), "state of a session, which Session.restore reads"),
+            (lambda: session.run("wrong"), "state of a session, which Session.restore reads"),
+            (lambda: session.save(tensors), "tensors of Save nodes, which a Restore node reads"),
+            (lambda: session.restore(tensors), "tensors of Save nodes, which a Restore node reads"),
+            (lambda: session.saving(tensors, "1 step").__enter__(), "tensors of Save nodes"),
+        ):
+            with pytest.raises(GraphError, match=advice) as caught:
+                call()
+            assert caught.value.kind == "mismatch"
+        session.restore(state)
 
 
 def test_draws_depend_on_seed_name_and_run_alone() -> None:

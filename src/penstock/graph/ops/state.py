@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.graph.errors import MismatchError
-from penstock.graph.model.dtypes import DTYPES, check_dtype, check_shape, fits, shape_text
+from penstock.graph.model.dtypes import DTYPES, FLOATS, INTEGERS, check_dtype, check_shape, fits, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.arrays import integer
 from penstock.graph.ops.elementwise import NUMBERS, tensor_of
@@ -174,11 +174,33 @@ def _infer_reader(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec("bytes", ())]
 
 
-for _name, _more in (("TFRecords", {}), ("TextLines", {}), ("FixedRecords", {"record_bytes": REQUIRED})):
+def _infer_rows(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    _infer_reader(node, specs)
+    columns, delimiter = node.attr["columns"], node.attr.get("delimiter", ",")
+    if (
+        not isinstance(columns, list | tuple)
+        or not columns
+        or not set(columns) <= {*FLOATS, *INTEGERS, "bytes"}
+    ):
+        raise MismatchError(f"columns is {columns!r:.80}; give a list of dtypes: numbers, or bytes")
+    if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 255:
+        raise MismatchError(f"delimiter is {delimiter!r:.80}; give one character, such as a comma")
+    if "skip_lines" in node.attr:
+        integer(node, "skip_lines", 0)
+    return [Spec(column, ()) for column in columns]
+
+
+_ROWS = {"columns": REQUIRED, "delimiter": ",", "skip_lines": 0}
+for _name, _infer, _more in (
+    ("TFRecords", _infer_reader, {}),
+    ("TextLines", _infer_reader, {}),
+    ("CSVRows", _infer_rows, _ROWS),
+    ("FixedRecords", _infer_reader, {"record_bytes": REQUIRED}),
+):
     register(
         Operation(
             _name,
-            _infer_reader,
+            _infer,
             kind="state",
             attributes={"files": REQUIRED, **_more},
             # Looked up in each run: `Session.restore` replaces it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock.graph.run.lower import Flat, Lowering
 from penstock.graph.run.plan import Plan, make_plan
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.resources import Resources
+from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.units import is_integer
 
@@ -214,10 +216,24 @@ class Session:
     def restore(self, folder: str) -> None:
         """Go on from what `save` wrote; call it while no run is under way.
 
-        Raises: NotFoundError if nothing was saved there, CorruptError if it is something else.
+        Raises: NotFoundError if nothing was saved there, MismatchError if Save nodes wrote it.
         """
         self._check_open()
         self.resources.load(read_state(folder))
+
+    def saving(self, folder: str, schedule: Any, *, keep: int = 1) -> AbstractContextManager[Saves]:
+        """Go on from the newest state of a folder, if there is one, and save there when the schedule says.
+
+            with session.saving("runs/a", "1000 steps") as saves:
+                for step in range(saves.step, 90_000):
+                    session.run(train)
+                    saves.after(step + 1)
+
+        schedule: as a `SnapshotStore` takes it: "1000 steps", "10 minutes" ... keep: how many states stay.
+        Raises: ConfigError if it is no schedule; MismatchError if the folder holds tensors of Save nodes.
+        """
+        self._check_open()
+        return saving(self.resources, folder, schedule, keep)
 
     def waits(self) -> list[str]:
         """Return one line for each node that waits: which, for how long."""

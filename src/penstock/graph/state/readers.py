@@ -1,8 +1,10 @@
-"""Readers of records: TFRecord files, lines of text, records of a fixed length. Their position is state."""
+"""Readers of records: TFRecord files, lines, rows of CSV, records of a fixed length. Their position is state."""
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import os
 import struct
 import threading
@@ -10,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.errors import printable
 from penstock.graph.errors import CorruptError, OutOfRangeError
-from penstock.graph.model.dtypes import Value
+from penstock.graph.model.dtypes import FLOATS, Value, torch_dtype
 from penstock.graph.model.node import Node
 
 _HEAD = struct.Struct("<QI")
@@ -46,8 +49,8 @@ class Reader:
         #: Where the next record is: number of the file, byte, number of the record in it.
         self.position = (0, 0, 0)
 
-    def read(self) -> Value:
-        """Return the next record as a scalar of bytes.
+    def read(self) -> Value | tuple[Value, ...]:
+        """Return the next record: a scalar of bytes; of CSV, one for each column.
 
         Raises: OutOfRangeError after the last; CorruptError, which names file, record and byte, where it is damaged.
         """
@@ -68,7 +71,7 @@ class Reader:
                 self.position = (place, offset, record)
             else:
                 raise OutOfRangeError(f"there are no more records in {len(self._files)} files")
-        return np.array(found, object)
+        return found
 
     def state(self) -> Any:
         """Return the position as a snapshot holds it."""
@@ -79,23 +82,73 @@ class Reader:
         place, offset, record = state
         self.position = (int(place), int(offset), int(record))
 
-    def _next(self, file: Any) -> bytes | None:
+    def _next(self, file: Any) -> Value | tuple[Value, ...] | None:
         """Return the next record, or None after the last. Raises: CorruptError saying what the record is."""
+        data = self._data(file)
+        return None if data is None else np.array(data, object)
+
+    def _data(self, file: Any) -> bytes | None:
         raise AssertionError(f"{type(self).__name__} says how its records lie")
 
 
 class TextLines(Reader):
     """Lines without their line feed; what follows the last line feed is a line, too, if there is any."""
 
-    def _next(self, file: Any) -> bytes | None:
+    def _data(self, file: Any) -> bytes | None:
         line: bytes = file.readline()
         return line.removesuffix(b"\n") if line else None
+
+
+class CSVRows(Reader):
+    """Rows of comma-separated values, a scalar for each column; empty lines are passed over.
+
+    Source: RFC 4180: a field in quotes may hold delimiters, line feeds and doubled quotes.
+    """
+
+    def _next(self, file: Any) -> Value | tuple[Value, ...] | None:
+        if file.tell() == 0:
+            for _ in range(self.node.attr.get("skip_lines", 0)):
+                file.readline()
+        text = b""
+        while not text.strip(b"\r\n"):
+            text = file.readline()
+            if not text:
+                return None
+        while text.count(b'"') % 2:
+            more = file.readline()
+            if not more:
+                raise CorruptError("has a quote that is not closed")
+            text += more
+        # Latin-1 keeps every byte as it is.
+        rows = csv.reader(
+            io.StringIO(text.decode("latin-1"), ""),
+            delimiter=self.node.attr.get("delimiter", ","),
+            strict=True,
+        )
+        try:
+            (fields,) = rows
+        except csv.Error as error:
+            raise CorruptError(f"is no row of CSV: {error}") from None
+        columns = self.node.attr["columns"]
+        if len(fields) != len(columns):
+            raise CorruptError(f"has {len(fields)} fields, and the node has {len(columns)} columns")
+        values = [_field(*each) for each in zip(range(len(fields)), fields, columns, strict=True)]
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+def _field(column: int, text: str, dtype: str) -> Value:
+    if dtype == "bytes":
+        return np.array(text.encode("latin-1"), object)
+    try:
+        return torch.tensor(float(text) if dtype in FLOATS else int(text), dtype=torch_dtype(dtype))
+    except (ValueError, OverflowError, RuntimeError):
+        raise CorruptError(f"has {printable(text)!r:.80} in column {column}, which is no {dtype}") from None
 
 
 class FixedRecords(Reader):
     """Records of `record_bytes`."""
 
-    def _next(self, file: Any) -> bytes | None:
+    def _data(self, file: Any) -> bytes | None:
         size = self.node.attr["record_bytes"]
         data: bytes = file.read(size)
         if data and len(data) < size:
@@ -106,7 +159,7 @@ class FixedRecords(Reader):
 class TFRecords(Reader):
     """Frames of a length, its checksum, the record, its checksum."""
 
-    def _next(self, file: Any) -> bytes | None:
+    def _data(self, file: Any) -> bytes | None:
         head = file.read(_HEAD.size)
         if not head:
             return None
@@ -130,6 +183,7 @@ class TFRecords(Reader):
 _KINDS: dict[str, type[Reader]] = {
     "TFRecords": TFRecords,
     "TextLines": TextLines,
+    "CSVRows": CSVRows,
     "FixedRecords": FixedRecords,
 }
 

@@ -16,6 +16,7 @@ import torch
 
 from penstock.checkpoint import SnapshotStore
 from penstock.checkpoint.state.tree import encode_keys
+from penstock.errors import ConfigError
 from penstock.graph.errors import CorruptError, MismatchError, NotFoundError, nearest
 from penstock.graph.model.dtypes import Value, check_dtype, to_client, torch_dtype
 from penstock.ranks import alone
@@ -51,9 +52,16 @@ def decode(document: Mapping[str, Any]) -> tuple[str, Value]:
         raise CorruptError(f"this is no saved tensor: {error}") from error
 
 
+#: What a folder holds tells what wrote it: `Session.save`, or Save nodes.
+_STATE, _TENSORS = "graph_state", "tensors/*/dtype"
+
+
 def write_state(path: str, state: Mapping[str, Any]) -> None:
-    """Write a state as the newest snapshot of a folder; the one before it is removed."""
-    with _store(path) as store:
+    """Write a state as the newest snapshot of a folder; the one before it is removed.
+
+    Raises: MismatchError if Save nodes wrote the folder.
+    """
+    with open_folder(path) as store:
         _save_next(store, state)
 
 
@@ -62,8 +70,12 @@ def _save_next(store: SnapshotStore, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: str) -> Any:
-    """Return the newest state of a folder. Raises: NotFoundError if there is none."""
+    """Return the newest state of a folder.
+
+    Raises: NotFoundError if there is none, MismatchError if Save nodes wrote the folder.
+    """
     with _saved(path) as store:
+        _look(store, path, _STATE)
         return store.restore()
 
 
@@ -75,16 +87,40 @@ def _saved(path: str) -> Iterator[SnapshotStore]:
         yield store
 
 
-def _store(path: str) -> SnapshotStore:
-    return SnapshotStore(
-        path, ranks=alone, report=None, keep=1, scheme="complete", codec="stored", reference="stored"
-    )
+@contextmanager
+def open_folder(path: str, **options: Any) -> Iterator[SnapshotStore]:
+    """Open a folder for states, with options of a `SnapshotStore`. Raises: MismatchError if Save nodes wrote it."""
+    with _store(path, **options) as store:
+        if store.list():
+            _look(store, path, _STATE)
+        yield store
+
+
+def _look(store: SnapshotStore, path: str, what: str) -> Any:
+    """Return a part of the newest snapshot. Raises: MismatchError if it is of the other kind."""
+    try:
+        return store.restore(only=[what])
+    except ConfigError as error:
+        is_state = what != _STATE
+        raise MismatchError(
+            f"{path} holds {'the state of a session' if is_state else 'tensors of Save nodes'}, which "
+            f"{'Session.restore' if is_state else 'a Restore node'} reads; "
+            f"give {'a folder of Save nodes' if is_state else 'a folder that Session.save wrote'}, or a new one"
+        ) from error
+
+
+def _store(path: str, **options: Any) -> SnapshotStore:
+    plain: dict[str, Any] = {"keep": 1, "scheme": "complete", "codec": "stored", "reference": "stored"}
+    return SnapshotStore(path, ranks=alone, report=None, **(plain | options))
 
 
 def write_tensors(path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
     """Write tensors by name, beside those that are in the folder under other names."""
     with _store(path) as store:
-        kept = dict(store.restore()["tensors"]) if store.list() else {}
+        kept: dict[str, Any] = {}
+        if store.list():
+            _look(store, path, _TENSORS)
+            kept = dict(store.restore()["tensors"])
         kept.update({name: encode(dtype, value) for name, (dtype, value) in tensors.items()})
         _save_next(store, {"tensors": kept})
 
@@ -92,7 +128,7 @@ def write_tensors(path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
 def read_tensor(path: str, name: str, dtype: str) -> Value:
     """Return a saved tensor. Raises: NotFoundError if there is none of the name, MismatchError if its dtype differs."""
     with _saved(path) as store:
-        names = store.restore(only=["tensors/*/dtype"])["tensors"]
+        names = _look(store, path, _TENSORS)["tensors"]
         if name not in names:
             raise NotFoundError(f"no tensor {name!r} was saved in {path}{nearest(name, names)}")
         _, (key,) = encode_keys([name], "tensors")
