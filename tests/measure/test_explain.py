@@ -133,6 +133,26 @@ def test_a_planted_fault_is_the_first_reason_named(fault: str) -> None:
         assert found.stall_seconds == pytest.approx(9 * 0.5)
 
 
+@pytest.mark.parametrize(("readers", "late_seconds"), [(10, 1.7), (2, 0.5), (1, 0.0), (0, 0.0), (None, 0.0)])
+def test_reads_that_began_late_for_want_of_a_slot_count_as_that_as_far_as_readers_were_idle(
+    readers: int | None, late_seconds: float
+) -> None:
+    """Step 1 wants a slot for 2 s. Meanwhile one reader works for 2 s, another for 1 s; then its own read takes 4 s."""
+    rows = [
+        (0.0, 2.0, 0, 10, 0, 0, Kind.READ, SOURCE, 1, 0),
+        (1.0, 5.0, 7, 10, 0, 9, Kind.READ, SOURCE, 2, 0),
+        (0.0, 2.0, -1, 0, 0, 1, Kind.SLOT, NO_PLACE, 1, 0, 0),
+        (2.0, 6.0, 1, 10, 0, 1, Kind.READ, SOURCE, 1, 0),
+        (6.0, 6.0, 1, 0, 0, 1, Kind.DECODE, NO_PLACE, 3, 0),
+        (2.0, 6.0, -1, 0, 0, 1, Kind.WAIT, NO_PLACE, 0, 0),
+    ]
+
+    found = explain(Trace(spans_of(rows), {} if readers is None else {"limits": {"readers": readers}}))
+
+    assert found.by_reason[Reason.NO_FREE_SLOT] == pytest.approx(late_seconds)
+    assert found.by_reason[Reason.SOURCE_READ] == pytest.approx(4.0 - late_seconds)
+
+
 def test_moments_lead_down_to_the_sample_that_came_last() -> None:
     _, rows = FAULTS["three of sixty reads take two seconds"]
     trace = Trace(spans_of(rows), names={10: "photos/\n\x1b[2Jten.jpg"})

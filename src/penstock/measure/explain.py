@@ -293,6 +293,7 @@ def _refined(trace: Trace, waits: Spans, critical: Critical, are_slow: NDArray[n
     for reason in (Reason.SOURCE_READ, Reason.TIER_READ):
         hand(reason, Reason.LOCK, np.where(kept & critical.was_read, np.minimum(1.0, by_lock / took), 0.0))
     hand(Reason.SOURCE_READ, Reason.SLOW_READS, are_slow)
+    hand(Reason.SOURCE_READ, Reason.NO_FREE_SLOT, _begun_late(trace, waits, critical))
     beside = _slowed_by_snapshots(spans, waits)
     for reason in (Reason.SOURCE_READ, Reason.TIER_READ):
         hand(reason, Reason.SNAPSHOT, beside)
@@ -342,6 +343,40 @@ def _behind_slow_reads(spans: Spans, waits: Spans, critical: Critical) -> tuple[
     read = critical.read.copy()
     read[behind] = before[behind]
     return replace(critical, read=read), own | behind
+
+
+def _begun_late(trace: Trace, waits: Spans, critical: Critical) -> Seconds:
+    """Return which share of each wait there would not have been with a slot for the batch as soon as it wanted one.
+
+    Its reads would have begun earlier by the time for which it wanted one, as far as readers were idle meanwhile.
+    """
+    limits, late = trace.meta.get("limits"), np.zeros(waits.size)
+    readers = limits.get("readers") if isinstance(limits, dict) else None
+    if not isinstance(readers, int) or readers < 1:
+        return late
+    spans = trace.spans
+    slots, reads = (spans[spans["kind"] == kind] for kind in (Kind.SLOT, Kind.READ))
+    _, slot = latest_of(slots, ("rank", "epoch", "step"), waits, critical.decode["end"])
+    wanted = np.maximum(slot["end"] - slot["start"], 0.0)
+    for rank in np.unique(waits["rank"]):
+        which = np.flatnonzero((waits["rank"] == rank) & (wanted > 0))
+        own = reads[reads["rank"] == rank]
+        busy = _running_seconds(own, slot["end"][which]) - _running_seconds(own, slot["start"][which])
+        late[which] = np.maximum(0.0, wanted[which] - busy / readers)
+    share: Seconds = np.minimum(1.0, late / np.maximum(waits["end"] - waits["start"], 1e-9))
+    return share
+
+
+def _running_seconds(spans: Spans, moments: Seconds) -> Seconds:
+    """Return for how long all spans together have run until each moment."""
+
+    def since(ends: Seconds) -> Seconds:
+        ends = np.sort(ends)
+        passed = np.searchsorted(ends, moments)
+        sums: Seconds = passed * moments - np.concatenate([[0.0], np.cumsum(ends)])[passed]
+        return sums
+
+    return since(spans["start"]) - since(spans["end"])
 
 
 def _seconds_a_sample(reads: Spans) -> Seconds:
