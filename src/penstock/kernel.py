@@ -234,6 +234,58 @@ array_at: Callable[..., Any] = intrinsic(_array_at)
 stack_zeros: Callable[..., Any] = intrinsic(prefer_literal=True)(_stack_zeros)
 
 
+#: A line of the caches of today's processors, which load and store memory by the line.
+LINE_BYTES = 64
+_BYTES_AT, _LINE = ir.IntType(8).as_pointer(), ir.VectorType(ir.IntType(64), LINE_BYTES // 8)
+
+
+def _load_ahead(typing: Any, address: Any) -> Any:
+    known: Any = types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES_AT, number, number, number])
+        function: Any = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")  # type: ignore[no-untyped-call]
+        # To read it; into all levels; data.
+        builder.call(
+            function, [builder.inttoptr(arguments[0], _BYTES_AT), *(number(value) for value in (0, 3, 1))]
+        )
+        return context.get_dummy_value()
+
+    return known.void(known.intp), generate
+
+
+def _copy_line_past_caches(typing: Any, target: Any, source: Any) -> Any:
+    known: Any = types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        into, out_of = (builder.inttoptr(each, _LINE.as_pointer()) for each in arguments)
+        store = builder.store(builder.load(out_of, align=1), into, align=LINE_BYTES)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return known.void(known.intp, known.intp), generate
+
+
+def _fence(typing: Any) -> Any:
+    known: Any = types
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return known.void(), generate
+
+
+#: Begin to load the line of an address into the caches. It may be any address: none faults.
+load_ahead: Callable[..., None] = intrinsic(_load_ahead)
+#: Copy LINE_BYTES from any address to a multiple of LINE_BYTES, which the caches do not get: `(target, source)`. Other
+#: threads may see it only after a `fence`.
+copy_line_past_caches: Callable[..., None] = intrinsic(_copy_line_past_caches)
+#: Have all that was stored before seen before what is stored after.
+fence: Callable[..., None] = intrinsic(_fence)
+
+
 def _import_without_scipy() -> None:
     """Import the module of numba that imports scipy.linalg only to learn whether there is BLAS.
 

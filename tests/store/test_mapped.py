@@ -104,6 +104,29 @@ def test_a_fault_that_is_none_of_ours_goes_to_the_handler_of_before(tmp_path: Pa
     assert ("Fatal Python error: Bus error" in found.stderr) == (scene == "a handler of before")
 
 
+@pytest.mark.parametrize("row_bytes", [33, 64, 2050, 4097])
+@pytest.mark.parametrize("total_bytes", [300_000, 1_500_000])
+def test_rows_of_any_size_are_copied_to_any_address_and_nothing_beside_them(
+    tmp_path: Path, row_bytes: int, total_bytes: int
+) -> None:
+    rng = np.random.default_rng(row_bytes)
+    rows = rng.integers(0, 256, (100, row_bytes), np.uint8)
+    rows.tofile(tmp_path / "a.bin")
+    ids = rng.integers(0, len(rows), total_bytes // row_bytes)
+    # A row begins anywhere in a line of the caches, with up to 70 bytes between it and the one before.
+    begins = np.zeros(ids.size + 1, np.int64)
+    np.cumsum(row_bytes + rng.integers(0, 70, ids.size), out=begins[1:])
+    into = rng.integers(0, 256, begins[-1], np.uint8)
+    expected = into.copy()
+    for sample, begin in zip(ids.tolist(), begins.tolist(), strict=False):
+        expected[begin : begin + row_bytes] = rows[sample]
+
+    failed = read_group(Records(tmp_path / "a.bin", "u1", row_bytes), ids, into, begins)
+
+    assert failed == []
+    np.testing.assert_array_equal(into, expected)
+
+
 def test_a_file_that_is_written_while_it_is_copied_is_no_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,17 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from penstock.kernel import c_function, entry, machine_code, stack_zeros
+from penstock.kernel import (
+    LINE_BYTES,
+    c_function,
+    copy_line_past_caches,
+    entry,
+    fence,
+    inlined,
+    load_ahead,
+    machine_code,
+    stack_zeros,
+)
 from penstock.machine_code import MachineCode
 from penstock.store.packed import SIGNATURE
 
@@ -21,6 +31,25 @@ _memcpy = c_function("memcpy", _known.intp, _known.intp, _known.intp, _known.int
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+
+#: Pieces of mapped files begin to be loaded so long before they are copied: each is on a page that the processor has to
+#: look up.
+_AHEAD = 2
+#: A group of so many bytes is stored past the caches: it would not stay in them until the training reads it, and each
+#: line would first be read, to be overwritten.
+_PAST_CACHES_BYTES = 1 << 20
+
+
+@inlined
+def _copy_past_caches(target: int, source: int, size: int) -> None:
+    front = min(-target & (LINE_BYTES - 1), size)
+    lines_end = front + ((size - front) & -LINE_BYTES)
+    if front > 0:
+        _memcpy(target, source, front)
+    for at in range(front, lines_end, LINE_BYTES):
+        copy_line_past_caches(target + at, source + at)
+    if lines_end < size:
+        _memcpy(target + lines_end, source + lines_end, size - lines_end)
 
 
 @entry
@@ -38,12 +67,18 @@ def read_pieces(
     Measured: benchmarks/loader/records.py.
     """
     vector = stack_zeros(np.int64, 2)  # a `struct iovec`
-    target, count = into.ctypes.data, 0
-    for k in range(places.size):
+    target, count, pieces = into.ctypes.data, 0, places.size
+    is_large = pieces > 0 and begins[pieces - 1] + sizes[pieces - 1] - begins[0] >= _PAST_CACHES_BYTES
+    for k in range(pieces):
         descriptor, address, end = files[places[k], 0], files[places[k], 1], files[places[k], 2]
         size, offset = sizes[k], offsets[k]
+        if k + _AHEAD < pieces:
+            load_ahead(files[places[k + _AHEAD], 1] + offsets[k + _AHEAD])
         if size > 0 and 0 <= offset <= end - size:
-            _memcpy(target + begins[k], address + offset, size)
+            if is_large:
+                _copy_past_caches(target + begins[k], address + offset, size)
+            else:
+                _memcpy(target + begins[k], address + offset, size)
             continue
         found, got = 0, 1
         while got > 0 and found < size:  # a read may return less than there is, and is continued
@@ -53,6 +88,8 @@ def read_pieces(
         if size == 0 or found != size:
             failed[count] = k
             count += 1
+    if is_large:
+        fence()
     return count
 
 
