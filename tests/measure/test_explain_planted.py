@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,9 +26,11 @@ pytestmark = pytest.mark.slow
 Folder = Callable[..., Path]
 
 
-def timed(epoch: Iterable[Any]) -> Iterator[tuple[Any, float]]:
-    """Yield batches, and how long each was waited for."""
-    batches = iter(epoch)
+def timed(loader: Loader) -> Iterator[tuple[Any, float]]:
+    """Yield the batches of an epoch, and how long each was waited for. What starting takes is no wait for a batch."""
+    if loader.position == (0, 0):
+        loader.start()
+    batches = iter(loader)
     while True:
         begin = time.perf_counter()
         batch = next(batches, None)
@@ -92,12 +94,12 @@ def few_slots(image_folder: Folder, out: Path) -> float:
 
 def full_buffer(image_folder: Folder, out: Path) -> float:
     """The fast tier has space for one snapshot, and its drain is capped; the others go to a slow disk."""
-    state = {"w": np.random.default_rng(0).random(1 << 18)}
+    random = np.random.default_rng(0)
     lost, write = 0.0, LocalWriter.write
 
     def write_slowly(file: LocalWriter, *pieces: Any) -> None:
         if out / "slow" in file._path.parents:
-            time.sleep(sum(piece.nbytes for piece in pieces) / 5e6)
+            time.sleep(sum(piece.nbytes for piece in pieces) / 20e6)
         write(file, *pieces)
 
     with (
@@ -113,6 +115,7 @@ def full_buffer(image_folder: Folder, out: Path) -> float:
         patch.object(LocalWriter, "write", write_slowly),
     ):
         for step, (_, seconds) in enumerate(timed(loader)):
+            state = {"w": random.random(1 << 18)}
             begin = time.perf_counter()
             store.save(step, state)
             lost += seconds + time.perf_counter() - begin
