@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 from tests.ranks.in_memory import run
 
@@ -31,19 +29,6 @@ from penstock.measure.file_rates import SequentialMaximum
 from penstock.measure.spread import Spread
 from penstock.ranks import Ranks, alone
 from penstock.store import FlatFolder, open_source
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Twelve pictures, one of which is cut off."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    for number in range(12):
-        picture = draw.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-        assert cv2.imwrite(str(folder / f"{number:02}.jpg"), picture)
-    (folder / "07.jpg").write_bytes((folder / "07.jpg").read_bytes()[:100])
-    return folder
 
 
 def test_a_run_that_something_disturbed_moves_no_result() -> None:

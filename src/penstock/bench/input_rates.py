@@ -8,7 +8,7 @@ al. 2018, sections III.A and IV.A.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.loaders import OWN, Pass, RunPass, Setting, Work, loader_named
+from penstock.bench.loaders import OWN, Pass, RunPass, Setting, Work, files_of, loader_named
 from penstock.errors import ConfigError, DataError
 from penstock.measure.calibrate import CACHE_REMARKS, PageCache, page_cache_of
 from penstock.measure.file_rates import SequentialMaximum, measure_maximum
@@ -24,8 +24,7 @@ from penstock.measure.pagecache import drop_files
 from penstock.measure.spread import Spread
 from penstock.plan import FullShuffle
 from penstock.ranks import Ranks
-from penstock.store import FileBacked, Numeric, Source
-from penstock.store.remote import objects_in
+from penstock.store import Numeric, Source
 from penstock.units import format_count, format_rate
 
 REPEATS = 6
@@ -350,7 +349,7 @@ class _Bench:
 
     def _run(self, run: RunPass, ids: NDArray[np.int64]) -> Pass:
         """Return what all ranks did at the same time: their samples, in the seconds of the slowest."""
-        self.shares += drop_files(_files_of(self._source, ids))
+        self.shares += drop_files(files_of(self._source, ids))
         self._ranks.all_gather("beginning a run", None)
         own = run(ids.tolist())
         every = [Pass(*each) for each in self._ranks.all_gather("ending a run", list(own))]
@@ -359,13 +358,3 @@ class _Bench:
             max(each.seconds for each in every),
             sum(each.skipped for each in every),
         )
-
-
-def _files_of(source: Source, ids: NDArray[np.int64]) -> Iterator[str]:
-    """Yield the files of this host that samples lie in; none where they lie elsewhere."""
-    if objects_in(source) is not None:
-        return
-    if isinstance(source, FileBacked):
-        yield from (source.path_of(sample) for sample in ids.tolist())
-    else:
-        yield from getattr(source, "files", ())

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader
@@ -19,7 +20,8 @@ from penstock.loader.transforms import Resize, ToTensor
 from penstock.measure.calibrate import StoreReader, read_until
 from penstock.measure.fit import steady_level
 from penstock.plan import Explicit
-from penstock.store import Source
+from penstock.store import FileBacked, Source
+from penstock.store.remote import objects_in
 
 OWN = "penstock"
 #: Loaders of other libraries, by the name of the package, and the module here that drives each.
@@ -125,3 +127,13 @@ def check_loaders(names: Sequence[str]) -> None:
     for name in names:
         if name not in PEERS:
             raise ConfigError(f"there is no loader {name!r} to compare with: {', '.join(PEERS)}")
+
+
+def files_of(source: Source, ids: NDArray[np.int64]) -> Iterator[str]:
+    """Yield the files of this host that samples lie in; none where they lie elsewhere."""
+    if objects_in(source) is not None:
+        return
+    if isinstance(source, FileBacked):
+        yield from (source.path_of(sample) for sample in ids.tolist())
+    else:
+        yield from getattr(source, "files", ())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.bench.input_rates import InputRates
 from penstock.bench.loaders import OWN, Work
-from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, style_axes
+from penstock.bench.training import TrainingResults
+from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, stack_bars, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,4 +61,37 @@ def draw_input(found: InputRates) -> Figure:
         name_axes(axes, _TITLE_OF[work], x="threads", y="samples/s")
         count_in_wholes(axes.xaxis)
         axes.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+def draw_training(found: TrainingResults) -> Figure:
+    """Return run times with and without prefetch (Figures 6 and 7), and what was read over time (Figure 8)."""
+    sizes = sorted({each.setting.batch_size for each in found.results})
+    figure = new_figure(1.4 + 4.4 * len(sizes), 6.4)
+    for column, size in zip(figure.subplots(2, len(sizes), squeeze=False).T, sizes, strict=True):
+        own = [each for each in found.results if each.setting.batch_size == size]
+        places = np.arange(len(own), dtype=np.float64)
+        stall = np.array([each.stall_seconds for each in own])
+        rest = np.array([each.run_seconds.median for each in own]) - stall
+        style_axes(column[0])
+        parts = [("computing", rest, Colour.PALE), ("waiting for input", stall, Colour.RED)]
+        stack_bars(column[0], places, parts, 0.6)
+        names = [
+            f"{each.setting.threads} threads" if each.setting.has_prefetch else "no prefetch" for each in own
+        ]
+        column[0].set_xticks(places, names, fontsize=8.5)
+        name_axes(column[0], f"batches of {size}", y="run (s)")
+        column[0].legend(frameon=False, fontsize=8.5)
+        style_axes(column[1])
+        pair = found.cost_of_io(size) or own[:1]
+        for each, colour in zip(pair, (Colour.FAINT, Colour.BLUE), strict=False):
+            label = (
+                f"prefetch, {each.setting.threads} threads" if each.setting.has_prefetch else "no prefetch"
+            )
+            column[1].step(
+                each.flow.seconds, each.flow.rates / 1e6, where="pre", color=colour, lw=1.2, label=label
+            )
+        name_axes(column[1], x="seconds", y=f"read by {own[-1].flow.place} (MB/s)")
+        column[1].set_ylim(bottom=0)
+        column[1].legend(frameon=False, fontsize=8.5)
     return figure

@@ -1,0 +1,190 @@
+"""`penstock bench train`: what I/O costs a training, with and without reading ahead."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.bench_input import counts_of
+from penstock.cli.launcher import ranks_of_launcher
+from penstock.cli.options import parsed_amount, parsed_names, refuse_together
+from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
+from penstock.errors import ConfigError
+from penstock.units import format_rate, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from penstock.bench.training import TrainingResults
+
+_STEP_SECONDS = "100ms"
+_DESCRIPTION = """\
+Trains on a data set without prefetch (each batch is loaded when it is asked for) and with it, by 1, 2, 4 and 8
+threads, and prints run time, waiting and what was read: the excess without prefetch is what I/O costs. Steps take
+100 ms and no processor, as on a GPU; --model trains a network, on a GPU where there is one. All runs get the same
+batches, whose pages were dropped from the page cache, and must have the same losses. See docs/howto/bench.md.
+"""
+_EPILOG = """\
+examples:
+  penstock bench train photos/train --step-seconds 250ms
+  penstock bench train photos/train --model alexnet --threads 4 --steps 50 --plot train.png
+  torchrun --nproc-per-node 2 --no-python penstock bench train photos/train --batch-size 128
+
+JSON: source, ranks, steps, page_cache (cold, warm, mixed, unknown), equal_losses, cautions[], meaning; and results[] of
+prefetch (0 or auto), threads, batch_size, run_seconds, low and high (95 %), repeats, stall_seconds, stall_share,
+loading_seconds (reads and decodes, over all threads), loss (the last), read_bytes and read_from (what moved them).
+"""
+
+
+def add(commands: Any) -> None:
+    summary = "train with and without prefetch, and see what I/O costs"
+    parser = add_command(commands, "train", _run, summary, _DESCRIPTION, _EPILOG)
+    parser.add_argument("source", metavar="SOURCE", help="pictures as a loader takes them, or their address")
+    parser.add_argument(
+        "--model", metavar="NAME", help="network to train: alexnet, resnet50 or transformer (needs PyTorch)"
+    )
+    parser.add_argument(
+        "--step-seconds", metavar="TIME", help=f"time that a step computes, without a model ({_STEP_SECONDS})"
+    )
+    parser.add_argument(
+        "--prefetch",
+        metavar="NAMES",
+        default="0,auto",
+        help="0, auto (as far as memory allows) or both (%(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="NUMBERS",
+        default="1,2,4,8",
+        help="threads with prefetch, of each rank (%(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="NUMBERS",
+        default="64",
+        help="samples of a batch, over all ranks (%(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="steps of a run, within one epoch (%(default)s)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        default=3,
+        help="runs of each setting, the first left out (%(default)s)",
+    )
+    add_output_options(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    refuse_together(options, "model", ["step_seconds"])
+    with needing("penstock bench", "images"):
+        from penstock.bench.training import MODELS, FixedStep, Setting, Step, label_numbers, measure_training
+    from penstock.store import open_source
+
+    threads = counts_of(options.threads, "--threads")
+    names = parsed_names(options.prefetch, "--prefetch")
+    if unknown := [name for name in names if name not in ("0", "auto")]:
+        raise ConfigError(f"--prefetch is {unknown[0]!r}; it is 0, auto or both with a comma")
+    if options.steps < 2:
+        raise ConfigError(f"--steps is {options.steps}; train for at least 2")
+    if options.model is not None and options.model not in MODELS:
+        raise ConfigError(f"--model is {options.model!r}; it is one of {', '.join(MODELS)}")
+    settings = [
+        Setting(count, size)
+        for size in counts_of(options.batch_size, "--batch-size")
+        for count in [*([0] if "0" in names else []), *(threads if "auto" in names else [])]
+    ]
+    source = open_source(options.source)
+    step: Step
+    if options.model is None:
+        step = FixedStep(
+            parsed_amount("--step-seconds", parse_seconds, options.step_seconds or _STEP_SECONDS)
+        )
+    else:
+        with needing("--model", "torch"):
+            from penstock.bench.models import TrainingStep
+        step = TrainingStep(options.model, int(label_numbers(source).max(initial=0)) + 1)
+    runs = options.repeats * len(settings)
+    with ranks_of_launcher("bench") as ranks:
+        with progress("training", runs if ranks.rank == 0 else 0) as move:
+            made = iter(range(1, runs + 1))
+            found = measure_training(
+                source,
+                step,
+                settings,
+                steps=options.steps,
+                repeats=options.repeats,
+                ranks=ranks,
+                done=lambda: move(next(made)),
+            )
+        if ranks.rank == 0:
+            _show(options, found)
+
+
+def _show(options: argparse.Namespace, found: TrainingResults) -> None:
+    results = [
+        {
+            "prefetch": "auto" if each.setting.has_prefetch else "0",
+            "threads": max(1, each.setting.threads),
+            "batch_size": each.setting.batch_size,
+            "run_seconds": each.run_seconds.median,
+            "low": each.run_seconds.low,
+            "high": each.run_seconds.high,
+            "repeats": each.run_seconds.repeats,
+            "stall_seconds": each.stall_seconds,
+            "stall_share": each.stall_seconds / each.run_seconds.median,
+            "loading_seconds": each.loading_seconds,
+            "loss": each.last_loss,
+            "read_bytes": each.flow.total_bytes,
+            "read_from": each.flow.place,
+        }
+        for each in found.results
+    ]
+    data = {
+        "source": options.source,
+        "ranks": found.ranks,
+        "steps": found.steps,
+        "page_cache": str(found.page_cache),
+        "equal_losses": found.has_equal_losses,
+        "cautions": found.cautions,
+        "meaning": found.meaning,
+        "results": results,
+    }
+    rows = [
+        (
+            "auto" if each.setting.has_prefetch else "none",
+            f"{max(1, each.setting.threads)}",
+            f"{each.setting.batch_size}",
+            format_seconds(each.run_seconds.median),
+            format_seconds(each.stall_seconds),
+            f"{100 * each.stall_seconds / each.run_seconds.median:.1f} %",
+            format_seconds(each.loading_seconds),
+            format_rate(each.flow.total_bytes / each.run_seconds.median),
+            format_rate(float(each.flow.rates.max(initial=0.0))),
+            f"{each.last_loss:.6g}",
+        )
+        for each in found.results
+    ]
+    columns = (
+        "prefetch",
+        "threads",
+        "batch",
+        "run",
+        "waiting",
+        "of run",
+        "reads, decodes",
+        "read",
+        "at most",
+        "loss",
+    )
+    notes = [f"{found.steps} steps a run; read: what {found.results[-1].flow.place} moved."]
+    if found.has_equal_losses:
+        notes.append("The losses are equal, bit by bit, in all runs of a batch size.")
+
+    def draw() -> Any:
+        from penstock.bench.pictures import draw_training
+
+        return draw_training(found)
+
+    table = Table(f"Training, page cache {found.page_cache}", columns, rows)
+    show(options, data, [table], [*notes, *found.cautions, found.meaning], draw)
