@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.graph.graphs import body, constant, node
+from tests.patience import patient, wait_until
 
 from penstock.graph import (
     Graph,
@@ -17,6 +26,8 @@ from penstock.graph import (
     Session,
     Statistics,
     add_module,
+    changed_variables,
+    compare_parts,
     event_file,
     from_upper_half,
     gradients,
@@ -137,24 +148,138 @@ def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(
     assert parameter_counts(graph)["module/layers.4.weight"] == 48
 
 
-@pytest.mark.slow  # it imports TensorBoard
-def test_event_files_have_what_was_written(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+SUMMARIES = [
+    constant("a", 2.0),
+    constant("values", [0.0, 1.0, 1.0, 3.0]),
+    constant("images", [[[[0, 255, 0], [255, 0, 0]]]], "uint8"),
+    node("scalar", "ScalarSummary", "a:0", tag="loss"),
+    node("histogram", "HistogramSummary", "values:0", tag="weights"),
+    node("image", "ImageSummary", "images:0", tag="filters"),
+    node("all", "MergeSummary", "scalar:0 histogram:0 image:0"),
+    node("b", "Neg", "a:0"),
+]
 
-    graph = Graph([constant("a", 2.0), node("b", "Neg", "a:0")])
+
+def write_summaries(folder: Path) -> None:
+    graph = Graph(SUMMARIES)
     statistics = Statistics()
-    with Session(graph) as session, event_file(str(tmp_path)) as events:
+    with Session(graph) as session, event_file(str(folder)) as events:
+        events.summary(session.run("all:0"), 7)
         events.scalar("b", session.run("b:0", statistics=statistics), 1)
         events.histogram("h", np.arange(10.0), 1)
         events.image("i", np.zeros((4, 4, 3), np.uint8), 1)
         events.graph(graph, statistics)
+
+
+@pytest.mark.slow  # it imports TensorBoard
+def test_event_files_have_what_was_written(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_summaries(tmp_path)
     read = EventAccumulator(str(tmp_path))
     read.Reload()
 
+    assert [(each.step, each.value) for each in read.Scalars("loss")] == [(7, 2.0)]
+    (histogram,) = read.Histograms("weights")
+    value = histogram.histogram_value
+    assert (value.min, value.max, value.num, value.sum) == (0.0, 3.0, 4.0, 5.0)
+    (image,) = read.Images("filters")
+    with Image.open(io.BytesIO(image.encoded_image_string)) as picture:
+        assert np.asarray(picture).tolist() == [[[0, 255, 0], [255, 0, 0]]]
     assert [each.value for each in read.Scalars("b")] == [-2.0]
-    assert [each.name for each in read.Graph().node] == ["a", "b"]
+    assert [each.name for each in read.Graph().node] == [each["name"] for each in SUMMARIES]
     stats = read.RunMetadata("step").step_stats.dev_stats
     assert {each.node_name for device in stats for each in device.node_stats} == {"a", "b"}
+
+
+#: TensorBoard with four of its plugins. It imports pkg_resources, which setuptools no longer has, and calls nothing of
+#: it where it reads its own files.
+BOARD = """
+import sys, types
+try:
+    import pkg_resources
+except ImportError:
+    sys.modules["pkg_resources"] = types.ModuleType("pkg_resources")
+from tensorboard.plugins.core.core_plugin import CorePluginLoader
+from tensorboard.plugins.graph.graphs_plugin import GraphsPlugin
+from tensorboard.plugins.histogram.histograms_plugin import HistogramsPlugin
+from tensorboard.plugins.image.images_plugin import ImagesPlugin
+from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
+from tensorboard.program import TensorBoard
+
+board = TensorBoard([CorePluginLoader(), GraphsPlugin, HistogramsPlugin, ImagesPlugin, ScalarsPlugin])
+board.configure(["", "--logdir", sys.argv[1], "--port", sys.argv[2], "--load_fast", "false"])
+board.main()
+"""
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
+    """A TensorBoard process reads the folder, and its web interface says what it found."""
+    write_summaries(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    port = address.rpartition(":")[2]
+    board = subprocess.Popen([sys.executable, "-c", BOARD, str(tmp_path), port], stderr=subprocess.DEVNULL)
+
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(f"{address}/data/plugin/{path}", timeout=patient(10)) as answer:
+            return json.loads(answer.read())
+
+    def loss() -> Any:
+        assert board.poll() is None, "TensorBoard ended"
+        with contextlib.suppress(OSError):  # it does not listen yet
+            return get("scalars/tags").get("run", {}).get("loss")
+        return None
+
+    try:
+        wait_until(loss, seconds=60)
+        assert get("scalars/scalars?run=run&tag=loss")[0][1:] == [7, 2.0]
+        assert {"weights", "h"} <= get("histograms/tags")["run"].keys()
+        assert {"filters", "i"} <= get("images/tags")["run"].keys()
+        assert get("graphs/info")["run"]["run_graph"]
+    finally:
+        board.terminate()
+        board.wait()
+
+
+def test_parts_of_a_graph_are_compared_with_those_of_a_module_each_on_what_that_was_given() -> None:
+    """The first of two layers is wrong: it is named, and the second, given what the module's was, is not."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+    module = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1])
+    graph = Graph()
+    x = graph.placeholder("float32", [5, 3])
+    rate = graph.placeholder("float32", [])
+    handles, edges = [], [x]
+    for layer in layers:
+        w = graph.variable("float32", list(layer.weight.T.shape), initial=layer.weight.detach().T.numpy())
+        b = graph.variable("float32", list(layer.bias.shape), initial=layer.bias.detach().numpy())
+        handles += [w, b]
+        edges.append(edges[-1] @ graph.add("Read", w) + graph.add("Read", b))
+        if layer is layers[0]:
+            edges.append(graph.add("aten.tanh.default", edges[-1]))
+    y = edges[-1]
+    slopes = gradients(graph, graph.add("Square", y), handles)
+    train = [graph.add("AssignAdd", each, slope * rate) for each, slope in zip(handles, slopes, strict=True)]
+    parts = {"0": ([x], edges[1]), "1": ([edges[1]], edges[2]), "2": ([edges[2]], y), "": ([x], y)}
+    batch = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    with Session(graph) as session:
+        session.run(graph.initialize_all())
+        assert all(each.is_within for each in compare_parts(session, parts, module, [batch]))
+        assert changed_variables(session, train, {x: batch, rate: 0.0}) == []
+        assert len(changed_variables(session, train, {x: batch, rate: -0.1})) == 4
+
+        session.run(graph.initialize_all())
+        with torch.no_grad():
+            layers[0].bias[2] += 0.5
+        differences = compare_parts(session, parts, module, [batch])
+        assert [each.is_within for each in differences] == [False, True, True, False]
+        assert differences[0].largest == pytest.approx(0.5, rel=1e-5)
+        assert differences[0].worst[1] == 2
+        with pytest.raises(GraphError, match="no part '00'") as caught:
+            compare_parts(session, {"00": ([x], y)}, module, [batch])
+    assert caught.value.kind == "not_found"
 
 
 def test_a_loader_is_a_node_whose_position_is_saved(

@@ -34,6 +34,7 @@ from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.containers import reset_container
 from penstock.graph.state.readers import write_tfrecords
+from penstock.graph.tools.comparing import PartDifference, changed_variables, compare_parts
 from penstock.graph.tools.drawing import to_dot
 from penstock.graph.tools.lossy import from_upper_half, to_upper_half
 from penstock.graph.tools.modules import add_module
@@ -57,6 +58,7 @@ __all__ = [
     "Node",
     "NotFoundError",
     "OutOfRangeError",
+    "PartDifference",
     "Session",
     "Statistics",
     "Subgraph",
@@ -65,6 +67,8 @@ __all__ = [
     "UnsupportedError",
     "WorkerLostError",
     "add_module",
+    "changed_variables",
+    "compare_parts",
     "event_file",
     "from_upper_half",
     "gradients",

@@ -13,6 +13,7 @@ from penstock.graph.ops import (  # noqa: F401
     random,
     stacks,
     state,
+    summaries,
     vjp,
     waiting,
 )

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
@@ -32,6 +34,12 @@ class Events:
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
+
+    def summary(self, value: Any, step: int) -> None:
+        """Write what a summary node gave."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._writer._get_file_writer().add_summary(Summary.FromString(np.asarray(value).item()), step)
 
     def scalar(self, name: str, value: Any, step: int) -> None:
         """Write a number."""
