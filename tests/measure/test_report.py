@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +165,28 @@ def test_amounts_are_spread_over_the_times_that_spans_last(
             elif low <= begin < high:
                 expected[place] += amount
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_asks_nobody_for_anything_and_axe_finds_no_fault(scheme: str, tmp_path: Path) -> None:
+    """With Debian's `chromium`, and PyPI's `axe-playwright-python`, which brings Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    browser_path = shutil.which("chromium") or pytest.skip("no chromium here")
+    page_file = tmp_path / "report.html"
+    page_file.write_text(report_of(a_trace()).html())
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme=scheme)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: asked.append(str(error)))
+
+        page.goto(page_file.as_uri())
+        found = axe.Axe().run(page)
+        browser.close()
+
+    assert asked == [page_file.as_uri()]
+    assert [each["id"] for each in found.response["violations"]] == []
+    assert len(found.response["passes"]) > 10
