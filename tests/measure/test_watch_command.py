@@ -92,6 +92,23 @@ def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> No
     assert (second["nanoseconds"], third["disk:sda:read_bytes"]) == (1_500_000_000, GONE)
 
 
+def test_of_many_processes_a_sample_reads_some_and_all_in_turn(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    pids = list(range(7, 27))
+    for pid in pids:
+        host.process(pid, 4)
+    sampler = Sampler(7, proc=host.proc, sys=host.sys, tree_of=lambda _: pids, clock=lambda: host.now)
+
+    found = [host.sample(sampler)["tree:processes"] for _ in range(3)]
+    for pid in pids:
+        host.process(pid, 10)
+    ticks = [host.sample(sampler)["tree:cpu_ticks"] for _ in range(4)]
+    sampler.close()
+
+    assert found == [8, 16, 20]
+    assert ticks == [20 * 7 + 8 * 6, 20 * 7 + 16 * 6, 20 * 13, 20 * 13]
+
+
 def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,8 @@ _OF_DISK = {"reads": 3, "read_bytes": 5, "writes": 7, "written_bytes": 9, "busy_
 _OF_TREE = ("cpu_ticks", "asked_bytes", "read_bytes", "written_bytes", "resident_bytes", "processes")
 #: How often new processes are looked for.
 _LOOK_SECONDS = 1.0
+#: Processes whose counters are read for one sample, so that a sample takes as long however many there are.
+_MOST_PROCESSES = 8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -25,7 +28,8 @@ class Sampler:
     """Reads all counters of this host and of a process and its descendants.
 
     pid: of the command. proc, sys: where the kernel's files are. clock: seconds, monotonic.
-    columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well.
+    columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well. Of more
+        than eight processes, eight are read for each sample, in turn; the others count as they did last.
     Used by one thread; close it.
     """
 
@@ -43,7 +47,8 @@ class Sampler:
         self._disks = _disks(sys)
         self._files = {name: _open(proc / name) for name in ("diskstats", "net/dev", "pressure/io")}
         self._looked = -_LOOK_SECONDS
-        #: By process: its open files io, stat; and the last counters of it, which stay when it ends.
+        #: By process: its open files io, stat, the one first that was read longest ago; and the last counters of it, which
+        #: stay when it ends.
         self._processes: dict[int, tuple[int, int]] = {}
         self._last: dict[int, list[int]] = {}
         self._ended = [0] * len(_OF_TREE)
@@ -102,17 +107,16 @@ class Sampler:
                     _open(self._proc / str(pid) / "io"),
                     _open(self._proc / str(pid) / "stat"),
                 )
-        total = list(self._ended)
-        for pid, (io, stat) in list(self._processes.items()):
-            counters = _of_process(io, stat)
+        for pid in list(itertools.islice(self._processes, _MOST_PROCESSES)):
+            counters = _of_process(*self._processes[pid])
             if counters is None:
                 counters = [*self._last.pop(pid, [0] * len(_OF_TREE))[:4], 0, 0]
                 self._ended = [ended + more for ended, more in zip(self._ended, counters, strict=True)]
                 self._forget(pid)
             else:
                 self._last[pid] = counters
-            total = [one + other for one, other in zip(total, counters, strict=True)]
-        return total
+                self._processes[pid] = self._processes.pop(pid)
+        return [sum(counters) for counters in zip(self._ended, *self._last.values(), strict=True)]
 
     def _forget(self, pid: int) -> None:
         for number in self._processes.pop(pid):
