@@ -28,8 +28,8 @@ class Sampler:
     """Reads all counters of this host and of a process and its descendants.
 
     pid: of the command. proc, sys: where the kernel's files are. clock: seconds, monotonic.
-    columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well. Of more
-        than eight processes, eight are read for each sample, in turn; the others count as they did last.
+    columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well. Of
+        more than eight processes, eight are read for each sample, in turn; the others count as they did last.
     Used by one thread; close it.
     """
 
@@ -47,8 +47,7 @@ class Sampler:
         self._disks = _disks(sys)
         self._files = {name: _open(proc / name) for name in ("diskstats", "net/dev", "pressure/io")}
         self._looked = -_LOOK_SECONDS
-        #: By process: its open files io, stat, the one first that was read longest ago; and the last counters of it, which
-        #: stay when it ends.
+        #: By process: its open files io, stat, the one first that was read longest ago; and the last counters of it.
         self._processes: dict[int, tuple[int, int]] = {}
         self._last: dict[int, list[int]] = {}
         self._ended = [0] * len(_OF_TREE)
