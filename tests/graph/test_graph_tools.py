@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +37,11 @@ from penstock.graph import (
     to_dot,
     to_upper_half,
 )
+from penstock.graph.run import timeline
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
+from penstock.measure.chrome import write_chrome
+from penstock.trace import Kind, read_trace
 
 
 def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
@@ -241,6 +245,52 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     finally:
         board.terminate()
         board.wait()
+
+
+def test_runs_are_steps_of_a_trace_with_a_span_for_each_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ninety iterations overflow the ring unless it is drained while they run; a run that waits for another's element
+    stalls, and shows who it waited for."""
+    count = [
+        node("t", "Less", "i limit:0"),
+        node("fail", "Call", "i", function="check", outputs=[["int32", []]]),
+        constant("one", 1, "int32"),
+        node("n", "Add", "fail one"),
+    ]
+    nodes = [
+        constant("zero", 0, "int32"),
+        constant("limit", 90, "int32"),
+        node("loop", "While", "zero:0", cond=body("i", count[:1], "t"), body=body("i", count[1:], "n")),
+        node("q", "FIFOQueue", capacity=1, components=[["int32", []]]),
+        node("put", "Enqueue", "q:0 zero:0"),
+        node("get", "Dequeue", "q:0"),
+    ]
+    monkeypatch.setattr(timeline, "_RING_SPANS", 64)
+    path = tmp_path / "run.trace"
+    with Session(Graph(nodes), functions={"check": lambda value: value}, trace=path) as session:
+        session.run("loop:0")
+        taker = threading.Thread(target=session.run, args=("get:0",))
+        taker.start()
+        wait_until(session.waits)
+        session.run("put")
+        taker.join()
+    trace = read_trace(path)
+    spans = trace.spans[trace.spans["kind"] == Kind.NODE]
+    names = [trace.name_of(int(each)) for each in spans["sample"]]
+
+    assert trace.is_complete
+    assert names.count("loop/fail") == 90
+    (got,) = np.flatnonzero([name == "get" for name in names])
+    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] == spans[got]["step"])]
+    assert len(waits) == 1
+    assert spans[got]["start"] <= waits[0]["start"] <= waits[0]["end"] <= spans[got]["end"]
+    (epoch,) = trace.epochs()
+    assert epoch.steps == 3
+    assert len(np.unique(spans["worker"])) == 2  # the put ran while the get waited
+    write_chrome(trace, tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert [each["name"] for each in events].count("loop/fail") == 90
 
 
 def test_parts_of_a_graph_are_compared_with_those_of_a_module_each_on_what_that_was_given() -> None:

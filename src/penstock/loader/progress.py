@@ -45,6 +45,9 @@ class Collector:
         self._sums_lock = threading.Lock()
         #: Of the slowest samples, by id, in the file.
         self._names: dict[int, str] = {}
+        #: Given by `name`: all; those that the file does not have yet.
+        self._given: dict[int, str] = {}
+        self._new: dict[int, str] = {}
         self._hosts = dict(hosts or {})
         self._are_hosts_written = False
         #: What was chosen while it ran, by rank; and whether that is still to be written.
@@ -63,6 +66,12 @@ class Collector:
     def write_to(self, writer: TraceWriter) -> None:
         """Write to a file from now on. Before there are threads."""
         self._writer, self._is_held = writer, False
+
+    def name(self, names: Mapping[int, str]) -> None:
+        """Have the file say what these samples are called, slow or not."""
+        with self._sums_lock:
+            self._given |= names
+            self._new |= names
 
     def note_choice(self, line: str) -> None:
         """Have the file say what this rank has chosen; the latest line counts."""
@@ -96,7 +105,7 @@ class Collector:
 
     def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
         writer.append(spans, self._recorder.dropped, ids)
-        new = self._name_slowest()
+        new, self._new = self._name_slowest() | self._new, {}
         has_new, self._has_new_choice = self._has_new_choice, False
         writer.name(new, {} if self._are_hosts_written else self._hosts, self._choices if has_new else {})
         self._are_hosts_written = True
@@ -106,7 +115,7 @@ class Collector:
         for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
             del self._ids[group]
         if writer.is_turn_due:
-            names = self._ids, self._names, self._hosts, self._choices
+            names = self._ids, self._names | self._given, self._hosts, self._choices
             writer.turn(self._sums.summary(), self._sums.waiting, *names)
 
     def _name_slowest(self) -> dict[int, str]:

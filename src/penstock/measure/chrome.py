@@ -62,7 +62,7 @@ def _events(
     for span, lane in zip(spans, lanes.tolist(), strict=True):
         yield {
             "ph": "X",
-            "name": _name(span),
+            "name": _name(trace, span),
             "pid": int(span["rank"]),
             "tid": lane,
             "ts": _micros(span["start"]),
@@ -133,6 +133,8 @@ def _lanes(spans: Spans) -> tuple[NDArray[np.int64], list[tuple[int, int, str]]]
 
 
 def _thread_name(kinds: set[int], worker: int) -> str:
+    if Kind.NODE in kinds:
+        return f"runs of the graph, lane {worker}"
     if kinds & set(_OF_TRAINING):
         return "training"
     if kinds == {Kind.SLOT}:
@@ -142,8 +144,10 @@ def _thread_name(kinds: set[int], worker: int) -> str:
     return f"{'decode' if Kind.DECODE in kinds else 'read'} worker {worker}"
 
 
-def _name(span: Any) -> str:
+def _name(trace: Trace, span: Any) -> str:
     name = _NAMES[int(span["kind"])]
+    if span["kind"] == Kind.NODE:
+        return trace.name_of(int(span["sample"]))
     if span["kind"] not in _MOVES:
         return name
     return f"{name} from {describe_place(int(span['place']))}" + (

@@ -41,6 +41,7 @@ _OF_KIND = {
     Kind.SLOT: Colour.PURPLE,
     Kind.RETRY: Colour.YELLOW,
     Kind.LOCK: Colour.INK,
+    Kind.NODE: Colour.GREEN,
 }
 _OF_SNAPSHOTS = {
     Kind.SAVE: Colour.VERMILION,

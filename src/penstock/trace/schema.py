@@ -30,6 +30,7 @@ class Kind(IntEnum):
     | `LOAD`   | a snapshot is wanted back .. its state is there           | -1     | 0       | read    | read from |
     | `RETRY`  | a request to a remote store that failed .. the next one, or it is given up | -1 | 0 | 0 | origin |
     | `LOCK`   | a worker asks for the interpreter's lock .. has it        | -1     | 0       | 0       | none |
+    | `NODE` | a kernel of a graph's run begins, or asks to wait .. has ended | its name | 1 | 0 | none |
     | `THREADS` | another number of threads was found to be faster, start == end | -1 | how many | 0      | see below |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
@@ -52,6 +53,9 @@ class Kind(IntEnum):
     `THREADS` is of threads that read where its place is the source, and of those that load where it is the staging
     buffer. With how many a run began, its header says.
 
+    `NODE` is a node, or a region of nodes that run as one function; its sample is the number of its name in the trace's
+    names, its step the run's number. Runs are the trace's steps, all of epoch 0.
+
     `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and
     `DRAIN` run next to the training. They come in pieces of about a second at most: what is summed up during a
@@ -71,6 +75,7 @@ class Kind(IntEnum):
     RETRY = 10
     LOCK = 11
     THREADS = 12
+    NODE = 13
 
 
 #: Place of the source, the data set's home.

@@ -42,6 +42,7 @@ from penstock.graph.run.plan import (
     Unit,
 )
 from penstock.graph.run.statistics import Statistics
+from penstock.graph.run.timeline import Lane
 
 _DEAD = object()
 
@@ -98,7 +99,7 @@ class Waiter:
         self.step = step
         self.unit = unit
         self.iteration = iteration
-        self.since = time.monotonic()
+        self.since = time.perf_counter()
         #: Set by the resource: forget the request; give back what was granted.
         self.withdraw: Callable[[], None] = _nothing_to_do
         self.undo: Callable[[], None] = _nothing_to_do
@@ -125,8 +126,10 @@ class Step:
         statistics: Statistics | None = None,
         timeout_seconds: float | None = None,
         observe: Callable[[Flat, Sequence[Any]], None] | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self.plan = plan
+        self._lane = lane
         self._observe = observe
         self.events: SimpleQueue[tuple[Waiter | None, Any, BaseException | None]] = SimpleQueue()
         self.waiting: set[Waiter] = set()
@@ -201,10 +204,13 @@ class Step:
 
     def _take_event(self) -> None:
         left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+        begin = 0.0 if self._lane is None else time.perf_counter()
         try:
             waiter, values, error = self.events.get(timeout=left)
         except Empty:
             raise WaitTimeout(f"the run took longer than its timeout: {'; '.join(self.waits())}") from None
+        if self._lane is not None:
+            self._lane.wait(begin, time.perf_counter())
         if waiter is None:
             assert error is not None, "only a cancel names no waiter"
             raise error
@@ -212,12 +218,14 @@ class Step:
         if error is not None:
             raise self._blamed(error, waiter.unit.flat)
         if self._statistics is not None:
-            self._statistics.add(waiter.unit.flat, time.monotonic() - waiter.since)
+            self._statistics.add(waiter.unit.flat, time.perf_counter() - waiter.since)
+        if self._lane is not None:
+            self._lane.kernel(waiter.unit, waiter.since, time.perf_counter())
         self._give(waiter.unit, waiter.iteration, (values,) if waiter.unit.ports == 1 else values)
 
     def waits(self) -> list[str]:
         """Return one line for each unit that waits."""
-        now = time.monotonic()
+        now = time.perf_counter()
         return [
             f"node {waiter.unit.flat.name!r} ({waiter.unit.flat.op}) waits since {now - waiter.since:.1f} s"
             for waiter in list(self.waiting)
@@ -271,7 +279,7 @@ class Step:
     def _call(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         call, flat = unit.call, unit.flat
         assert call is not None, "a kernel has a call"
-        begin = 0.0 if self._statistics is None else time.perf_counter()
+        begin = 0.0 if self._statistics is None and self._lane is None else time.perf_counter()
         try:
             if unit.region is not None:
                 outputs: Sequence[Any] = call(args)
@@ -286,6 +294,8 @@ class Step:
             seconds = time.perf_counter() - begin
             for each in unit.region.members if unit.region else (flat,):
                 self._statistics.add(each, seconds / (len(unit.region.members) if unit.region else 1))
+        if self._lane is not None:
+            self._lane.kernel(unit, begin, time.perf_counter())
         if self._observe is not None:
             self._observe(unit.region.members[0] if unit.region else flat, outputs)
         return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from penstock.graph.run.executor import Step
 from penstock.graph.run.lower import Flat, Lowering
 from penstock.graph.run.plan import Plan, make_plan
 from penstock.graph.run.statistics import Statistics
+from penstock.graph.run.timeline import Timeline
 from penstock.graph.state.resources import Resources
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
@@ -51,12 +53,14 @@ class Session:
         regions: bool = True,
         compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         check_finite: bool = False,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a session.
 
         graph: None: an empty one, for `extend`. seed: of all draws, 0 to 2**64 - 1. functions, batches: what Call and
         NextBatch nodes name. regions: whether pure nodes run as one function where they can. compiler: compiles these
         functions, such as torch.compile. check_finite: raise where a node gives NaN or infinity, naming it (slow).
+        trace: a file for the timeline of all runs, which `penstock trace` and `penstock report` read.
         """
         if not is_integer(seed) or not 0 <= seed < 2**64:
             raise MismatchError(f"seed is {seed!r:.40}; give an integer from 0 to 2**64 - 1")
@@ -66,6 +70,7 @@ class Session:
         self._compiler = compiler
         self._observe = _check_finite if check_finite else None
         self._plans: dict[Any, Plan] = {}
+        self._timeline = None if trace is None else Timeline(trace)
         self._steps: set[Step] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -101,13 +106,16 @@ class Session:
         endpoints = [endpoint for endpoint in places if endpoint is not None]
         fed, values = self._fed(feeds or {})
         plan = self._plan(endpoints, operations, fed)
-        step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe)
+        lane = None if self._timeline is None else self._timeline.begin()
+        step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe, lane)
         del values
         with self._lock:
             self._steps.add(step)
         try:
             self._check_open()
             results = step.run()
+            if lane is not None:
+                lane.finish()
         except GraphError as error:
             # Without the frames of the executor, which would keep alive what the step had computed.
             raise _bare(error) from error.__cause__
@@ -117,6 +125,8 @@ class Session:
         finally:
             with self._lock:
                 self._steps.discard(step)
+            if self._timeline is not None and lane is not None:
+                self._timeline.end(lane)
         found = dict(zip(dict.fromkeys(endpoints), results, strict=True))
         del results
         return arrange([None if each is None else to_client(found[each]) for each in places])
@@ -251,6 +261,8 @@ class Session:
             self._plans.clear()
         for step in steps:
             step.cancel(CancelledError("the session was closed while this run was under way"))
+        if self._timeline is not None:
+            self._timeline.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

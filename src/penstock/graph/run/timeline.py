@@ -1,0 +1,119 @@
+"""The timeline of runs: Penstock's trace, with a span for each kernel.
+
+Runs that overlap have a lane each. A run counts as a step of the trace: where it waits for a queue, a mutex or a
+batch, it stalls; the rest is its own time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+import time
+
+import torch
+
+from penstock.flow.recorder import Recorder, Ring
+from penstock.graph.run.plan import Unit
+from penstock.loader.progress import Collector
+from penstock.report import print_report
+from penstock.trace import NO_STEP, Kind, TraceWriter
+
+_RING_SPANS = 1 << 13
+
+
+class Timeline:
+    """Records the runs of a session into a file. Any thread may ask for a lane."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._recorder = Recorder(_RING_SPANS)
+        meta = {"graph": True, "torch": torch.__version__, "started": self._recorder.started.isoformat()}
+        self._collector = Collector(self._recorder, TraceWriter(path, meta), print_report)
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._lanes = 0
+        self._runs = itertools.count()
+        self._active: set[int] = set()
+        self._numbers: dict[str, int] = {}
+
+    def begin(self) -> Lane:
+        """Return the lane of a run that begins now: the first that no other run has."""
+        with self._lock:
+            if not self._free:
+                self._free.append(self._lanes)
+                self._lanes += 1
+            worker, run = heapq.heappop(self._free), next(self._runs)
+            self._active.add(run)
+        return Lane(self, self._recorder.ring(worker), worker, run)
+
+    def end(self, lane: Lane) -> None:
+        """Take a lane back."""
+        with self._lock:
+            self._active.discard(lane.run)
+            heapq.heappush(self._free, lane.worker)
+            self._collector.consumed = (0, min(self._active, default=lane.run + 1) - 1)
+        self.collect(lane.ring)
+
+    def collect(self, ring: Ring) -> None:
+        """Write what there is if a ring is half full."""
+        if ring.is_half_full:
+            self._collector.collect()
+
+    def number(self, unit: Unit) -> int:
+        """Return the number by which spans name a unit."""
+        name = _name(unit)
+        number = self._numbers.get(name)
+        if number is None:
+            with self._lock:
+                number = self._numbers.setdefault(name, len(self._numbers))
+            self._collector.name({number: name})
+        return number
+
+    def close(self) -> None:
+        """End the file. Twice is harmless."""
+        self._collector.close()
+
+
+class Lane:
+    """What one run records."""
+
+    __slots__ = ("_at", "_has_waited", "_numbers", "_timeline", "ring", "run", "worker")
+
+    def __init__(self, timeline: Timeline, ring: Ring, worker: int, run: int) -> None:
+        self._timeline, self.ring, self.worker, self.run = timeline, ring, worker, run
+        self._numbers: dict[Unit, int] = {}
+        #: Up to when it is recorded what the run did, waiting or working.
+        self._at = time.perf_counter()
+        self._has_waited = False
+
+    def kernel(self, unit: Unit, begin: float, end: float) -> None:
+        """Record a kernel."""
+        number = self._numbers.get(unit)
+        if number is None:
+            number = self._numbers[unit] = self._timeline.number(unit)
+        if unit.flat.op == "NextBatch":
+            self.wait(begin, end)
+        self.ring.record(Kind.NODE, begin, end, number, step=self.run)
+        self._timeline.collect(self.ring)
+
+    def wait(self, begin: float, end: float) -> None:
+        """Record that the run had nothing to do but wait."""
+        if begin > self._at:
+            self.ring.record(Kind.STEP, self._at, begin, step=self.run, samples=0)
+        step = NO_STEP if self._has_waited else self.run
+        self.ring.record(Kind.WAIT, begin, end, step=step, samples=0)
+        self._at, self._has_waited = end, True
+
+    def finish(self) -> None:
+        """Record the end of a run that did not fail."""
+        if not self._has_waited:
+            self.wait(self._at, self._at)
+        self.ring.record(Kind.STEP, self._at, time.perf_counter(), step=self.run, samples=0)
+
+
+def _name(unit: Unit) -> str:
+    if unit.region is None or len(unit.region.members) == 1:
+        return unit.flat.name
+    members = unit.region.members
+    return f"{members[0].name} to {members[-1].name} ({len(members)} nodes)"
