@@ -121,6 +121,11 @@ class TrainingStep:
         self._optimizer.step()
         return float(loss.detach())
 
+    @property
+    def state_bytes(self) -> int:
+        """What the weights and Adam's two moments of each take, about."""
+        return 3 * sum(each.nbytes for each in self._model.parameters())
+
     def state(self) -> dict[str, object]:
         """Return what a checkpoint holds."""
         return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.bench.input_rates import InputRates
 from penstock.bench.loaders import OWN, Work
+from penstock.bench.saving import SavingResult, SavingResults
 from penstock.bench.training import TrainingResults
 from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, stack_bars, style_axes
 
@@ -95,3 +96,37 @@ def draw_training(found: TrainingResults) -> Figure:
         column[1].set_ylim(bottom=0)
         column[1].legend(frameon=False, fontsize=8.5)
     return figure
+
+
+_PLACES = {"slow": "slow", "fast": "fast", "burst": "burst buffer"}
+
+
+def draw_saving(found: SavingResults) -> Figure:
+    """Return run times by way of saving (Figure 9), and what was written over time, during and after (Figure 10)."""
+    figure = new_figure(8.0, 7.0)
+    top, bottom = figure.subplots(2, 1)
+    saving = [each for each in found.results if each.way.saver]
+    none = next(each for each in found.results if not each.way.saver).run_seconds.median
+    places = np.arange(len(saving), dtype=np.float64)
+    style_axes(top)
+    lost = np.array([max(0.0, each.run_seconds.median - none) for each in saving])
+    parts = [("without saves", np.full(len(saving), none), Colour.PALE), ("for saves", lost, Colour.RED)]
+    stack_bars(top, places, parts, 0.6)
+    top.set_xticks(places, [f"{each.way.saver}\n{_PLACES[each.way.place]}" for each in saving], fontsize=8.5)
+    name_axes(top, f"{found.saves} saves in {found.steps} steps", y="run (s)")
+    top.legend(frameon=False, fontsize=8.5)
+    style_axes(bottom)
+    for colour, each in zip((Colour.FAINT, Colour.ORANGE, Colour.BLUE), _over_time(found), strict=False):
+        label = f"{each.way.saver}, {_PLACES[each.way.place]}"
+        bottom.step(each.flow.seconds, each.flow.rates / 1e6, where="pre", color=colour, lw=1.2, label=label)
+        bottom.axvline(each.last_run_seconds, color=colour, ls=":", lw=1.2)
+    name_axes(bottom, x="seconds (dotted: the run has ended)", y=f"written by {saving[-1].flow.place} (MB/s)")
+    bottom.set_ylim(bottom=0)
+    bottom.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+def _over_time(found: SavingResults) -> list[SavingResult]:
+    """Return what is straight to the slow storage by the first saver, and Penstock's to the fast one and through it."""
+    slow = [each for each in found.results if each.way.place == "slow"][:1]
+    return slow + [each for each in found.results if each.way in ((OWN, "fast"), (OWN, "burst"))]

@@ -69,7 +69,12 @@ class Flow(NamedTuple):
 
     @property
     def total_bytes(self) -> float:
-        return float((self.rates * np.diff(self.seconds, prepend=0.0)).sum())
+        return self.before(np.inf)
+
+    def before(self, moment: float) -> float:
+        """Return the bytes up to a moment, in seconds."""
+        ends = np.minimum(self.seconds, moment)
+        return float((self.rates * np.diff(ends, prepend=0.0)).sum())
 
 
 def flow_of(record: DeviceRecord, direction: Literal["read", "written"]) -> Flow:

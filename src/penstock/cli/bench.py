@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli import bench_input, bench_train
+from penstock.cli import bench_checkpoint, bench_input, bench_train
 
 
 def add_bench(commands: Any) -> None:
@@ -13,5 +13,5 @@ def add_bench(commands: Any) -> None:
         "bench", help="measure reading, training and saving on this machine, beside other libraries"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
-    for command in (bench_input, bench_train):
+    for command in (bench_input, bench_train, bench_checkpoint):
         command.add(kinds)

@@ -1,0 +1,91 @@
+"""Ways of saving a checkpoint: torch.save, PyTorch's DCP, and Penstock's store with and without a burst buffer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from penstock.checkpoint import Saving, SnapshotStore
+from penstock.errors import ConfigError
+from penstock.files import sync_folder
+
+OWN = "penstock"
+#: Those of PyTorch, which `penstock.bench.savers_torch` drives.
+PEERS = ("torch", "dcp")
+State = Mapping[str, Any]
+
+
+class Saver(Protocol):
+    """A way of saving, ready for the saves of one run."""
+
+    def save(self, step: int, state: State) -> None:
+        """Return once the training may change the state; saved durably by then, unless `settle` waits for that."""
+        ...
+
+    def settle(self) -> list[float]:
+        """Return once all is durable where it is to stay: seconds from the beginning of each save until it was durable.
+
+        Empty where a save returns when it is.
+        """
+        ...
+
+
+#: Makes a saver that saves this state to a folder, through another one where that is given.
+OpenSaver = Callable[[State, Path, Path | None], AbstractContextManager[Saver]]
+
+
+def saver_named(name: str) -> OpenSaver:
+    """Return what opens a saver. Raises: ModuleNotFoundError where its package is not installed."""
+    if name == OWN:
+        return open_own
+    return cast(OpenSaver, getattr(importlib.import_module("penstock.bench.savers_torch"), f"open_{name}"))
+
+
+def check_savers(names: list[str]) -> None:
+    """Refuse names of savers that there are not. Raises: ConfigError."""
+    for name in names:
+        if name not in PEERS:
+            raise ConfigError(f"there is no way of saving {name!r} to compare with: {', '.join(PEERS)}")
+
+
+class _Own:
+    """Penstock's store: a save returns when the state is copied; the rest happens in the background."""
+
+    def __init__(self, store: SnapshotStore, drains: bool) -> None:
+        self._store, self._drains = store, drains
+        self._saving: list[Saving] = []
+
+    def save(self, step: int, state: State) -> None:
+        self._saving.append(self._store.save(step, dict(state)))
+
+    def settle(self) -> list[float]:
+        durable = [saving.wait().durable_seconds for saving in self._saving]
+        if self._drains:
+            self._store.drain()
+        return durable
+
+
+@contextmanager
+def open_own(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+    """Yield Penstock's saver, its memory taken and its codec loaded, as `prepare` of a store has it."""
+    with SnapshotStore(folder, fast=fast, keep=2, report=None) as store:
+        store.prepare(dict(state))
+        yield _Own(store, fast is not None)
+
+
+def sync_tree(path: Path) -> None:
+    """Sync a file, or a folder and all in it, and the folder above: what is saved would outlive a loss of power."""
+    for each in (path, *path.rglob("*")):
+        if each.is_dir():
+            sync_folder(each)
+            continue
+        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_folder(path.parent)

@@ -1,0 +1,61 @@
+"""torch.save and PyTorch's distributed checkpoint, each synced: neither syncs all that it writes by itself."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.bench.savers import Saver, State, sync_tree
+
+
+class _Synced:
+    """Saves by a function of a path and a state, syncs it, and keeps the last two."""
+
+    def __init__(self, folder: Path, write: Callable[[Path, dict[str, Any]], object]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._write = folder, write
+        self._kept: list[Path] = []
+
+    def save(self, step: int, state: State) -> None:
+        path = self._folder / f"step-{step}"
+        self._write(path, {name: _tensor(value) for name, value in state.items()})
+        sync_tree(path)
+        self._kept.append(path)
+        if len(self._kept) > 2:
+            oldest = self._kept.pop(0)
+            shutil.rmtree(oldest) if oldest.is_dir() else oldest.unlink()
+
+    def settle(self) -> list[float]:
+        return []
+
+
+def _tensor(value: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+@contextmanager
+def open_torch(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+    """Yield a saver by torch.save."""
+    assert fast is None, "torch.save has no burst buffer"
+    yield _Synced(folder, lambda path, each: torch.save(each, path))
+
+
+@contextmanager
+def open_dcp(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+    """Yield a saver by torch.distributed.checkpoint.save, of a process by itself."""
+    assert fast is None, "DCP has no burst buffer"
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield _Synced(
+            folder, lambda path, each: save(each, storage_writer=FileSystemWriter(path), no_dist=True)
+        )

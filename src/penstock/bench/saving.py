@@ -1,0 +1,302 @@
+"""A training that saves every few steps: straight to slow or fast storage, through a burst buffer, or not at all.
+
+Source: Chien et al. 2018, sections III.C, V.C; Figures 9 and 10, where a burst buffer makes saving 2.6 times as fast.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.bench.savers import OWN, Saver, State, saver_named
+from penstock.bench.traffic import Flow, Traffic, flow_of
+from penstock.errors import ConfigError, DataError
+from penstock.measure.spread import Spread
+from penstock.units import format_bytes, format_seconds
+
+PUBLISHED_FACTOR = 2.6
+#: Of an array of the synthetic state, and of the changes that are added to it.
+_ARRAY_BYTES = 8 << 20
+_CHANGE = 1e-4
+#: Two snapshots are kept while a third is written, and a table beside each.
+_SPACE_FACTOR = 3.2
+
+
+class Workload(Protocol):
+    """A training as far as saves are concerned."""
+
+    state_bytes: int
+
+    def compute(self, *, is_saved: bool) -> None:
+        """Do a step. is_saved: whether the state is saved after it."""
+        ...
+
+    def state(self) -> State:
+        """Return what is saved."""
+        ...
+
+
+class SyntheticTraining:
+    """float32 arrays like weights, which change a little before each save, and steps of a fixed time.
+
+    state_bytes: of all arrays, at least one. step_seconds: of a step, in which the processors are free but for that.
+    """
+
+    def __init__(
+        self, state_bytes: int, step_seconds: float, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        draw = np.random.default_rng(0)
+        sizes = [_ARRAY_BYTES] * (state_bytes // _ARRAY_BYTES) + [state_bytes % _ARRAY_BYTES]
+        self._arrays = {
+            f"array {number}": 0.02 * draw.standard_normal(-(-size // 4), np.float32)
+            for number, size in enumerate(sizes)
+            if size
+        }
+        self._changes = _CHANGE * draw.standard_normal(_ARRAY_BYTES // 4, np.float32)
+        self._step_seconds, self._sleep = step_seconds, sleep
+        self.state_bytes = sum(array.nbytes for array in self._arrays.values())
+
+    def compute(self, *, is_saved: bool) -> None:
+        begin = time.perf_counter()
+        if is_saved:
+            for array in self._arrays.values():
+                array += self._changes[: array.size]
+        self._sleep(max(0.0, self._step_seconds - (time.perf_counter() - begin)))
+
+    def state(self) -> State:
+        return dict(self._arrays)
+
+
+class ModelTraining:
+    """A model of `penstock.bench.training.MODELS`, trained on one random batch; its state has the optimiser's, too."""
+
+    def __init__(self, name: str, batch_size: int) -> None:
+        from penstock.bench.loaders import SIDE
+        from penstock.bench.models import TrainingStep
+
+        draw = np.random.default_rng(0)
+        self._step = TrainingStep(name, 1000)
+        self._images: NDArray[np.float32] = draw.random((batch_size, 3, SIDE, SIDE), np.float32)
+        self._labels = draw.integers(0, 1000, batch_size)
+        self.compute(is_saved=False)  # the optimiser makes its moments in the first step
+        self.state_bytes = self._step.state_bytes
+
+    def compute(self, *, is_saved: bool) -> None:
+        self._step(self._images, self._labels)
+
+    def state(self) -> State:
+        return self._step.state()
+
+
+class Way(NamedTuple):
+    """How and where a training saves. saver: a name of `savers`, "" for no saves. place: "slow", "fast" or "burst"."""
+
+    saver: str
+    place: str
+
+
+def ways_of(peers: Sequence[str]) -> list[Way]:
+    """Return none, each saver to each place, and Penstock's burst buffer.
+
+    >>> [f"{way.saver} {way.place}" for way in ways_of(["torch"])]
+    [' ', 'torch slow', 'penstock slow', 'torch fast', 'penstock fast', 'penstock burst']
+    """
+    direct = [Way(saver, place) for place in ("slow", "fast") for saver in (*peers, OWN)]
+    return [Way("", ""), *direct, Way(OWN, "burst")]
+
+
+class SavingRun(NamedTuple):
+    """One run. blocked_seconds, durable_seconds: of each save. settled_seconds: after the run until all was in place.
+
+    flow: what was written, during the run and until then.
+    """
+
+    run_seconds: float
+    blocked_seconds: tuple[float, ...]
+    durable_seconds: tuple[float, ...]
+    settled_seconds: float
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True)
+class SavingResult:
+    """Medians of a way's runs; those of a save over all saves that count."""
+
+    way: Way
+    run_seconds: Spread
+    blocked_seconds: float
+    durable_seconds: float
+    settled_seconds: float
+    #: Of the last run.
+    flow: Flow
+    last_run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SavingResults:
+    """All results. steps: of a run. saves: of a run. left_out: what was not measured and why."""
+
+    results: tuple[SavingResult, ...]
+    state_bytes: int
+    steps: int
+    saves: int
+    left_out: tuple[str, ...]
+
+    def result(self, saver: str, place: str) -> SavingResult | None:
+        """Return that of a way; None where it was not measured."""
+        return next((each for each in self.results if each.way == (saver, place)), None)
+
+    @property
+    def meaning(self) -> str:
+        """What the figures mean for a training, in a few sentences."""
+        burst, none = self.result(OWN, "burst"), self.result("", "")
+        direct = self.result("torch", "slow") or self.result(OWN, "slow")
+        if burst is None or none is None or direct is None:
+            return "Nothing to compare was measured."
+        factor = direct.run_seconds.median / burst.run_seconds.median
+        lost = [max(1e-3, each.run_seconds.median - none.run_seconds.median) for each in (direct, burst)]
+        name = "torch.save" if direct.way.saver == "torch" else "Penstock without a burst buffer"
+        text = (
+            f"Through the burst buffer the run is {factor:.2f} times as fast as with {name} straight to the slow "
+            f"storage (published: {PUBLISHED_FACTOR}): {self.saves} saves lose {format_seconds(lost[1])} in place of "
+            f"{format_seconds(lost[0])}, of {format_seconds(none.run_seconds.median)} that the run takes without."
+        )
+        if factor < PUBLISHED_FACTOR:
+            most = direct.run_seconds.median / none.run_seconds.median
+            text += (
+                f" No way of saving can be more than {most:.2f} times as fast here: that is what saves to the slow "
+                "storage cost. The factor grows with the size of the state and with less computing between saves."
+            )
+        return (
+            text + f" The slow storage has everything {format_seconds(burst.settled_seconds)} after the run."
+        )
+
+
+def measure_saving(
+    slow: Path,
+    fast: Path,
+    workload: Workload,
+    *,
+    peers: Sequence[str] = (),
+    steps: int,
+    every: int,
+    repeats: int,
+    done: Callable[[], None] = lambda: None,
+) -> SavingResults:
+    """Run a training by each way of saving, all in turn, `repeats` times; the first round is left out.
+
+    slow, fast: folders on the two storages; what is written there is removed. every: steps between saves.
+    Raises: ConfigError for a run without a save, or less than two repeats; DataError naming a folder that is missing,
+        cannot be written or has too little space.
+    """
+    if not 1 <= every <= steps:
+        raise ConfigError(
+            f"every is {every} and steps {steps}; at least one save falls into a run: 1 to {steps}"
+        )
+    if repeats < 2:
+        raise ConfigError(f"repeats is {repeats}; the first is left out, so run at least twice")
+    found, left_out = [], []
+    for name in peers:
+        try:
+            saver_named(name)
+        except ModuleNotFoundError as error:
+            left_out.append(f"{name} was left out: {error.name} is not installed")
+        else:
+            found.append(name)
+    for folder in (slow, fast):
+        check_space(folder, workload.state_bytes)
+    _compile_codecs()
+    ways = ways_of(found)
+    runs: dict[Way, list[SavingRun]] = {way: [] for way in ways}
+    for _ in range(repeats):
+        for way, own in runs.items():
+            with (
+                tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=slow) as on_slow,
+                tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=fast) as on_fast,
+            ):
+                own.append(_run(way, Path(on_slow), Path(on_fast), workload, steps, every))
+            done()
+    results = tuple(_result(way, own) for way, own in runs.items())
+    return SavingResults(results, workload.state_bytes, steps, steps // every, tuple(left_out))
+
+
+def check_space(folder: Path, state_bytes: int) -> None:
+    """Refuse a folder that cannot hold what a run saves. Raises: DataError naming it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            found = os.fstatvfs(file.fileno())
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written: {error.strerror or error}; name a folder that exists and that you may write "
+            "to"
+        ) from error
+    free, needed = found.f_bavail * found.f_frsize, int(_SPACE_FACTOR * state_bytes)
+    if free < needed:
+        raise DataError(
+            f"{folder} has {format_bytes(free)} free; two snapshots and one being written take {format_bytes(needed)}: "
+            "make some space, or save a smaller state"
+        )
+
+
+def _compile_codecs() -> None:
+    """Wait for what stores would otherwise compile beside the first saves."""
+    from penstock.checkpoint.codecs import ours
+
+    for part in ours.KERNELS.values():
+        part.wait()
+
+
+def _run(way: Way, slow: Path, fast: Path, workload: Workload, steps: int, every: int) -> SavingRun:
+    folder = fast if way.place == "fast" else slow
+    through = fast / "buffer" if way.place == "burst" else None
+    opened: Any = (
+        saver_named(way.saver)(workload.state(), folder / "saves", through) if way.saver else nullcontext()
+    )
+    with opened as saver, Traffic() as traffic:
+        begin = time.perf_counter()
+        blocked = _train(saver, workload, steps, every)
+        run_seconds = time.perf_counter() - begin
+        durable = [] if saver is None else saver.settle()
+        settled = time.perf_counter() - begin - run_seconds
+    flow = flow_of(traffic.record, "written")
+    return SavingRun(run_seconds, tuple(blocked), tuple(durable or blocked), settled, flow)
+
+
+def _train(saver: Saver | None, workload: Workload, steps: int, every: int) -> list[float]:
+    """Return how long each save held the training."""
+    blocked = []
+    for step in range(1, steps + 1):
+        is_saved = step % every == 0
+        workload.compute(is_saved=is_saved)
+        if is_saved and saver is not None:
+            begin = time.perf_counter()
+            saver.save(step, workload.state())
+            blocked.append(time.perf_counter() - begin)
+    return blocked
+
+
+def _result(way: Way, runs: Sequence[SavingRun]) -> SavingResult:
+    counted = runs[1:]
+
+    def median(of: Callable[[SavingRun], tuple[float, ...]]) -> float:
+        values = [value for run in counted for value in of(run)]
+        return float(np.median(values)) if values else 0.0
+
+    return SavingResult(
+        way,
+        Spread.after_first([run.run_seconds for run in runs]),
+        median(lambda run: run.blocked_seconds),
+        median(lambda run: run.durable_seconds),
+        median(lambda run: (run.settled_seconds,)),
+        runs[-1].flow,
+        runs[-1].run_seconds,
+    )

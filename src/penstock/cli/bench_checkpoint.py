@@ -1,0 +1,168 @@
+"""`penstock bench checkpoint`: what saves cost a training, on slow and fast storage and through a burst buffer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.options import parsed_amount, parsed_names, parsed_size, refuse_together
+from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
+from penstock.errors import ConfigError
+from penstock.units import format_bytes, format_rate, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from penstock.bench.saving import SavingResults
+
+_STATE, _STEP_SECONDS, _MODEL_BATCH = "300 MB", "100ms", 16
+_NAMES = {"slow": "slow storage", "fast": "fast storage", "burst": "burst buffer"}
+_DESCRIPTION = """\
+Runs a training that saves every few steps: not at all, straight to slow and to fast storage by torch.save, PyTorch's
+DCP and Penstock, and by Penstock to the fast storage, from which snapshots are drained to the slow one. Prints run
+time, how long a save blocks the training and until it is durable, and what was written during the run and after it.
+Steps take 100 ms and no processor, as on a GPU; the state is random numbers that change a little before each save, or
+a model's. See docs/howto/bench.md.
+"""
+_EPILOG = """\
+examples:
+  penstock bench checkpoint --to /lustre/me --fast /local/nvme
+  penstock bench checkpoint --to /lustre/me --fast /local/nvme --state-size 2GB --steps 100 --every 20
+  penstock bench checkpoint --to /lustre/me --fast /local/nvme --model alexnet --peers none
+
+JSON: to, fast, state_bytes, steps, every, left_out[], meaning; and results[] of saver (torch, dcp, penstock; null
+without saves), place (slow, fast, burst), run_seconds, low and high (95 %), repeats, blocked_seconds and
+durable_seconds (of a save), settled_seconds (after the run, until all is on the slow storage), written_bytes,
+written_by.
+"""
+
+
+def add(commands: Any) -> None:
+    summary = "save to slow and fast storage and through a burst buffer"
+    parser = add_command(commands, "checkpoint", _run, summary, _DESCRIPTION, _EPILOG)
+    parser.add_argument("--to", type=Path, metavar="FOLDER", required=True, help="folder on the slow storage")
+    parser.add_argument(
+        "--fast", type=Path, metavar="FOLDER", required=True, help="folder on the fast storage"
+    )
+    parser.add_argument("--state-size", metavar="SIZE", help=f"size of the state, without a model ({_STATE})")
+    parser.add_argument(
+        "--step-seconds", metavar="TIME", help=f"time that a step computes, without a model ({_STEP_SECONDS})"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model to train and save: alexnet, resnet50 or transformer (needs PyTorch)",
+    )
+    parser.add_argument("--steps", type=int, default=20, help="steps of a run (%(default)s)")
+    parser.add_argument(
+        "--every", type=int, metavar="STEPS", default=5, help="steps between saves (%(default)s)"
+    )
+    parser.add_argument(
+        "--peers",
+        metavar="NAMES",
+        default="torch,dcp",
+        help="other ways of saving, where PyTorch is installed: torch, dcp; or none (%(default)s)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        default=3,
+        help="runs of each way, the first left out (%(default)s)",
+    )
+    add_output_options(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from penstock.bench.savers import check_savers
+    from penstock.bench.saving import ModelTraining, SyntheticTraining, Workload, measure_saving, ways_of
+
+    refuse_together(options, "model", ["state_size", "step_seconds"])
+    peers = [] if options.peers == "none" else parsed_names(options.peers, "--peers")
+    check_savers(peers)
+    for name in ("to", "fast"):
+        if not getattr(options, name).is_dir():
+            raise ConfigError(f"--{name} {getattr(options, name)}: there is no such folder: make it first")
+    workload: Workload
+    if options.model is not None:
+        with needing("--model", "torch"):
+            from penstock.bench.training import MODELS
+
+            if options.model not in MODELS:
+                raise ConfigError(f"--model is {options.model!r}; it is one of {', '.join(MODELS)}")
+            workload = ModelTraining(options.model, _MODEL_BATCH)
+    else:
+        workload = SyntheticTraining(
+            parsed_size("--state-size", options.state_size or _STATE),
+            parsed_amount("--step-seconds", parse_seconds, options.step_seconds or _STEP_SECONDS),
+        )
+    runs = options.repeats * len(ways_of(peers))
+    with progress("saving", runs) as move:
+        made = iter(range(1, runs + 1))
+        found = measure_saving(
+            options.to,
+            options.fast,
+            workload,
+            peers=peers,
+            steps=options.steps,
+            every=options.every,
+            repeats=options.repeats,
+            done=lambda: move(next(made)),
+        )
+    _show(options, found)
+
+
+def _show(options: argparse.Namespace, found: SavingResults) -> None:
+    results = [
+        {
+            "saver": each.way.saver or None,
+            "place": each.way.place or None,
+            "run_seconds": each.run_seconds.median,
+            "low": each.run_seconds.low,
+            "high": each.run_seconds.high,
+            "repeats": each.run_seconds.repeats,
+            "blocked_seconds": each.blocked_seconds,
+            "durable_seconds": each.durable_seconds,
+            "settled_seconds": each.settled_seconds,
+            "written_bytes": each.flow.total_bytes,
+            "written_by": each.flow.place,
+        }
+        for each in found.results
+    ]
+    data = {
+        "to": str(options.to),
+        "fast": str(options.fast),
+        "state_bytes": found.state_bytes,
+        "steps": found.steps,
+        "every": options.every,
+        "left_out": found.left_out,
+        "meaning": found.meaning,
+        "results": results,
+    }
+    rows = []
+    for each in found.results:
+        during = each.flow.before(each.last_run_seconds)
+        cells = ["", "", ""]
+        if each.way.saver:
+            cells = [format_seconds(each.blocked_seconds), format_seconds(each.durable_seconds)]
+            cells.append(format_seconds(round(each.settled_seconds, 3)))
+        rows.append(
+            (
+                f"{each.way.saver}, {_NAMES[each.way.place]}" if each.way.saver else "no saves",
+                format_seconds(each.run_seconds.median),
+                *cells,
+                format_bytes(during),
+                format_bytes(each.flow.total_bytes - during),
+                format_rate(float(each.flow.rates.max(initial=0.0))),
+            )
+        )
+    columns = ("", "run", "blocked", "durable", "done after", "written during", "written after", "at most")
+    title = f"{found.saves} saves of {format_bytes(found.state_bytes)} in {found.steps} steps"
+
+    def draw() -> Any:
+        from penstock.bench.pictures import draw_saving
+
+        return draw_saving(found)
+
+    notes = [f"{line[0].upper()}{line[1:]}." for line in found.left_out]
+    notes.append(f"Blocked and durable: of a save; written: what {found.results[-1].flow.place} moved.")
+    show(options, data, [Table(title, columns, rows)], [*notes, found.meaning], draw)

@@ -1,0 +1,207 @@
+"""`penstock bench checkpoint`: ways of saving, what they cost, what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.bench import saving
+from penstock.bench.savers import OWN, saver_named
+from penstock.bench.saving import (
+    SavingResult,
+    SavingResults,
+    SavingRun,
+    SyntheticTraining,
+    Way,
+    check_space,
+    measure_saving,
+    ways_of,
+)
+from penstock.bench.traffic import Flow
+from penstock.checkpoint import SnapshotStore
+from penstock.cli.main import main
+from penstock.errors import ConfigError, DataError
+from penstock.measure.spread import Spread
+
+FLOW = Flow("block devices", np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0, 5.0]))
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A slow and a fast folder; codecs are used as they are, compiled or not."""
+    monkeypatch.setattr(saving, "_compile_codecs", lambda: None)
+    for name in ("slow", "fast"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "slow", tmp_path / "fast"
+
+
+def test_each_way_saves_and_leaves_nothing_behind(folders: tuple[Path, Path]) -> None:
+    waited: list[float] = []
+    workload = SyntheticTraining(100_000, 1.0, waited.append)
+    done: list[None] = []
+
+    found = measure_saving(
+        *folders, workload, peers=["torch"], steps=4, every=2, repeats=2, done=lambda: done.append(None)
+    )
+
+    assert [each.way for each in found.results] == ways_of(["torch"])
+    assert len(done) == 2 * len(found.results) == 12
+    assert len(waited) == 12 * 4
+    assert (found.saves, found.state_bytes, found.left_out) == (2, 100_000, ())
+    assert [os.listdir(folder) for folder in folders] == [[], []]
+    for each in found.results:
+        assert (each.blocked_seconds > 0) == bool(each.way.saver)
+        assert each.durable_seconds >= each.blocked_seconds or each.way.saver == OWN
+        assert each.run_seconds.repeats == 1
+
+
+@pytest.mark.parametrize("name", ["torch", pytest.param("dcp", marks=pytest.mark.slow), OWN])
+def test_what_a_saver_saved_is_there_when_it_has_settled(folders: tuple[Path, Path], name: str) -> None:
+    slow, fast = folders
+    workload = SyntheticTraining(50_000, 1.0, lambda _: None)
+    through = fast / "buffer" if name == OWN else None
+    with saver_named(name)(workload.state(), slow / "saves", through) as saver:
+        for step in (1, 2, 3):
+            workload.compute(is_saved=True)
+            saver.save(step, workload.state())
+        saver.settle()
+        wanted = workload.state()["array 0"]
+
+        if name == OWN:
+            with SnapshotStore(slow / "saves", report=None) as store:
+                assert np.array_equal(store.restore(3)["array 0"], wanted)
+        else:
+            assert sorted(os.listdir(slow / "saves")) == ["step-2", "step-3"]
+        if name == "torch":
+            import torch
+
+            assert np.array_equal(torch.load(slow / "saves" / "step-3")["array 0"].numpy(), wanted)
+
+
+def test_the_state_changes_before_a_save_and_only_then() -> None:
+    """Nobody's snapshots would differ otherwise, and a delta would be empty."""
+    workload = SyntheticTraining((8 << 20) + 10, 1.0, lambda _: None)
+    first, last = ({name: array.copy() for name, array in workload.state().items()} for _ in range(2))
+
+    workload.compute(is_saved=False)
+    assert all(np.array_equal(workload.state()[name], first[name]) for name in first)
+    workload.compute(is_saved=True)
+    assert all((workload.state()[name] != last[name]).mean() > 0.9 for name in last)
+    assert len(first) == 2
+    assert workload.state_bytes == (8 << 20) + 12
+
+
+def test_one_slow_save_moves_no_median() -> None:
+    def run(*blocked: float) -> SavingRun:
+        return SavingRun(10.0, blocked, blocked, 0.0, FLOW)
+
+    found = saving._result(Way("torch", "slow"), [run(50.0, 50.0), run(1.0, 1.1), run(1.0, 90.0)])
+
+    assert found.blocked_seconds == pytest.approx(1.05)
+
+
+def test_the_factor_is_explained_by_what_saves_cost() -> None:
+    def result(saver: str, place: str, seconds: float) -> SavingResult:
+        return SavingResult(
+            Way(saver, place), Spread(seconds, seconds, seconds, 2), 0.1, 0.2, 7.0, FLOW, seconds
+        )
+
+    none, slow, burst = result("", "", 10.0), result("torch", "slow", 15.0), result(OWN, "burst", 10.5)
+    found = SavingResults((none, slow, burst), 10**9, 100, 5, ())
+
+    assert (
+        "1.43 times as fast as with torch.save straight to the slow storage (published: 2.6)" in found.meaning
+    )
+    assert "5 saves lose 500 ms in place of 5 s" in found.meaning
+    assert "more than 1.50 times as fast here" in found.meaning
+    assert "everything 7 s after the run" in found.meaning
+    reached = SavingResults((none, result("torch", "slow", 30.0), burst), 10**9, 100, 5, ())
+    assert "2.86 times" in reached.meaning
+    assert "No way of saving" not in reached.meaning
+
+
+def test_a_flow_is_divided_at_the_end_of_the_run() -> None:
+    assert FLOW.total_bytes == 10 + 20 + 2 * 5
+    assert [FLOW.before(moment) for moment in (0.0, 1.5, 3.0, 9.0)] == [0, 20, 35, 40]
+
+
+def test_pytorch_that_is_not_installed_is_left_out_and_said(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        if name != OWN:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return saver_named(name)
+
+    monkeypatch.setattr(saving, "saver_named", missing)
+
+    found = measure_saving(
+        *folders, SyntheticTraining(1000, 1.0, lambda _: None), peers=["dcp"], steps=1, every=1, repeats=2
+    )
+
+    assert found.left_out == ("dcp was left out: torch is not installed",)
+    assert {each.way.saver for each in found.results} == {"", OWN}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--every", "9", "--steps", "4"], "every is 9 and steps 4; at least one save falls into a run"),
+        (["--repeats", "1"], "repeats is 1; the first is left out"),
+        (["--peers", "orbax"], "there is no way of saving 'orbax' to compare with: torch, dcp"),
+        (["--model", "vgg"], "--model is 'vgg'"),
+        (["--model", "alexnet", "--state-size", "1GB"], "--model and --state-size do not go together"),
+        (["--to", "/nowhere"], "--to /nowhere: there is no such folder"),
+        (["--fast", "/proc/self"], "/proc/self cannot be written"),
+    ],
+)
+def test_what_cannot_be_saved_is_one_line(
+    folders: tuple[Path, Path], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--to", str(folders[0]), "--fast", str(folders[1])]
+    given += [] if "--model" in arguments else ["--state-size", "1kB"]
+
+    assert main(["bench", "checkpoint", *given, *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_space_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="free; two snapshots and one being written take 3200 PB: make some space"
+    ):
+        check_space(tmp_path, 10**18)
+    with pytest.raises(ConfigError, match="every is 0"):
+        measure_saving(tmp_path, tmp_path, SyntheticTraining(10, 1.0), steps=1, every=0, repeats=2)
+
+
+@pytest.mark.usefixtures("fonts")
+def test_the_command_prints_json_and_draws(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, fast = folders
+    picture = slow.parent / "saves.png"
+    arguments = [
+        "bench",
+        "checkpoint",
+        "--to",
+        str(slow),
+        "--fast",
+        str(fast),
+        "--peers",
+        "none",
+        "--steps",
+        "2",
+    ]
+    arguments += ["--every", "1", "--repeats", "2", "--state-size", "10kB", "--step-seconds", "1ms", "--json"]
+
+    assert main([*arguments, "--plot", str(picture)]) == 0
+
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    shown = [(each["saver"], each["place"]) for each in found["results"]]
+    assert shown == [(None, None), (OWN, "slow"), (OWN, "fast"), (OWN, "burst")]
+    assert picture.stat().st_size > 1000
