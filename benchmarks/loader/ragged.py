@@ -5,8 +5,9 @@
 A data set in memory whose samples are arrays of 2 to 20 ("short") or 2 to 2,000 tokens ("long"), int64, and a label;
 batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, and for ragged concatenates and sums the
 lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
-times one epoch, after one that is not timed; sides take turns, in another order each round. "bare" is the least that
-there is to do: one loop over the samples of a batch and one copy of their bytes into place.
+times one epoch, after one that is not timed, so that a loader which reads ahead is as far ahead at its end as at its
+begin; sides take turns, in another order each round. "bare" is the least that there is to do: one loop over the samples
+of a batch and one copy of their bytes into place.
 Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
 round.
 """
@@ -101,13 +102,15 @@ def sides(data: Texts, how: str, rounds: int) -> dict[str, Callable[[], Iterable
             persistent_workers=workers > 0,
         )
         found[f"DataLoader, {workers} workers"] = lambda theirs=theirs: theirs  # type: ignore[misc]
-    ours = penstock_side(data, how, rounds + 1)
+    ours = penstock_side(data, how, 2 * rounds + 1)
     found["Penstock"] = lambda: ours
     found["bare"] = lambda: bare(data)
     return found
 
 
 def rate(side: Callable[[], Iterable[Any]], samples: int) -> float:
+    for _ in side():
+        pass
     begin = time.perf_counter()
     for _ in side():
         pass
@@ -120,8 +123,6 @@ def compare(name: str, samples: int, rounds: int) -> None:
     for how in ("padded", "ragged"):
         contenders = sides(data, how, rounds)
         rates: dict[str, list[float]] = {each: [] for each in contenders}
-        for side in contenders.values():
-            rate(side, samples)
         for number in range(rounds):
             for each in random.Random(number).sample(list(contenders), len(contenders)):
                 rates[each].append(rate(contenders[each], samples))

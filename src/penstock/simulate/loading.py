@@ -2,7 +2,7 @@
 
 Nothing is decided here. The machine says how long a read, a decode or a step takes, `_clock` keeps the time of all
 ranks, and the trace that comes out has the spans that a real run records. Each step has a slot to itself: what shares
-one in a real run is two milliseconds' work.
+one in a real run is eight milliseconds' work.
 """
 
 from __future__ import annotations
