@@ -61,18 +61,26 @@ class Beside:
         """What the arrays of all slots take."""
         return sum(sum(slot.nbytes.copy().values()) for slot in self._slots.copy().values())
 
-    def put_steps(self, load: Load, rows: range, columns: Sequence[Sequence[Any]]) -> bool:
-        """Join the parts of samples, where these are of complete steps; return whether they are.
+    def put_columns(
+        self,
+        load: Load,
+        rows: range,
+        columns: Sequence[Sequence[Any]],
+        kept: Callable[[Sequence[Any]], list[Any]],
+    ) -> None:
+        """Join the parts of samples step by step, and keep those of a step that has other rows as well.
 
-        columns: of each part, in the order of rows. They are not kept.
+        columns: of each part, in the order of rows. They are not kept. kept: returns what of a sample's parts may be.
         """
         size, first = load.samples.size // load.steps, rows[0]
-        if first % size or len(rows) % size:
-            return False
         slot = self._slot_of(load.slot, load.batch, size)
-        for begin in range(0, len(rows), size):
+        front = min(-first % size, len(rows))
+        end = len(rows) - (len(rows) - front) % size
+        for begin in range(front, end, size):
             self._join(slot, first + begin, [column[begin : begin + size] for column in columns])
-        return True
+        alone = [*range(front), *range(end, len(rows))]
+        if alone:
+            self._add(slot, {first + index: kept([column[index] for column in columns]) for index in alone})
 
     def put_rows(self, load: Load, rows: Sequence[int], samples: Sequence[list[Any]]) -> None:
         """Keep the parts of samples, one by one, and join those of a step that has all of its rows by this.

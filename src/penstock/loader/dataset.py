@@ -326,11 +326,9 @@ class SampleDecoder:
                 return False
             else:
                 beside.append(column)
-        if beside and not self.beside.put_steps(load, rows, beside):
+        if beside:
             unequal = self._beside(self._joined)
-            self.beside.put_rows(
-                load, rows, [list(map(_kept, sample, unequal)) for sample in zip(*beside, strict=True)]
-            )
+            self.beside.put_columns(load, rows, beside, lambda sample: list(map(_kept, sample, unequal)))
         return True
 
     def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:

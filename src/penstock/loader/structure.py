@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter, itemgetter
@@ -184,7 +185,13 @@ def is_nested(value: Any) -> bool:
 
 def is_dataclass_value(value: Any) -> bool:
     """Whether a value is of a dataclass, with fields; not a dataclass itself."""
-    return is_dataclass(type(value)) and bool(fields(value))
+    return bool(_field_names(type(value)))
+
+
+@functools.lru_cache(maxsize=256)
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields; none of another type."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
 
 
 def with_fields(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -201,7 +208,7 @@ def with_field(value: Any, which: Any, member: Any) -> Any:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    return {name: getattr(value, name) for name in _field_names(type(value))}
 
 
 def _made(kind: type, members: Mapping[Any, Any]) -> Any:
@@ -214,7 +221,7 @@ def _made(kind: type, members: Mapping[Any, Any]) -> Any:
 def _is_nested_type(kind: type) -> bool:
     if issubclass(kind, (tuple, list, Mapping)):
         return True
-    return is_dataclass(kind) and bool(fields(kind))
+    return bool(_field_names(kind))
 
 
 def _named(value: Any) -> str:

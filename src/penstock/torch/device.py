@@ -30,6 +30,8 @@ _LOOKED_UP_AT_ONCE = 1 << 22
 
 def changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return a structure with each leaf changed: what is in dicts, tuples, lists and dataclasses, however deep."""
+    if isinstance(batch, (np.ndarray, torch.Tensor)):  # most of what there is, and asked first
+        return change(batch)
     if isinstance(batch, dict):
         return {key: changed(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
