@@ -71,6 +71,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
             r"\(wanted 1\.2\)$": 1,
         },
     ),
+    ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 4}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),

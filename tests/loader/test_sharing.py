@@ -252,7 +252,7 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
         return str(raised.value)
 
     assert "do not know each other" in said()
-    assert '"host" or None' in said(share="job")
+    assert '"host", "jobs" or None' in said(share="job")
     assert "local_disk=" in said(local_disk=str(tmp_path))
     assert "decoders=0" in said(decoders=0)
     assert "keep=" in said(keep="crops")

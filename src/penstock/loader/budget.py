@@ -20,6 +20,7 @@ class MemoryBudget:
     undecoded_bytes: of samples read and not yet decoded.
     tier_bytes: of samples kept for later epochs.
     decoding_bytes: of pictures while they are decoded, and of the buffers of the threads that decode.
+    jobs_bytes: of samples that this job and others keep together.
     """
 
     limit_bytes: int
@@ -28,11 +29,13 @@ class MemoryBudget:
     undecoded_bytes: int
     tier_bytes: int
     decoding_bytes: int = 0
+    jobs_bytes: int = 0
 
     @property
     def staging_bytes(self) -> int:
         """What batch slots may take, those included that are added while a caller keeps batches."""
-        return self.limit_bytes - self.undecoded_bytes - self.tier_bytes - self.decoding_bytes
+        others = self.undecoded_bytes + self.tier_bytes + self.decoding_bytes + self.jobs_bytes
+        return self.limit_bytes - others
 
 
 def share_memory(

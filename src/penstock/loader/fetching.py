@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import DataError, printable
 from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
+from penstock.loader.jobs import JobsOfHost
 from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
@@ -88,6 +90,7 @@ class SourceFetcher:
 
     tiers: by number. near: samples that lie near each other are read together, where it is known where they lie.
     peers: what other ranks keep for this one, whose own tiers are so many.
+    jobs: what other jobs of the host have read, and get of this one.
     copied: by the number of a tier that is no memory, bool[samples]: what goes there, too, when it is read.
     """
 
@@ -98,6 +101,7 @@ class SourceFetcher:
         near: Near | None = None,
         copied: Mapping[int, NDArray[np.bool_]] | None = None,
         peers: HostMemory | None = None,
+        jobs: JobsOfHost | None = None,
     ) -> None:
         self._source = source
         found = map(objects_in, sources_in(source))
@@ -106,7 +110,7 @@ class SourceFetcher:
         self._slow = {number: tier for number, tier in tiers.items() if isinstance(tier, WriteBehind)}
         self._copied_to = copied or {}
         self._peers, self._tier_count = peers, len(tiers)
-        self._near = near
+        self._near, self._jobs = near, jobs
         self._sizes_bytes = source.sizes_bytes
         self._threads = threading.local()
 
@@ -192,6 +196,9 @@ class SourceFetcher:
         self, ids: Ids, into: Bytes, begins: Ids, at: Callable[[int], None]
     ) -> Sequence[tuple[int, Exception]]:
         """Read samples that are not merged; return those that failed."""
+        if self._jobs is not None:
+            read = partial(read_group, self._source, at=at)
+            return self._jobs.memory.read_group(ids, into, begins, read)
         began = time.perf_counter()
         failed = read_group(self._source, ids, into, begins, at)
         if self._near is not None and not failed:
@@ -221,6 +228,8 @@ class SourceFetcher:
             tier.close()
         if self._peers is not None:
             self._peers.close()
+        if self._jobs is not None:
+            self._jobs.close()
         for source in sources_in(self._source):
             if isinstance(source, PackedFiles):
                 source.close()

@@ -6,7 +6,7 @@ import os
 
 from penstock.compiling import Part
 from penstock.errors import ConfigError
-from penstock.loader.config import LoaderConfig
+from penstock.loader.config import JOBS, LoaderConfig
 from penstock.loader.front_end import NUMPY
 from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
 from penstock.machine import Machine
@@ -67,6 +67,11 @@ def predict_run(
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
     if setup.pipeline is None:
         raise not_predictable(setup.data.place)
+    if setup.budget.jobs_bytes:
+        raise ConfigError(
+            f'share is "{JOBS}", and how far other jobs are is not known: penstock.predict(config) says what this one '
+            "would do alone"
+        )
     if setup.works_in_own_thread:
         raise ConfigError(
             "decoders is 0, so that nothing is loaded ahead, and a prediction is of what is: give decoders=1 or more"

@@ -24,13 +24,14 @@ from penstock.loader.batch_sampler import DrawnBatches
 from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.collating import CollatingDecoder
-from penstock.loader.config import DTYPE, LoaderConfig, check_machine, plan_over
+from penstock.loader.config import DTYPE, HOST, JOBS, LoaderConfig, check_machine, plan_over
 from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.jobs import JobsOfHost
 from penstock.loader.keep import AUTO, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
 from penstock.loader.optional import Defaults
@@ -416,6 +417,8 @@ def drafted(
         large_picture_bytes=samples.large_picture_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
     )
+    if runs and config.share == JOBS:
+        budget = replace(budget, tier_bytes=0, jobs_bytes=budget.tier_bytes)
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
     is_measured = machine is not None
     opened = Opened(source, plan)
@@ -450,7 +453,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         draft.samples,
     )
     budget, on, policy, sizes_bytes = draft.budget, draft.on, config.loading_policy, samples.sizes_bytes
-    if sharing is None and config.share is not None and plan.ranks > 1:  # as if all were of one host
+    if sharing is None and config.share == HOST and plan.ranks > 1:  # as if all were of one host
         ranks = range(plan.ranks)
         sharing = Sharing(shared_among(draft, ranks, budget.tier_bytes), tuple(ranks))
     if sharing is None:
@@ -605,7 +608,10 @@ def _of_source(
             elif budget.tier_bytes and runs:
                 tiers[1] = MemoryTier(budget.tier_bytes)
             peers = None if sharing is None else sharing.peers
-            fetcher, decoder = SourceFetcher(source, tiers, near, disks.copied, peers), ImageDecoder(*how)
+            jobs = JobsOfHost(source, budget.jobs_bytes) if budget.jobs_bytes else None
+            near = near if jobs is None else None  # a sample is taken, or read, by itself
+            fetcher = SourceFetcher(source, tiers, near, disks.copied, peers, jobs)
+            decoder = ImageDecoder(*how)
         return fetcher, decoder if mixing is None else MixingDecoder(decoder, mixing), extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes

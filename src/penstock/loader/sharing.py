@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
-from penstock.loader.config import LoaderConfig
+from penstock.loader.config import HOST, LoaderConfig
 from penstock.loader.setup import Draft, Setup, Sharing, finish, shared_among
 from penstock.ranks import named_ranks
 from penstock.ranks.descriptors import DescriptorExchange
@@ -106,7 +106,7 @@ def check_sharing(config: LoaderConfig, uncompared: str, *, is_in_job: bool) -> 
 
     Raises: ConfigError where they do not know each other.
     """
-    if config.share is None or (config.world_size or 1) == 1:
+    if config.share != HOST or (config.world_size or 1) == 1:
         return False
     if not is_in_job:
         raise ConfigError(

@@ -198,13 +198,17 @@ def _memory(setup: Setup) -> str:
         parts.append(
             f"{format_bytes(kept_bytes)} to keep {share} samples{those} {_form(setup)}for later epochs ({policy})"
         )
+    elif budget.jobs_bytes:
+        parts.append(
+            f"{format_bytes(budget.jobs_bytes)} at most for samples that it and other jobs of this host keep together"
+        )
     elif total_bytes and not budget.tier_bytes and not isinstance(setup.policy, Staging):
         parts.append(f"none to keep samples for later epochs ({policy})")
     elif total_bytes:
         parts[-1] += f"; {policy}"
     taken_bytes = (
         budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
-    )
+    ) + budget.jobs_bytes
     if setup.pipeline is None:
         taken_bytes = budget.slots * budget.slot_bytes
     limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"

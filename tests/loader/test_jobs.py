@@ -1,0 +1,132 @@
+"""Jobs of a host that share what they keep: together they read what one does, and none needs another to go on."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from tests.interpreters import Interpreters
+from tests.loader.sharing_data import Counted, expected, loader
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader, LoaderConfig
+from penstock.loader.jobs import JobsOfHost
+from penstock.policy import Scheduler
+from penstock.ranks import alone
+
+SAMPLES, EPOCHS, STEPS = 200, 3, 7
+#: Each job reads one to see what samples are like.
+PROBES = 1
+PROGRAM = """
+    import json, sys
+    from penstock.policy import Scheduler
+    from penstock.ranks import alone
+    from tests.loader.sharing_data import Counted, expected, loader
+    Scheduler.waited = lambda *_: []  # a read that is late is made twice
+    source = Counted(200)
+    source.fingerprint = sys.argv[1]
+    with loader(source, alone(), share="jobs", seed=5, readers=4) as load:
+        for _ in range(3):
+            for rows, ids in load:
+                is_right = bool((rows == expected(ids)).all())
+                print(json.dumps([ids.tolist(), is_right, int(source.reads.sum())]), flush=True)
+                sys.stdin.readline()
+"""
+
+
+def ids_of(share: str | None, source: Counted, together: threading.Barrier | None = None) -> list[list[int]]:
+    """Return the samples of all batches, whose bytes are right. together: where jobs end each step together."""
+    found = []
+    with loader(source, alone(), share=share, seed=5, readers=4) as load:
+        for _ in range(EPOCHS):
+            for rows, ids in load:
+                assert (rows == expected(ids)).all()
+                found.append(ids.tolist())
+                if together is not None:
+                    together.wait(60)
+    return found
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+def test_four_jobs_read_the_store_as_often_as_one_and_have_the_batches_of_one(is_together: bool) -> None:
+    jobs, name = 4, secrets.token_hex(8)
+    sources = [Counted(SAMPLES) for _ in range(jobs)]
+    for source in sources:
+        source.fingerprint = name
+    together = threading.Barrier(jobs) if is_together else None
+    # A read that is late is made twice, by any job.
+    with patch.object(Scheduler, "waited", lambda *_: []), ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(lambda source: ids_of("jobs", source, together), sources))
+
+    assert found == [ids_of(None, Counted(SAMPLES))] * jobs
+    assert sum(source.reads.sum() for source in sources) <= SAMPLES + jobs * PROBES
+
+
+def test_jobs_that_are_killed_in_any_order_take_nothing_down_and_leave_nothing(
+    interpreters: Interpreters,
+) -> None:
+    name, alone_ids = secrets.token_hex(8), ids_of(None, Counted(SAMPLES))
+    running: list[tuple[subprocess.Popen[Any], int]] = []
+
+    def start() -> None:
+        process = interpreters.start(PROGRAM, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        running.append((process, 0))
+
+    def step(which: int, steps: int) -> int:
+        """Let a job train; return how many samples it has read."""
+        process, done = running[which]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(done, done + steps):
+            ids, is_right, reads = json.loads(process.stdout.readline())
+            assert is_right
+            assert ids == alone_ids[number]
+            print(file=process.stdin, flush=True)
+        running[which] = process, done + steps
+        return int(reads)
+
+    def end(which: int) -> None:
+        process, _ = running.pop(which)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+    start()
+    # Its staging may be ahead.
+    assert step(0, STEPS) >= SAMPLES
+    start()
+    step(1, 2)
+    end(0)
+    start()
+    assert step(0, STEPS) <= PROBES
+    assert step(1, STEPS) <= PROBES
+    end(0)
+    assert step(0, EPOCHS * STEPS - STEPS) <= PROBES
+    process, _ = running.pop()
+    process.communicate()
+    assert process.returncode == 0
+
+    source = Counted(SAMPLES)
+    source.fingerprint = name
+    after = JobsOfHost(source, 1)
+    assert after.is_first
+    after.close()
+
+
+def test_what_jobs_cannot_share_and_cannot_predict_is_refused() -> None:
+    source = Counted(SAMPLES)
+    for given in ({"keep": "crops"}, {"local_disk": "/tmp/x"}, {"policy": "staging"}, {"decoders": 0}):
+        with pytest.raises(ConfigError, match='share is "jobs", which does not go with'):
+            LoaderConfig(source, batch_size=2, epochs=1, share="jobs", **given)
+    source.fingerprint = secrets.token_hex(8)
+    with (
+        Loader(source, batch_size=2, epochs=1, share="jobs", transforms=[lambda data: len(data)]) as load,
+        pytest.raises(ConfigError, match='share is "jobs", and how far other jobs are is not known'),
+    ):
+        load.predict(step_seconds=1.0)
