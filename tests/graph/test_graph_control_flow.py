@@ -363,8 +363,63 @@ def test_inputs_of_two_frames_and_a_cycle_without_nextiteration_are_refused() ->
         Graph([node("a", "Merge", "b:0"), node("b", "Identity", "a:0")])
 
 
+@BOTH
+def test_a_loop_gives_what_it_has_to_a_queue_that_another_of_its_inputs_waits_for(regions: bool) -> None:
+    """The count does not need the other carry, which comes from the queue that the count goes into; a condition is
+    alive where only the branch that is not taken has a dead input."""
+    then = body("", [node("b", "Add", "got:0 one:0")], "b")
+    nodes = [
+        constant("zero", 0, "int32"),
+        constant("one", 1, "int32"),
+        constant("three", 3, "int32"),
+        node("q", "FIFOQueue", capacity=1, components=[["int32", []]]),
+        node("got", "Dequeue", "q:0"),
+        node(
+            "w",
+            "While",
+            "zero:0 got:0",
+            cond=body("i x", [node("t", "Less", "i three:0")], "t"),
+            body=body("i x", [node("n", "Add", "i one:0"), node("m", "Mul", "x x")], "n m"),
+        ),
+        node("put", "Enqueue", "q:0 w:0"),
+        node("yes", "Less", "zero:0 one:0"),
+        node("gate", "Switch", "three:0 yes:0"),
+        node("c", "Cond", "yes:0", then=body("", [], "three:0"), else_=body("", [], "gate:0")),
+        node("d", "Cond", "yes:0", then=then, else_=body("", [], "one:0")),
+    ]
+    with Session(Graph(nodes), regions=regions) as session:
+        assert session.run("w:1", targets=["put"], timeout_seconds=20) == 3**8
+        assert session.run("c:0") == 3
+        assert session.run("d:0", {"got:0": 6}) == 7
+
+
+def test_what_fails_in_a_loop_that_runs_inside_of_a_region_names_its_node() -> None:
+    nodes = [
+        node("m", "Placeholder", dtype="float32", shape=[None, None]),
+        node("p", "Placeholder", dtype="bool", shape=[]),
+        node(
+            "w",
+            "While",
+            "m:0",
+            cond=body("a", [], "p:0"),
+            body=body(
+                "a",
+                [node("c", "Cond", "p:0 a", then=body("b", [SQUARED], "s"), else_=body("b", [], "b"))],
+                "c",
+            ),
+        ),
+    ]
+    with pytest.raises(GraphError, match=r"'w/c/s' \(model\.py:8\).*columns") as caught:
+        evaluate(nodes, "w:0", {"m": np.ones((2, 3), np.float32), "p": True})
+    assert caught.value.kind == "mismatch"
+
+
+SQUARED = node("s", "MatMul", "b b", where="model.py:8")
+
+
+@pytest.mark.parametrize("made", ["by hand", "as a While"])
 @pytest.mark.parametrize("ending", ["close", "timeout"])
-def test_a_loop_without_end_is_ended(ending: str) -> None:
+def test_a_loop_without_end_is_ended(ending: str, made: str) -> None:
     nodes = counting(1)
     for each in nodes:
         if each["name"] == "more":
@@ -373,9 +428,12 @@ def test_a_loop_without_end_is_ended(ending: str) -> None:
         constant("nought", 0, "int32"),
         node("none", "Enter", "nought:0", frame="loop", is_constant=True),
     ]
+    if made == "as a While":
+        always = body("i", [constant("yes", True, "bool")], "yes")
+        nodes = [constant("x", 1.0), node("leave", "While", "x:0", cond=always, body=body("i", [], "i"))]
     session = Session(Graph(nodes))
     if ending == "timeout":
-        with pytest.raises(WaitTimeout, match="iteration"):
+        with pytest.raises(WaitTimeout, match="loop"):
             session.run("leave:0", timeout_seconds=0.01)
         session.close()
         return

@@ -138,6 +138,8 @@ class Step:
         self._statistics = statistics
         self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._cancelled: BaseException | None = None
+        #: Whether a loop has to `check` in each iteration whether the run goes on.
+        self.stops = timeout_seconds is not None
         self._ready: list[tuple[Unit, Iteration]] = []
         self._results: list[Any] = [_DEAD] * plan.fetches
         self._frames: dict[tuple[int, int], Frame] = {}
@@ -147,8 +149,15 @@ class Step:
 
     def cancel(self, error: BaseException) -> None:
         """End the step with an error as soon as its kernel returns."""
-        self._cancelled = error
+        self._cancelled, self.stops = error, True
         self.events.put((None, None, error))
+
+    def check(self, where: str = "a loop") -> None:
+        """Raise what ends the run, or WaitTimeout if its time is over."""
+        if self._cancelled is not None:
+            raise self._cancelled
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise WaitTimeout(f"the run took longer than its timeout, in {where}")
 
     def run(self) -> list[Any]:
         """Return the fetched values. Raises: GraphErrors; what was waited for is withdrawn then."""
@@ -282,10 +291,12 @@ class Step:
         begin = 0.0 if self._statistics is None and self._lane is None else time.perf_counter()
         try:
             if unit.region is not None:
-                outputs: Sequence[Any] = call(args)
+                outputs: Sequence[Any] = call(args, self)
             else:
                 result = call(*args)
                 outputs = (result,) if unit.ports == 1 else result
+        except WaitTimeout:
+            raise
         except Exception as error:
             if unit.region is not None:
                 flat, args = unit.region.culprit(error) or (flat, [])
@@ -448,10 +459,8 @@ class Step:
         return iteration
 
     def _next(self, unit: Unit, iteration: Iteration, value: Any) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise WaitTimeout(
-                f"the run took longer than its timeout, in iteration {iteration.tag()} of a loop"
-            )
+        if self.stops:
+            self.check(f"iteration {iteration.tag()} of a loop")
         frame = iteration.frame
         following = frame.iterations.get(iteration.number + 1)
         if following is None and iteration.number + 1 == frame.next:

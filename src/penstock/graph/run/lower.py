@@ -30,7 +30,7 @@ from penstock.graph.model.node import (
 )
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.table import operation
-from penstock.graph.run.reach import has_effect, is_replaced, needed_nodes, representatives
+from penstock.graph.run.reach import Inlined, has_effect, is_replaced, needed_nodes, representatives
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,8 @@ class Flat:
     """A primitive of a plan.
 
     node: as written, but with its full name; None for what lowering adds. call: the kernel of a pure primitive that
-    lowering adds. inputs: (primitive, port); controls: primitives.
+    lowering adds. inputs: (primitive, port); controls: primitives. inline: the bodies of a loop or condition that runs
+    inside of a region.
     """
 
     op: str
@@ -50,6 +51,7 @@ class Flat:
     attr: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     counts: bool = True
+    inline: Inline | None = None
 
     @property
     def where(self) -> str:
@@ -58,6 +60,19 @@ class Flat:
 
 
 Port = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inline:
+    """A loop or condition whose bodies are pure, as code of the region that it is in.
+
+    The inputs of its primitive are the carries (of a condition, the predicate and the arguments), then what the bodies
+    take from outside. Inside of a body, input n is (-1 - n, 0).
+    bodies: by name, primitives and what they give.
+    """
+
+    bodies: dict[str, tuple[list[Flat], list[Port]]]
+    carries: int
 
 
 class _Env:
@@ -86,8 +101,10 @@ class _Env:
 class Lowering:
     """Collects the primitives of a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, inlined: Inlined | None = None) -> None:
+        """Begin. inlined: which loops and conditions become code of regions; None: no one."""
         self.flats: list[Flat] = []
+        self._inlined = inlined
 
     def add(self, op: str, inputs: Iterable[Port], **more: Any) -> int:
         self.flats.append(Flat(op, list(inputs), **more))
@@ -100,6 +117,8 @@ class Lowering:
     ) -> _Env:
         """Lower what a run needs of a whole graph; feeds become primitives of op "Feed"."""
         order, used = needed_nodes(scope.nodes, roots, targets, set(fed))
+        if self._inlined is not None:
+            self._inlined.look(scope, order)
         env = _Env()
         for place, endpoint in enumerate(fed):
             index = self.add("Feed", [], attr={"feed": place}, name=str(endpoint), counts=False)
@@ -156,7 +175,9 @@ class Lowering:
         if node.op in ("While", "Cond"):
             for _, subgraph in node.subgraphs():
                 controls += [env.done[name]() for name in outer_controls(subgraph) if name in env.done]
-            if node.op == "While":
+            if self._inlined is not None and self._inlined.has(scope, node):
+                ports, done = self._inline(scope, named, used, env, controls, node.name)
+            elif node.op == "While":
                 ports, done = self._while(scope, named, used, env, controls, node.name, pivot)
             else:
                 ports, done = self._cond(scope, named, used, env, controls, node.name)
@@ -207,7 +228,7 @@ class Lowering:
         args: Sequence[Port],
         env: _Env,
         prefix: str,
-        pivot: Callable[[], int],
+        pivot: Callable[[], int] | None,
         saved: Iterable[str] = (),
     ) -> list[int]:
         """Lower a subgraph into its environment; return what has to be done for its effects."""
@@ -292,6 +313,67 @@ class Lowering:
 
     def _switch(self, node: Node, value: Port, predicate: Port) -> int:
         return self.add("Switch", [value, predicate], node=node, ports=2, name=node.name, counts=False)
+
+    # -- Inside of regions -----------------------------------------------------------------------------------
+
+    def _inline(
+        self, scope: Scope, node: Node, used: set[Endpoint], env: _Env, controls: list[int], name: str
+    ) -> tuple[list[Port | None], Callable[[], int]]:
+        is_loop = node.op == "While"
+        count = len(node.inputs) if is_loop else len(node.attr["then"].out)
+        texts = node.attr.get("saved", ())
+        saved = [place for place in range(len(texts)) if Endpoint(name, count + place) in used]
+        inputs = [self._input(node, place, env) for place in range(len(node.inputs))]
+        if is_loop:
+            inputs += [self._start_of(texts[place], controls) for place in saved]
+        outside: dict[Port, Port] = {}
+
+        def bring(port: Port) -> Port:
+            return outside.setdefault(port, (-1 - len(inputs) - len(outside), 0))
+
+        given: list[Port] = [(-1 - place, 0) for place in range(len(inputs))]
+        chosen = [texts[place] for place in saved]
+        bodies = {}
+        for which, subgraph in node.subgraphs():
+            inner, around = Lowering(self._inlined), _Env(env, bring)
+            args = given[: len(node.inputs)] if is_loop else given[1:]
+            own = chosen if is_loop else [text for owner, text in chosen if owner == which]
+            inner._body(scope, subgraph, args, around, f"{node.name}/", None, () if which == "cond" else own)
+            if which == "body":
+                out = [inner._next_of(node, place, around, scope, None, given) for place in range(count)]
+                out += [inner._kept(text, given[count + place], around) for place, text in enumerate(chosen)]
+            else:
+                out = [inner._result(each, subgraph, scope, around, node) for each in subgraph.out]
+            if not is_loop:
+                out += [
+                    around.find(parse_endpoint(text))
+                    if owner == which
+                    else (inner.add("Nothing", [], call=_nothing), 0)
+                    for owner, text in chosen
+                ]
+            bodies[which] = (inner.flats, out)
+        spec = _predicate_of(scope, node)
+        if not is_known(spec.shape):
+            flats, out = bodies["cond"] if is_loop else (self.flats, inputs[:1])
+            asking = Flat("Predicate", out[:1], call=_as_predicate, node=node, name=node.name, counts=False)
+            flats.append(asking)
+            out[0] = (len(flats) - 1, 0)
+            if not is_loop:
+                inputs[0] = out[0]
+        index = self.add(
+            node.op,
+            [*inputs, *outside],
+            controls=controls,
+            node=node,
+            ports=count + len(saved),
+            name=node.name,
+            inline=Inline(bodies, len(inputs)),
+        )
+        ports: list[Port | None] = [(index, port) for port in range(count)]
+        ports += [None] * len(texts)
+        for port, place in enumerate(saved, count):
+            ports[count + place] = (index, port)
+        return ports, _always(index)
 
     # -- While -----------------------------------------------------------------------------------------------
 
@@ -378,13 +460,13 @@ class Lowering:
         place: int,
         taken: _Env,
         scope: Scope,
-        pivot: Callable[[], int],
+        pivot: Callable[[], int] | None,
         args: Sequence[Port],
     ) -> Port:
         body = node.attr["body"]
         endpoint = body.out[place]
         found = self._result(endpoint, body, scope, taken, node)
-        if endpoint.node not in body.nodes and endpoint.node not in body.args:
+        if pivot is not None and endpoint.node not in body.nodes and endpoint.node not in body.args:
             found = (self._pass(found, [pivot()]), 0)
         carry = node.outputs[place]
         given = Scope(body.nodes, body.specs, scope).find(endpoint)
@@ -417,6 +499,21 @@ def _keeps(node: Node, place: int) -> Callable[..., Any]:
         return value
 
     return check
+
+
+def _predicate_of(scope: Scope, node: Node) -> Spec:
+    if node.op == "Cond":
+        return node.takes[0]
+    cond = node.attr["cond"]
+    spec = Scope(cond.nodes, cond.specs, scope).find(cond.out[0])
+    assert spec is not None, "it was checked"
+    return spec
+
+
+def _as_predicate(value: Any) -> Any:
+    if value.ndim:
+        raise MismatchError(f"the predicate has shape {list(value.shape)}, and a scalar is needed")
+    return value
 
 
 def _same(value: Any) -> Any:

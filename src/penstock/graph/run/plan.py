@@ -129,14 +129,16 @@ def make_plan(
     numbers, frames = frames_of(flats)
     # Where a primitive runs: a Leave in its loop, an Enter outside of it.
     runs_in = [_runs_in(flats, index, numbers) for index in range(len(flats))]
-    fuses = [flat.call is not None or (flat.node is not None and _is_pure(flat)) for flat in flats]
+    fuses = [
+        flat.call is not None or flat.inline is not None or (flat.node is not None and _is_pure(flat))
+        for flat in flats
+    ]
     unit_of: dict[int, Unit] = {}
     inner: dict[tuple[int, int], tuple[Unit, int]] = {}
     units: list[Unit] = []
     needed = _users(flats)
     groups = groups_of(flats, runs_in, fuses)
     for members in groups if regions else [[index] for group in groups for index in group]:
-        kernels = [_pure_kernel(flats[index]) for index in members]
         group = set(members)
         outputs = [
             (index, port)
@@ -144,7 +146,7 @@ def make_plan(
             for port in range(flats[index].ports)
             if any(user not in group for user in needed.get((index, port), ()))
         ]
-        region = region_of(flats, members, kernels, outputs, compiler if len(members) > 1 else None)
+        region = region_of(flats, members, outputs, compiler if len(members) > 1 else None)
         unit = Unit(REGION, Flat("Region", region.inputs, name=flats[members[0]].name), region.call, region)
         unit.frame, unit.ports = runs_in[members[0]], len(outputs)
         for place, port in enumerate(outputs):
@@ -187,13 +189,6 @@ def _users(flats: Sequence[Flat]) -> dict[tuple[int, int], list[int]]:
         for port in flat.inputs:
             needed.setdefault(port, []).append(index)
     return needed
-
-
-def _pure_kernel(flat: Flat) -> Callable[..., Any]:
-    if flat.call is not None:
-        return flat.call
-    assert flat.node is not None, "lowering gives what it adds a call"
-    return operation(flat.op).kernel(flat.node.device)(flat.node)
 
 
 def _unit(flat: Flat, resources: Any) -> Unit:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.graph.model.check import control_dependencies, dependencies, in_order
 from penstock.graph.model.dtypes import bits_of
-from penstock.graph.model.node import Constant, Endpoint, Node, Subgraph
+from penstock.graph.model.node import Constant, Endpoint, Node, Scope, Subgraph
 from penstock.graph.ops.table import operation
 
 #: State that is only looked at, or made: a body runs it where something needs it.
@@ -93,6 +93,56 @@ def representatives(order: Iterable[Node], fed: Collection[Endpoint] = ()) -> di
         if found != node.name:
             same[node.name] = found
     return same
+
+
+class Inlined:
+    """Which loops and conditions run as code of a region: those whose bodies are pure and take no handles.
+
+    Such a region waits for all that its loop takes. That must not be more than the loop's results wait for: where nodes
+    of control flow are made by hand, an input may be dead; and where a queue, a mutex or a function of Python waits for
+    a result of the loop, an input of the loop may in turn wait for that.
+    """
+
+    def look(self, scope: Scope, order: Sequence[Node]) -> None:
+        """Learn what a run needs of a whole graph, in order."""
+        self._scope = scope
+        self._by_hand = any(map(_is_by_hand, order))
+        waited_for = {node.name for node in order if _can_release(node)}
+        self._has_waiting = bool(waited_for)
+        for node in reversed(order):
+            if node.name in waited_for:
+                waited_for.update(endpoint.node for endpoint in dependencies(node))
+                waited_for.update(control_dependencies(node))
+        self._waited_for = waited_for
+
+    def has(self, scope: Scope, node: Node) -> bool:
+        """Return whether a While or Cond of a scope is one of them."""
+        if self._by_hand or not node.inputs or not is_pure(node):
+            return False
+        if self._has_waiting and (scope is not self._scope or node.name in self._waited_for):
+            return False
+        return all(
+            spec is not None and spec.kind in ("tensor", "stack")
+            for spec in map(scope.find, dependencies(node))
+        )
+
+
+def _inner_nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for _, subgraph in node.subgraphs():
+        for inner in subgraph.nodes.values():
+            yield from _inner_nodes(inner)
+
+
+def _is_by_hand(node: Node) -> bool:
+    return any(each.op in ("Switch", "Merge", "Enter", "Leave") for each in _inner_nodes(node))
+
+
+def _can_release(node: Node) -> bool:
+    return any(
+        each.op == "Call" or any(spec.kind in ("queue", "mutex") for spec in each.takes)
+        for each in _inner_nodes(node)
+    )
 
 
 def _attribute_key(attr: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.graph.model.check import depth_first
-from penstock.graph.run.lower import Flat
+from penstock.graph.ops.table import operation
+from penstock.graph.run.lower import Flat, Inline, Port
 
 _AT_ONCE = {"Feed", "Variable", "Read", "FIFOQueue", "RandomShuffleQueue", "Mutex"}
 _numbers = itertools.count()
@@ -91,13 +92,12 @@ def groups_of(flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool
 def region_of(
     flats: Sequence[Flat],
     members: Sequence[int],
-    kernels: Sequence[Callable[..., Any]],
     outputs: Sequence[tuple[int, int]],
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Region:
     """Return the function of a region.
 
-    members: in an order in which they can run; kernels: of each member. outputs: (primitive, port) that others need.
+    members: in an order in which they can run. outputs: (primitive, port) that others need.
     compiler: such as torch.compile; called with the function.
     """
     inside = set(members)
@@ -108,46 +108,142 @@ def region_of(
             for index in members
         }
     )
-    inputs: dict[tuple[int, int], str] = {}
+    inputs: dict[Port, str] = {}
     for index in order:
         for port in flats[index].inputs:
             if port[0] not in inside:
                 inputs.setdefault(port, f"i{len(inputs)}")
-    names = dict(inputs)
-    last: dict[str, int] = {}
-    lines: list[str] = []
-    by_line: dict[int, tuple[Flat, list[str]]] = {}
-    uses: list[list[str]] = []
-    for index in order:
-        flat = flats[index]
-        given = [names[port] for port in flat.inputs]
-        made = [f"v{index}_{port}" for port in range(flat.ports)]
-        names.update({(index, port): name for port, name in enumerate(made)})
-        target = ", ".join(made) + (" = " if made else "")
-        lines.append(f"{target}k{index}({', '.join(given)})")
-        by_line[len(lines) - 1] = (flat, given)
-        for name in (*given, *made):
-            last[name] = len(lines) - 1
-        uses.append(list(dict.fromkeys((*given, *made))))
-    kept = {names[port] for port in outputs}
-    text = [] if compiler else ["def region(inputs):"]
+    code = _Code()
     if compiler:
-        text.append(f"def region({', '.join(inputs.values())}):")
-    elif inputs:
-        text += [f"    {''.join(f'{name}, ' for name in inputs.values())}= inputs", "    inputs.clear()"]
-    numbered: dict[int, tuple[Flat, list[str]]] = {}
-    for number, line in enumerate(lines):
-        text.append(f"    {line}")
-        numbered[len(text)] = by_line[number]
-        gone = [name for name in uses[number] if last[name] == number and name not in kept]
-        if gone:
-            text.append(f"    del {', '.join(gone)}")
-    text.append(f"    return ({''.join(f'{names[port]}, ' for port in outputs)})")
+        code.write(f"def region({', '.join(inputs.values())}):")
+    else:
+        code.write("def region(inputs, step):")
+        if inputs:
+            code.write(f"    {''.join(f'{name}, ' for name in inputs.values())}= inputs")
+            code.write("    inputs.clear()")
+    names = dict(inputs)
+    code.block(flats, order, names, outputs, set(inputs.values()), "    ")
+    code.write(f"    return ({''.join(f'{names[port]}, ' for port in outputs)})")
     file = f"<penstock region {next(_numbers)}>"
-    space: dict[str, Any] = {f"k{index}": kernel for index, kernel in zip(members, kernels, strict=True)}
-    exec(compile("\n".join(text), file, "exec"), space)
-    call = space["region"]
+    exec(compile("\n".join(code.text), file, "exec"), code.space)
+    call = code.space["region"]
     if compiler:
         compiled = compiler(call)
-        call = lambda inputs: compiled(*inputs)  # noqa: E731
-    return Region(call, [flats[index] for index in order], numbered, file, list(inputs))
+        call = lambda inputs, step: compiled(*inputs)  # noqa: E731
+    return Region(call, [flats[index] for index in order], code.lines, file, list(inputs))
+
+
+class _Code:
+    """The text of a region's function. Its names are its own: each is assigned once, carries of loops aside."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        #: By line: what to blame for what it raises, with the names of its inputs.
+        self.lines: dict[int, tuple[Flat, list[str]]] = {}
+        self.space: dict[str, Any] = {}
+        self._number = 0
+
+    def write(self, line: str, flat: Flat | None = None, given: Sequence[str] = ()) -> None:
+        self.text.append(line)
+        if flat is not None:
+            self.lines[len(self.text)] = (flat, list(given))
+
+    def block(
+        self,
+        flats: Sequence[Flat],
+        order: Sequence[int],
+        names: dict[Port, str],
+        outputs: Sequence[Port],
+        mortal: set[str],
+        indent: str,
+    ) -> list[str]:
+        """Write primitives, each value deleted after its last use; return what of the outputs the block made.
+
+        names: of ports outside; those of the block are added. mortal: of the names outside, what may be deleted.
+        """
+        made: dict[int, list[str]] = {}
+        last: dict[str, int] = {}
+        for index in order:
+            self._number += 1
+            made[index] = [f"v{self._number}_{port}" for port in range(flats[index].ports)]
+            names.update({(index, port): name for port, name in enumerate(made[index])})
+            for name in (*(names[port] for port in flats[index].inputs), *made[index]):
+                last[name] = index
+        own = {name for each in made.values() for name in each}
+        kept = {names[port] for port in outputs}
+        for index in order:
+            flat = flats[index]
+            given = [names[port] for port in flat.inputs]
+            gone = [
+                name
+                for name in dict.fromkeys((*given, *made[index]))
+                if last[name] == index and name not in kept and (name in own or name in mortal)
+            ]
+            if flat.inline is None:
+                self._number += 1
+                self.space[f"k{self._number}"] = kernel_of(flat)
+                target = ", ".join(made[index]) + (" = " if made[index] else "")
+                self.write(f"{indent}{target}k{self._number}({', '.join(given)})", flat, given)
+            elif flat.op == "While":
+                gone = self._loop(flat, flat.inline, given, made[index], gone, indent)
+            else:
+                self._condition(flat, flat.inline, given, made[index], indent)
+            self._delete(gone, indent)
+        return [name for name in dict.fromkeys(names[port] for port in outputs) if name in own]
+
+    def _delete(self, names: Sequence[str], indent: str) -> None:
+        if names:
+            self.write(f"{indent}del {', '.join(names)}")
+
+    def _body(
+        self, inline: Inline, which: str, given: Sequence[str], mortal: set[str], indent: str
+    ) -> tuple[str, list[str]]:
+        """Write a body; return its results, separated by commas, and what of them it made."""
+        flats, out = inline.bodies[which]
+        names = {(-1 - place, 0): name for place, name in enumerate(given)}
+        own = self.block(flats, range(len(flats)), names, out, mortal, indent)
+        return ", ".join(names[port] for port in out), own
+
+    def _loop(
+        self,
+        flat: Flat,
+        inline: Inline,
+        given: Sequence[str],
+        carries: Sequence[str],
+        gone: Sequence[str],
+        indent: str,
+    ) -> list[str]:
+        """Write a While; return what is still to be deleted after it."""
+        starts, outside = given[: inline.carries], given[inline.carries :]
+        # Results that nobody needs are carries, too.
+        self.write(f"{indent}{', '.join(carries)} = {', '.join(starts)}")
+        early = [name for name in gone if name not in outside and name not in carries]
+        self._delete(early, indent)
+        self.write(f"{indent}while True:")
+        inner = [*carries, *outside]
+        test, _ = self._body(inline, "cond", inner, set(), indent + "    ")
+        self.write(f"{indent}    if not {test}: break", flat)
+        results, own = self._body(inline, "body", inner, set(carries), indent + "    ")
+        self.write(f"{indent}    {', '.join(carries)} = {results}")
+        self._delete(own, indent + "    ")
+        self.write(f"{indent}    if step.stops: step.check()", flat)
+        return [name for name in gone if name not in early]
+
+    def _condition(
+        self, flat: Flat, inline: Inline, given: Sequence[str], made: Sequence[str], indent: str
+    ) -> None:
+        self.write(f"{indent}if {given[0]}:", flat)
+        for which in ("then", "else"):
+            if which == "else":
+                self.write(f"{indent}else:")
+            results, own = self._body(inline, which, given, set(), indent + "    ")
+            self.write(f"{indent}    " + (f"{', '.join(made)} = {results}" if made else "pass"))
+            self._delete(own, indent + "    ")
+
+
+def kernel_of(flat: Flat) -> Callable[..., Any]:
+    """Return the kernel of a pure primitive."""
+    if flat.call is not None:
+        return flat.call
+    assert flat.node is not None, "lowering gives what it adds a call"
+    return operation(flat.op).kernel(flat.node.device)(flat.node)

@@ -26,6 +26,7 @@ from penstock.graph.model.node import Endpoint, Node, parse_endpoint
 from penstock.graph.run.executor import Step
 from penstock.graph.run.lower import Flat, Lowering
 from penstock.graph.run.plan import Plan, make_plan
+from penstock.graph.run.reach import Inlined
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Timeline
 from penstock.graph.state.resources import Resources
@@ -68,6 +69,7 @@ class Session:
         self.resources = Resources(int(seed), functions, batches)
         self._regions = regions and not check_finite
         self._compiler = compiler
+        self._inlines = self._regions and compiler is None
         self._observe = _check_finite if check_finite else None
         self._plans: dict[Any, Plan] = {}
         self._timeline = None if trace is None else Timeline(trace)
@@ -105,7 +107,8 @@ class Session:
         places, operations = self._asked(wanted, targets)
         endpoints = [endpoint for endpoint in places if endpoint is not None]
         fed, values = self._fed(feeds or {})
-        plan = self._plan(endpoints, operations, fed)
+        # Statistics count each kernel, so loops run node by node.
+        plan = self._plan(endpoints, operations, fed, inlines=self._inlines and statistics is None)
         lane = None if self._timeline is None else self._timeline.begin()
         step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe, lane)
         del values
@@ -188,8 +191,10 @@ class Session:
             values.append(value)
         return endpoints, values
 
-    def _plan(self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]) -> Plan:
-        key = (tuple(endpoints), tuple(operations), tuple(fed))
+    def _plan(
+        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint], *, inlines: bool
+    ) -> Plan:
+        key = (tuple(endpoints), tuple(operations), tuple(fed), inlines)
         plan = self._plans.get(key)
         if plan is not None:
             return plan
@@ -197,11 +202,13 @@ class Session:
             # Of threads that run it first at once, one makes it.
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._made(endpoints, operations, fed)
+                plan = self._plans[key] = self._made(endpoints, operations, fed, inlines)
             return plan
 
-    def _made(self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]) -> Plan:
-        lowering = Lowering()
+    def _made(
+        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint], inlines: bool
+    ) -> Plan:
+        lowering = Lowering(Inlined() if inlines else None)
         env = lowering.top(self.graph.scope, endpoints, operations, fed)
         for place, endpoint in enumerate(dict.fromkeys(endpoints)):
             node = self.graph.nodes[endpoint.node]

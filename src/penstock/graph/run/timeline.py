@@ -18,7 +18,7 @@ from penstock.flow.recorder import Recorder, Ring
 from penstock.graph.run.plan import Unit
 from penstock.loader.progress import Collector
 from penstock.report import print_report
-from penstock.trace import NO_STEP, Kind, TraceWriter
+from penstock.trace import JSON, NO_STEP, Kind, TraceWriter
 
 _RING_SPANS = 1 << 13
 
@@ -28,7 +28,11 @@ class Timeline:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._recorder = Recorder(_RING_SPANS)
-        meta = {"graph": True, "torch": torch.__version__, "started": self._recorder.started.isoformat()}
+        meta: dict[str, JSON] = {
+            "graph": True,
+            "torch": torch.__version__,
+            "started": self._recorder.started.isoformat(),
+        }
         self._collector = Collector(self._recorder, TraceWriter(path, meta), print_report)
         self._lock = threading.Lock()
         self._free: list[int] = []
