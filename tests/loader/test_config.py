@@ -66,7 +66,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "local_disk": ("/scratch/penstock", 7, "local_disk is 7"),
     "machine": ("machine.toml", 5, "machine is 5"),
     "policy": ("staging", "frequent", "policy 'frequent' is not known"),
-    "share": ("host", "job", "share is 'job'"),
+    "share": ("host", "rack", "share is 'rack'"),
     "readers": (3, 0, "readers is 0"),
     "decoders": (3, 1025, "decoders is 1025"),
     "workers": ("threads", 0, "workers is 0"),

@@ -49,17 +49,32 @@ def misses_of(sharing: Sharing) -> int:
 Batches = list[NDArray[np.int64]]
 
 
+#: On which host the rank of a thread is.
+here = threading.local()
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks, as threads, map the memory only of those of the host that `train` gives them; no answer is late."""
+    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(30))
+    monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", patient(30))
+    monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: here.host)
+
+
 def train(
     size: int,
     each_step: Callable[[Loader], None] = lambda load: None,
     traces: Path | None = None,
+    hosts: int = 1,
     **options: Any,
 ) -> tuple[list[Batches], list[Counted], list[Sharing]]:
     """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes."""
+    options |= {"share": "hosts"} if hosts > 1 else {}
     sources, together = [Counted(SAMPLES) for _ in range(size)], threading.Barrier(size)
     found: list[Sharing] = [None] * size  # type: ignore[list-item]
 
     def part(ranks: Ranks) -> Batches:
+        here.host = f"host {ranks.rank % hosts}"
         batches = []
         traced = {} if traces is None else {"trace": traces / f"{ranks.rank}.trace"}
         with (
@@ -98,12 +113,15 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
     ]
 
 
-@pytest.mark.usefixtures("nobody_is_late")
-@pytest.mark.parametrize(("size", "memory"), [(2, "4 MB"), (4, "4 MB"), (4, "5 kB")])
-def test_ranks_of_a_host_read_each_sample_once_as_far_as_their_memory_holds_it(
-    size: int, memory: str
+@pytest.mark.usefixtures("nobody_is_late", "hosts")
+@pytest.mark.parametrize(
+    ("size", "hosts", "memory"),
+    [(2, 1, "4 MB"), (4, 1, "5 kB"), (2, 2, "4 MB"), (4, 2, "4 MB"), (4, 4, "5 kB")],
+)
+def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
+    size: int, hosts: int, memory: str
 ) -> None:
-    batches, sources, found = train(size, memory=memory)
+    batches, sources, found = train(size, hosts=hosts, memory=memory)
 
     check_batches(batches)
     reads = sum(int(source.reads.sum()) for source in sources) - size * PROBES
@@ -162,15 +180,16 @@ def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
     assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
 
 
-@pytest.mark.usefixtures("nobody_is_late")
-def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("nobody_is_late", "hosts")
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path, hosts: int) -> None:
     predicted: list[NDArray[Any]] = [np.empty(0)] * 2
 
     def predict(load: Loader) -> None:
         if load.position == (0, 1):
             predicted[load._rank] = load.predict(machine=machine(), step_seconds=0.01).spans
 
-    train(2, predict, traces=tmp_path)
+    train(2, predict, traces=tmp_path, hosts=hosts)
 
     for rank in range(2):
         recorded = read_trace(tmp_path / f"{rank}.trace")
@@ -183,7 +202,9 @@ def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path) -> Non
             assert spans[spans["kind"] == Kind.READ]["samples"].sum() == SAMPLES / 2
 
 
-def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int) -> None:
     done = threading.Event()
 
     def damage(load: Loader) -> None:
@@ -194,7 +215,7 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch() -> None:
             assert tier._log is not None
             np.frombuffer(tier._log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
 
-    batches, sources, found = train(2, damage)
+    batches, sources, found = train(2, damage, hosts=hosts)
 
     check_batches(batches)
     misses, none = map(misses_of, found)
@@ -252,7 +273,7 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
         return str(raised.value)
 
     assert "do not know each other" in said()
-    assert '"host", "jobs" or None' in said(share="job")
+    assert '"host", "hosts", "jobs" or None' in said(share="job")
     assert "local_disk=" in said(local_disk=str(tmp_path))
     assert "decoders=0" in said(decoders=0)
     assert "keep=" in said(keep="crops")

@@ -628,7 +628,12 @@ class Engine:
     def _hear_from(self, peers: Peers, now: float) -> None:
         """Let the scheduler know what other ranks keep by now. Under the lock."""
         for rank, samples in peers.take_news():
-            for instruction in self._scheduler.announced(rank, samples, now):
+            told = (
+                self._scheduler.withdrawn(rank, now)
+                if samples is None
+                else self._scheduler.announced(rank, samples, now)
+            )
+            for instruction in told:
                 self._hand_out(instruction, now)
 
     def _man(self) -> None:

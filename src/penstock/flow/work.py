@@ -92,8 +92,8 @@ class Peers(Protocol):
         """Whether they keep samples that they did not keep the last time."""
         ...
 
-    def take_news(self) -> Sequence[tuple[int, NDArray[np.int64]]]:
-        """Return, by rank, the samples that it keeps since the last time."""
+    def take_news(self) -> Sequence[tuple[int, NDArray[np.int64] | None]]:
+        """Return, by rank, the samples that it keeps since the last time; None where it gives none from now on."""
         ...
 
 

@@ -37,8 +37,8 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 POLICY = "frequency"
 #: The same where ranks read each other's.
 SHARED_POLICY = "first-reader"
-#: Who shares what is kept: the ranks of a job on a host, or all jobs there.
-HOST, JOBS = "host", "jobs"
+#: Who shares what is kept: the ranks of a job on a host, those on all hosts, or all jobs on a host.
+HOST, HOSTS, JOBS = "host", "hosts", "jobs"
 #: Of images, unless another number format is given.
 DTYPE = "float32"
 #: How a message begins about half of a place.
@@ -140,10 +140,11 @@ class LoaderConfig:
     machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
     policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
         yours, see `penstock.policy.loading.LoadingPolicy`. "frequency" unless given, "first-reader" with
-        share="host".
+        share="host" or "hosts".
     share: "host" has the ranks of a host read each other's memory, so that together they keep each sample once and read
-        the source once for it. "jobs": separate jobs of this user on a host, over the same data, keep samples together,
-        in the memory= of the first of them. Of a folder or `Source`. None: each rank reads for itself.
+        the source once for it; "hosts" does so for the ranks of all hosts, which send each other samples over encrypted
+        connections. "jobs": separate jobs of this user on a host, over the same data, keep samples together, in the
+        memory= of the first of them. Of a folder or `Source`. None: each rank reads for itself.
     readers: reads in flight at most; unless given, what machine= says, or as many as raise the rate.
     decoders: threads that decode, or call a data set; unless given, one per core to begin with, then as many as raise
         the rate. Under torchrun, the ranks of a host share its cores.
@@ -438,8 +439,8 @@ class LoaderConfig:
             )
 
     def _check_share(self) -> None:
-        if self.share not in (HOST, JOBS):
-            raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{JOBS}" or None')
+        if self.share not in (HOST, HOSTS, JOBS):
+            raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{HOSTS}", "{JOBS}" or None')
         instead = {
             "a data set, whose own code reads": self.is_of_data_set,
             f"keep={self.keep!r}, which is not shared": check_keep(self.keep) is not None,
@@ -456,7 +457,7 @@ class LoaderConfig:
     @property
     def loading_policy(self) -> LoadingPolicy:
         """What decides which samples stay in memory. Raises: ConfigError."""
-        return policy_of(self.policy or (SHARED_POLICY if self.share == HOST else POLICY))
+        return policy_of(self.policy or (SHARED_POLICY if self.share in (HOST, HOSTS) else POLICY))
 
     @property
     def unequal(self) -> Unequal:

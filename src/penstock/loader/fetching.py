@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from penstock.errors import DataError, printable
 from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
+from penstock.loader.job_memory import JobMemory
 from penstock.loader.jobs import JobsOfHost
 from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.group import Bytes, Ids
-from penstock.store.host_memory import HostMemory
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
 from penstock.store.write_behind import WriteBehind
@@ -100,7 +100,7 @@ class SourceFetcher:
         tiers: Mapping[int, MemoryTier | WriteBehind],
         near: Near | None = None,
         copied: Mapping[int, NDArray[np.bool_]] | None = None,
-        peers: HostMemory | None = None,
+        peers: JobMemory | None = None,
         jobs: JobsOfHost | None = None,
     ) -> None:
         self._source = source
@@ -237,6 +237,8 @@ class SourceFetcher:
                 objects.close()
 
     def end_waits(self) -> None:
+        if self._peers is not None:
+            self._peers.end_waits()
         for objects in self._objects:
             objects.end_waits()
 
@@ -263,7 +265,7 @@ class SourceFetcher:
             for sample, (begin, end) in places
         ]
 
-    def _from_peer(self, ids: Ids, peers: HostMemory, rank: int) -> list[Any]:
+    def _from_peer(self, ids: Ids, peers: JobMemory, rank: int) -> list[Any]:
         return [
             Failed(located(each, sample, self.describe)) if isinstance(each, DataError) else each
             for sample, each in zip(ids.tolist(), peers.read(rank, ids), strict=True)

@@ -103,4 +103,5 @@ def predict_run(
         step_seconds=step_seconds,
         form=setup.form,
         sharing=None if setup.sharing is None else setup.sharing.ranks,
+        maps_peers=setup.sharing is None or setup.sharing.shared.is_mapped,
     )

@@ -24,13 +24,14 @@ from penstock.loader.batch_sampler import DrawnBatches
 from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.collating import CollatingDecoder
-from penstock.loader.config import DTYPE, HOST, JOBS, LoaderConfig, check_machine, plan_over
+from penstock.loader.config import DTYPE, HOST, HOSTS, JOBS, LoaderConfig, check_machine, plan_over
 from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.job_memory import JobMemory
 from penstock.loader.jobs import JobsOfHost
 from penstock.loader.keep import AUTO, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
@@ -56,7 +57,6 @@ from penstock.policy.placement import Shared
 from penstock.policy.runnable import placement_of, shared_by
 from penstock.store import MemoryTier, Numeric, Selection, Source, extents_of, labels_of, open_source
 from penstock.store.calls import Calls
-from penstock.store.host_memory import HostMemory
 from penstock.store.mixing import Mixed, sources_in
 from penstock.store.object_store import without_secrets
 from penstock.store.pairs import masks_of
@@ -335,16 +335,16 @@ def set_up(
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What ranks of a host keep for each other.
+    """What ranks of a host, or of the job, keep for each other.
 
-    ranks: those of the host, this one among them, ascending. tier: the memory of this one. peers: of the others.
+    ranks: all that do, this one among them, ascending. tier: the memory of this one. peers: of the others.
     Both None in a prediction.
     """
 
     shared: Shared
     ranks: tuple[int, ...]
     tier: MemoryTier | None = None
-    peers: HostMemory | None = None
+    peers: JobMemory | None = None
 
 
 class Draft(NamedTuple):
@@ -453,9 +453,12 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         draft.samples,
     )
     budget, on, policy, sizes_bytes = draft.budget, draft.on, config.loading_policy, samples.sizes_bytes
-    if sharing is None and config.share == HOST and plan.ranks > 1:  # as if all were of one host
+    if (
+        sharing is None and config.share in (HOST, HOSTS) and plan.ranks > 1
+    ):  # of one host, or each of its own
         ranks = range(plan.ranks)
-        sharing = Sharing(shared_among(draft, ranks, budget.tier_bytes), tuple(ranks))
+        shared = replace(shared_among(draft, ranks, budget.tier_bytes), is_mapped=config.share == HOST)
+        sharing = Sharing(shared, tuple(ranks))
     if sharing is None:
         job = Job(plan, sizes_bytes, on, seed_of(config), rank, draft.form)
         placement = placement_of(policy, job, rank)

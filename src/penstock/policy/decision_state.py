@@ -59,7 +59,7 @@ def new_state(
     loads_all: bool = False,
     extents: Extents | None = None,
     due: Sequence[Kept] = (),
-    reads_peers: bool = False,
+    reads_peers: int = 0,
     hands_on: bool = False,
     spares: Sequence[NDArray[np.int64]] = (),
     last_batches: Sequence[NDArray[np.int32]] = (),
@@ -74,7 +74,7 @@ def new_state(
     promised: samples that the rank which keeps them reads before any other does.
     only: the rank that decides here, known as 0, where each has a state of its own.
     due: what each rank keeps besides, and is handed by whoever reads it first.
-    reads_peers: ranks read each other's tiers, where they have any. maps_peers: these are memory that they map.
+    reads_peers: see `decisions.READS_PEERS`. maps_peers: other ranks' tiers are memory that they map.
     hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
@@ -88,7 +88,7 @@ def new_state(
     """
     deciding = list(range(len(kept))) if only is None else [only]
     ranks, tiers, samples = len(deciding), len(machine.storage) - 1, sizes_bytes.size
-    reads_peers = reads_peers and len(kept) > 1 and tiers > 0
+    reads_peers = reads_peers if len(kept) > 1 and tiers > 0 else 0
     gives = hands_on or any(each.samples.size for each in due)
     origins = tiers + 2 + (tiers if reads_peers or gives else 0)
     _check_samples(samples)

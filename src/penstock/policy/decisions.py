@@ -53,6 +53,10 @@ UNKNOWN = math.inf
 # Of STAGES_UNTIL: all batches.
 ALWAYS = (1 << 63) - 1
 
+# Of READS_PEERS: other ranks' tiers are read wherever they have a sample that this rank's have not, so that the source,
+# which all ranks share, is read about once for each sample.
+RATHER = 2
+
 # Of a sample that many ranks keep, so many of them are looked at.
 MOST_HOLDERS = 8
 
@@ -131,7 +135,7 @@ TRIED_LOADS = 3
     COMES_MORE,  #: 1: the driver has more batches than this one
     PROBES_LEFT,  #: workers' own reads of the source that readers wait for at most before they begin
     HOLE_BYTES,  #: a hole between two samples of a unit is read over if it is no larger
-    READS_PEERS,  #: 1: it may read other ranks' tiers
+    READS_PEERS,  #: 1: it may read other ranks' tiers, where expected sooner; RATHER: before the source; 0: none
     EXPECTED_ENTRIES,  #: entries that wait for what other ranks have promised to read
     STAGES_UNTIL,  #: batches whose number is no larger may be read from the source
     DROPS,  #: 1: what a rank reads no more from its tiers gives its space to spares, the fills of row STAGING
@@ -556,6 +560,26 @@ def announced(s: State, rank: int, peer: int, count: int) -> None:
             _queue(s, rank, entry)
 
 
+def withdrawn(s: State, rank: int, peer: int) -> None:
+    """Take note that another rank's tiers give nothing from now on: what waits for them is read from the source.
+
+    The driver has marked its copies; what is queued is looked at again before it moves.
+    """
+    m = s.ints
+    slot = m[rank + FIRST_SLOT]
+    while slot >= 0:
+        place = m[slot + SLOT_PLACES]
+        for _ in range(m[slot + SLOT_SIZE]):
+            entry = m[place + PLACE_ENTRY]
+            is_expected = m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED
+            if is_expected and peer_of(m[rank + TIERS], m[entry + ENTRY_ORIGIN]) == peer:
+                m[rank + EXPECTED_ENTRIES] -= 1
+                m[entry + ENTRY_ORIGIN] = SOURCE
+                _queue(s, rank, entry)
+            place += PLACE_COLUMNS
+        slot = m[slot + SLOT_AFTER]
+
+
 def late(s: State, rank: int) -> None:
     """Take note that the training has waited for the earliest batch as long as a read of the source takes.
 
@@ -903,9 +927,8 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
         # Batches are staged far ahead, so that a queue at the tier holds up nobody unless the tier is the slower one.
         if seconds <= least or _busy_seconds(s, rank, own, nbytes) <= _busy_seconds(s, rank, SOURCE, nbytes):
             origin, least = own, seconds
-    # What lies in memory that this rank maps is as near as its own.
-    is_mapped = m[rank + READS_PEERS] != 0 and reads_by_itself(s, rank, place_of(m[rank + TIERS], 0, 1))
-    if m[rank + READS_PEERS] == 0 or (reads_by_itself(s, rank, SOURCE) and not is_mapped):
+    is_preferred = m[rank + READS_PEERS] == RATHER
+    if m[rank + READS_PEERS] == 0 or (reads_by_itself(s, rank, SOURCE) and not is_preferred):
         return origin
     # Each rank begins behind itself, so that not all of them ask the same one.
     number, other = m[rank + RANK], _first_copy(s, sample, m[rank + RANK] + 1)
@@ -916,7 +939,7 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
         if peer != number and s.copies[other, COPY_STATE] == PRESENT:
             place = place_of(m[rank + TIERS], peer, s.copies[other, COPY_TIER])
             by_then = expected_seconds(s, rank, place, nbytes)
-            if by_then < least or (is_mapped and origin == SOURCE):
+            if by_then < least or (is_preferred and origin == SOURCE):
                 origin, least = place, by_then
         other += 1
     return origin
@@ -1080,6 +1103,22 @@ def _next_urgent(s: State, rank: int) -> int:
         if origin == SOURCE and s.extents.shape[0] > 0:
             count = _with_neighbours(s, rank, sample, count)
         entry = _first_urgent(s, rank)
+    if origin > m[rank + TIERS] and m[rank + READS_PEERS] == RATHER:
+        count = _with_others_from(s, rank, origin, most, count)
+    return count
+
+
+def _with_others_from(s: State, rank: int, origin: int, most: int, count: int) -> int:
+    """Take what is queued soon after, to be read from the same place of another rank, into its group of `count`."""
+    m = s.ints
+    entry, left = m[rank + FIRST_URGENT], WINDOW
+    while entry >= 0 and left > 0 and count < min(most, m[rank + GROUP_SIZE]):
+        following = m[entry + ENTRY_AFTER]
+        if m[entry + ENTRY_ORIGIN] == origin and _fits(s, rank, s.sizes[m[entry + ENTRY_SAMPLE]]):
+            _begin_move(s, rank, entry, count)
+            count += 1
+        entry = following
+        left -= 1
     return count
 
 

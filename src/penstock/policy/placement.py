@@ -70,11 +70,13 @@ class Shared:
     kept: of each rank of the job; of one that shares nothing with this rank, nothing.
     promised: int64[n], samples that the rank which keeps them reads before any other does; None for none.
     first: (epoch, step) at which the run begins, of which that is true.
+    is_mapped: whether all of it is memory that this rank maps; else some of it is read by message.
     """
 
     kept: tuple[Kept, ...]
     promised: NDArray[np.int64] | None
     first: tuple[int, int]
+    is_mapped: bool = True
 
 
 def place_by_frequency(

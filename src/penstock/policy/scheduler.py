@@ -1,8 +1,9 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `announced`, `waited`, `seek`,
-`extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive it over real
-stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule of its own.
+Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `announced`, `withdrawn`, `waited`,
+`seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive it over
+real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule of its
+own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
@@ -241,8 +242,8 @@ class Scheduler:
             loads_all=limits.loads_all,
             extents=extents,
             held=held,
-            reads_peers=shared is not None,
-            maps_peers=shared is not None,
+            reads_peers=0 if shared is None else decisions.RATHER,
+            maps_peers=shared is not None and shared.is_mapped,
             promised=None if shared is None else shared.promised,
             only=0 if shared is None else rank,
         )
@@ -335,6 +336,16 @@ class Scheduler:
             part = samples[begin : begin + most]
             self._state.ints[group : group + part.size] = part
             self._call(decisions.ANNOUNCED, 0, part.size, peer, 0.0)
+        return self._event(now)
+
+    def withdrawn(self, peer: int, now: float) -> list[Instruction]:
+        """Another rank gives nothing from now on; what it announces after that, it has again."""
+        copies = self._state.copies
+        states = copies[:, decisions.COPY_STATE]
+        is_its = copies[:, decisions.COPY_RANK] == peer
+        states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
+        states[is_its & (states == decisions.PRESENT)] = decisions.GONE
+        decisions.withdrawn(self._views, 0, peer)
         return self._event(now)
 
     def waited(self, seconds: float, now: float) -> list[Instruction]:

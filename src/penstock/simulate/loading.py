@@ -122,6 +122,7 @@ class Agreed:
     kept: of each rank what it keeps, in the order in which it fills its tiers.
     due: of each rank what it keeps besides, and is handed by whoever reads it first; empty where nothing is.
     before: int64[rounds, R, T], how many more samples of each tier are filled in each round before the training.
+    reads_peers: see `decisions.READS_PEERS`.
     maps_peers: where they read each other's tiers, these are memory that they map, and cross no network.
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
@@ -132,7 +133,7 @@ class Agreed:
     kept: Sequence[Kept]
     due: Sequence[Kept] = ()
     before: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))
-    reads_peers: bool = False
+    reads_peers: int = 0
     maps_peers: bool = False
     stages: int = _clock.AHEAD
     hits: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
@@ -496,6 +497,7 @@ def predict(
     first_ask_seconds: float = 0.0,
     form: CropForm | None = None,
     sharing: Sequence[int] | None = None,
+    maps_peers: bool = True,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
@@ -510,7 +512,8 @@ def predict(
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
     form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; each
         further crop that is made at a decoding makes it longer by CROP_SHARE.
-    sharing: the ranks that read each other's memory, this one among them, all of which are run then.
+    sharing: the ranks that read each other's memory, this one among them, all of which are run then. maps_peers: they
+        map it; else it crosses the network.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
         than the run, or the plan has no such step; what `placement_of` raises for a policy.
@@ -519,7 +522,7 @@ def predict(
         raise ConfigError(f"limits is a {type(limits).__name__}; it is a penstock.policy.StagingLimits")
     chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank, form, sharing, first)
     ranks = [rank] if sharing is None else list(sharing)
-    agreed = _agreed_by(chosen, job, rank)
+    agreed = _agreed_by(chosen, job, rank, maps_peers=maps_peers)
     if step_seconds is None and machine.compute is None:
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
@@ -555,13 +558,13 @@ def predict(
     return Trace(spans, about)
 
 
-def _agreed_by(policy: LoadingPolicy, job: Job, rank: int) -> Agreed:
+def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, *, maps_peers: bool) -> Agreed:
     """Return what a rank keeps, or what all that share do. Raises: what `placement_of` and `shared_by` raise."""
     if job.sharing is None:
         return Agreed([placement_of(policy, job, rank).kept])
     shared = shared_by(policy, job)
     kept = [shared.kept[each] for each in job.sharing]
-    return Agreed(kept, reads_peers=True, maps_peers=True, promised=shared.promised)
+    return Agreed(kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised)
 
 
 def _each_step(

@@ -11,6 +11,8 @@ All of these are misses. What a killed rank has written stays mapped where it is
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -40,17 +42,19 @@ class KeptLog:
     """What a memory tier keeps, written down for the other ranks of its host.
 
     most: samples that the tier will ever keep. generation: tells this log from all others. Any thread may add.
+    tells: an eventfd that is written to whenever samples are added; a copy of it is.
     Raises: ConfigError as `Arena`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, tells: int | None = None) -> None:
         self.generation = secrets.randbits(63)
         self.arena = Arena(8 * (_HEAD + _COLUMNS * max(1, most)), is_shared=True)
         numbers = np.frombuffer(self.arena.mapping, np.uint64)
         numbers[[_VERSION, _GENERATION]] = _VERSION_HERE, self.generation
         self._numbers: Numbers | None = numbers
         self._most = most
-        #: Guards the end of the log.
+        self._tells = -1 if tells is None else os.dup(tells)
+        #: Guards the end of the log, and what tells of it.
         self._end_lock = threading.Lock()
 
     def add(self, ids: Ids, places: Ids, memory: Bytes) -> None:
@@ -67,11 +71,17 @@ class KeptLog:
             end = min(begin + ids.size, self._most)
             self._numbers[_HEAD + _COLUMNS * begin : _HEAD + _COLUMNS * end] = records[: end - begin].ravel()
             self._numbers[_COUNT] = end
+            if self._tells >= 0:
+                with contextlib.suppress(BlockingIOError):  # it tells already
+                    os.eventfd_write(self._tells, 1)
 
     def close(self) -> None:
         """Add nothing more. What other processes have mapped stays. Twice is harmless."""
         with self._end_lock:
             self._numbers = None
+            if self._tells >= 0:
+                os.close(self._tells)
+                self._tells = -1
         self.arena.close()
 
 
@@ -86,7 +96,7 @@ class PeerMemory:
         self._arenas = memory, log
         self._memory = memory.array
         self._numbers = np.frombuffer(log.array, np.uint64)
-        self._generation = generation
+        self.generation = generation
         self._most = (self._numbers.size - _HEAD) // _COLUMNS
         is_known = self._numbers[_VERSION] == _VERSION_HERE and self._numbers[_GENERATION] == generation
         self._ids = np.sort(kept) if is_known else np.empty(0, np.int64)
@@ -104,7 +114,7 @@ class PeerMemory:
         """Return the samples that were added since the last time, of those that the rank shall keep."""
         self._looked_at = self._count()
         records = self._records()[self._seen : self._looked_at].copy()
-        wrong = np.flatnonzero(_seals(records, self._generation) != records[:, _SEAL])
+        wrong = np.flatnonzero(_seals(records, self.generation) != records[:, _SEAL])
         records = records[: wrong[0]] if wrong.size else records  # written later than counted, or damaged
         ids = records[:, _SAMPLE].astype(np.int64)
         at, is_kept = self._found(ids)
@@ -112,10 +122,10 @@ class PeerMemory:
         self._seen += len(records)
         return ids[is_kept]
 
-    def read(self, ids: Ids, sizes: Ids) -> list[Bytes | None]:
-        """Return the bytes of samples where they lie, read-only; None for one that is not there as it should be.
+    def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
+        """Return the bytes of samples where they lie, read-only, and their checksum; None for one that is not there.
 
-        sizes: int64[n], bytes of each.
+        One whose bytes are not as they should be is not. sizes: int64[n], bytes of each.
         """
         at, is_kept = self._found(ids)
         rows = np.full(ids.size, -1)
@@ -123,8 +133,8 @@ class PeerMemory:
         records = self._records()[np.maximum(rows, 0)]
         is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
         is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= self._memory.size)
-        is_good &= _seals(records, self._generation) == records[:, _SEAL]
-        found: list[Bytes | None] = []
+        is_good &= _seals(records, self.generation) == records[:, _SEAL]
+        found: list[tuple[Bytes, int] | None] = []
         for good, begin, size, checksum in zip(
             is_good.tolist(),
             records[:, _BEGIN].tolist(),
@@ -134,7 +144,7 @@ class PeerMemory:
         ):
             data = self._memory[begin : begin + size] if good else None
             is_whole = data is not None and data.size == size and checksum_of(data) == checksum
-            found.append(data if is_whole else None)
+            found.append((data, checksum) if data is not None and is_whole else None)
         return found
 
     def _count(self) -> int:
@@ -178,20 +188,22 @@ class HostMemory:
         """Whether ranks keep samples that they did not keep the last time."""
         return any(peer.has_news for peer in self._peers.values())
 
-    def take_news(self) -> list[tuple[int, Ids]]:
+    def take_news(self) -> list[tuple[int, Ids | None]]:
         """Return, by rank, the samples that it keeps since the last time."""
         return [(rank, peer.take_news()) for rank, peer in self._peers.items() if peer.has_news]
 
     def read(self, rank: int, ids: Ids) -> Sequence[Bytes | DataError]:
         """Return the bytes of samples that a rank keeps, where they lie, read-only; an error in the place of others."""
         peer = self._peers.get(rank)
-        found = [None] * ids.size if peer is None else peer.read(ids, self._sizes_bytes[ids])
-        if missing := sum(data is None for data in found):
+        found = [None] * ids.size if peer is None else peer.look_up(ids, self._sizes_bytes[ids])
+        if missing := sum(each is None for each in found):
             with self._misses_lock:
                 self.misses += missing
         return [
-            DataError(f"rank {rank} does not have sample {sample} as it announced") if data is None else data
-            for sample, data in zip(ids.tolist(), found, strict=True)
+            DataError(f"rank {rank} does not have sample {sample} as it announced")
+            if each is None
+            else each[0]
+            for sample, each in zip(ids.tolist(), found, strict=True)
         ]
 
     def close(self) -> None:
