@@ -73,6 +73,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ),
     ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 4}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
+    ("loader/known_store", {r" readers: .* in closed form \(": 6, r"^training: .* in closed form \(": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
 ]

@@ -79,11 +79,12 @@ class Setting(NamedTuple):
 
 
 class TrainingRun(NamedTuple):
-    """One run of one rank. loading_seconds: of its reads and decodes, over all threads. flow: what was read when."""
+    """One run of one rank. read_seconds, decode_seconds: over all threads. flow: what was read when."""
 
     run_seconds: float
     stall_seconds: float
-    loading_seconds: float
+    read_seconds: float
+    decode_seconds: float
     losses: tuple[float, ...]
     flow: Flow
 
@@ -95,7 +96,8 @@ class TrainingResult:
     setting: Setting
     run_seconds: Spread
     stall_seconds: float
-    loading_seconds: float
+    read_seconds: float
+    decode_seconds: float
     #: Of the last run.
     flow: Flow
     last_loss: float
@@ -179,10 +181,8 @@ def measure_training(
             ranks.all_gather("beginning a run", None)
             run = _train(source, step, setting, ids, setting.batch_size // ranks.size, classes)
             losses.setdefault(setting.batch_size, set()).add(run.losses)
-            slowest = max(ranks.all_gather("ending a run", list(run[:3])))
-            own.append(
-                run._replace(run_seconds=slowest[0], stall_seconds=slowest[1], loading_seconds=slowest[2])
-            )
+            slowest = max(ranks.all_gather("ending a run", list(run[:4])))
+            own.append(TrainingRun(*slowest, run.losses, run.flow))
             done()
     page_cache = page_cache_of(shares)
     has_equal_losses = all(
@@ -264,13 +264,12 @@ def _train(
             losses.append(step(batch[0], classes[ids[first : first + local_batch]]))
         seconds = time.perf_counter() - begin
         metrics = loader.metrics[0]
-    loading = sum(
-        durations.seconds
-        for stage, durations in metrics.stages.items()
-        if stage.kind in (Kind.READ, Kind.DECODE)
-    )
+    spent = {Kind.READ: 0.0, Kind.DECODE: 0.0}
+    for stage, durations in metrics.stages.items():
+        if stage.kind in spent:
+            spent[stage.kind] += durations.seconds
     flow = flow_of(traffic.record, "read")
-    return TrainingRun(seconds, metrics.stall_seconds, loading, tuple(losses), flow)
+    return TrainingRun(seconds, metrics.stall_seconds, *spent.values(), tuple(losses), flow)
 
 
 def _result(setting: Setting, runs: Sequence[TrainingRun]) -> TrainingResult:
@@ -279,7 +278,8 @@ def _result(setting: Setting, runs: Sequence[TrainingRun]) -> TrainingResult:
         setting,
         Spread.after_first([run.run_seconds for run in runs]),
         float(np.median([run.stall_seconds for run in counted])),
-        float(np.median([run.loading_seconds for run in counted])),
+        float(np.median([run.read_seconds for run in counted])),
+        float(np.median([run.decode_seconds for run in counted])),
         runs[-1].flow,
         runs[-1].losses[-1],
     )

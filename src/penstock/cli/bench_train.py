@@ -30,7 +30,7 @@ examples:
 
 JSON: source, ranks, steps, page_cache (cold, warm, mixed, unknown), equal_losses, cautions[], meaning; and results[] of
 prefetch (0 or auto), threads, batch_size, run_seconds, low and high (95 %), repeats, stall_seconds, stall_share,
-loading_seconds (reads and decodes, over all threads), loss (the last), read_bytes and read_from (what moved them).
+read_seconds and decode_seconds (over all threads), loss (the last), read_bytes and read_from (what moved them).
 """
 
 
@@ -133,7 +133,8 @@ def _show(options: argparse.Namespace, found: TrainingResults) -> None:
             "repeats": each.run_seconds.repeats,
             "stall_seconds": each.stall_seconds,
             "stall_share": each.stall_seconds / each.run_seconds.median,
-            "loading_seconds": each.loading_seconds,
+            "read_seconds": each.read_seconds,
+            "decode_seconds": each.decode_seconds,
             "loss": each.last_loss,
             "read_bytes": each.flow.total_bytes,
             "read_from": each.flow.place,
@@ -158,7 +159,8 @@ def _show(options: argparse.Namespace, found: TrainingResults) -> None:
             format_seconds(each.run_seconds.median),
             format_seconds(each.stall_seconds),
             f"{100 * each.stall_seconds / each.run_seconds.median:.1f} %",
-            format_seconds(each.loading_seconds),
+            format_seconds(each.read_seconds),
+            format_seconds(each.decode_seconds),
             format_rate(each.flow.total_bytes / each.run_seconds.median),
             format_rate(float(each.flow.rates.max(initial=0.0))),
             f"{each.last_loss:.6g}",
@@ -172,7 +174,8 @@ def _show(options: argparse.Namespace, found: TrainingResults) -> None:
         "run",
         "waiting",
         "of run",
-        "reads, decodes",
+        "reads",
+        "decodes",
         "read",
         "at most",
         "loss",
