@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,16 @@ def ranks_in(folder: Path, rank: int, size: int) -> Ranks:
 def main() -> None:
     """Be rank 1 of 2: give a batch for each line that comes in, as JSON: its ids, and whether its bytes are right.
 
-    Nobody is late, as in the tests' own process.
+    Nobody is late, as in the tests' own process. With arguments of the loader, as JSON, it is of another host.
     """
     source = Counted(int(sys.argv[2]))
     say = partial(print, flush=True)
+    options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    own_host = {"host_id": lambda: "another host"} if options else {}
     with (
         patch.object(Scheduler, "waited", lambda *_: []),
-        loader(source, ranks_in(Path(sys.argv[1]), 1, 2)) as load,
+        patch.multiple("penstock.ranks.descriptors", **own_host) if own_host else nullcontext(),
+        loader(source, ranks_in(Path(sys.argv[1]), 1, 2), **options) as load,
     ):
         for _ in range(load.plan.epochs):
             for rows, ids in load:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.loader.sharing_data import Counted, expected, loader, ranks_in
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
 from tests.ranks.in_memory import run
 
@@ -222,6 +222,63 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int) -> 
     assert misses > 0
     assert none == 0
     assert sources[0].reads.sum() >= sources[1].reads.sum() + misses
+
+
+@pytest.mark.usefixtures("nobody_is_late")
+def test_a_rank_of_another_host_that_is_stopped_or_killed_costs_reads_and_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 30}
+    samples, source = 2000, Counted(2000)
+    command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(samples)]
+    child = subprocess.Popen(
+        [*command, json.dumps(options)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
+    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(0.1))
+
+    def epoch_of(load: Loader, *, together: bool = False) -> int:
+        """Run an epoch; return how many samples were read from the source."""
+        before = source.reads.sum()
+        for rows, ids in load:
+            assert (rows == expected(ids)).all()
+            if together:
+                print(file=child.stdin, flush=True)
+                assert child.stdout is not None
+                assert json.loads(child.stdout.readline())[1]
+        return int(source.reads.sum() - before)
+
+    try:
+        with loader(source, ranks_in(tmp_path, 0, 2), **options) as load:
+            peers = sharing_of(load).peers
+            assert peers is not None
+            far = peers.far
+            assert far is not None
+            assert epoch_of(load, together=True) >= samples / 2
+
+            child.send_signal(signal.SIGSTOP)
+            # Half of a rank's samples are the other's; some were read ahead while it served.
+            while epoch_of(load) < samples / 8:
+                assert load.position[0] < 10
+            assert far.is_away(1)
+
+            child.send_signal(signal.SIGCONT)
+            wait_until(lambda: not far.is_away(1))
+            while epoch_of(load):
+                assert load.position[0] < 20
+
+            child.kill()
+            while epoch_of(load) < samples / 8:
+                assert load.position[0] < 30
+            assert far.is_away(1)
+            assert 0 < far.late == far.misses
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.usefixtures("nobody_is_late")

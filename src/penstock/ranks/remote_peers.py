@@ -168,6 +168,10 @@ class RemotePeers:
         """Who they are, by number."""
         return self._ranks
 
+    def is_away(self, rank: int) -> bool:
+        """Return whether a rank did not answer, and was not heard of since."""
+        return self._patience[rank].is_away
+
     @property
     def misses(self) -> int:
         """Samples that a rank had announced and that were not had from it."""
