@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from tests.patience import patient, wait_until
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
 from penstock.flow.engine import DECISIONS, Engine, EngineSettings
+from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
 from penstock.flow.work import Failed, Request
@@ -104,7 +106,7 @@ class Run:
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
         compiled = settings.pop("compiled", lambda: None)
-        self.recorder = Recorder(1024)
+        self.recorder = Recorder(1024, clock=settings.pop("clock", time.perf_counter))
         self.engine = Engine(
             scheduler,
             work,
@@ -141,6 +143,46 @@ def run() -> Iterator[Callable[..., Run]]:
         work.gate.set()
         each.engine.close()
         assert work.is_closed
+
+
+class SlowReads(NumberWork):
+    """Each read takes a second by its clock, whether what it brings was in memory or not."""
+
+    def __init__(self, *, is_resident: bool) -> None:
+        super().__init__()
+        self.is_resident, self.seconds, self.moved = is_resident, itertools.count(), list[int]()
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def fetch(self, request: Request) -> Any:
+        self.now = float(next(self.seconds))
+        if request.lasting:
+            self.moved += request.samples
+        return Pieces(
+            request.ids.view(np.uint8), np.arange(request.ids.size + 1) * 8, was_resident=self.is_resident
+        )
+
+    def decode(self, load: Load, rows: Any, samples: Any, data: Any, arrays: Any, at: Any) -> list[Any]:
+        arrays[0][rows] = [each.view(np.int64)[0] for each in data]
+        return []
+
+
+@pytest.mark.parametrize("is_resident", [True, False])
+def test_reads_of_what_is_in_memory_stay_with_the_workers_however_long_they_take(
+    run: Callable[..., Run], is_resident: bool
+) -> None:
+    """A thread that waits for the interpreter's lock, or a guest whose host is busy, waits for no store."""
+    plan = AccessPlan(Sequential(40), ranks=1, batch_size=4, epochs=1)
+    work = SlowReads(is_resident=is_resident)
+    running = run(plan, work, clock=work.clock)
+
+    batches = [running.take(0, step).tolist() for step in range(10)]
+
+    assert batches == np.arange(40).reshape(10, 4).tolist()
+    # The three batches that are staged at once may be moved before anything was read.
+    assert (max(work.moved, default=0) < 12) == is_resident
 
 
 def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[..., Run]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.flow.work import Failed, Request
 from penstock.loader import fetching
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.policy import Extents
-from penstock.store import extents_of
+from penstock.store import Records, extents_of
 
 Ids = NDArray[np.int64]
 
@@ -49,6 +50,24 @@ def test_reads_that_take_less_than_the_machine_says_are_merged_over_smaller_hole
 
     assert found.merged(TEN) is None
     assert closer.merged(TEN) is not None
+
+
+def test_samples_were_resident_if_they_are_copied_from_mapped_pages_that_nobody_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.arange(1000).tofile(tmp_path / "a.bin")
+    source = Records(tmp_path / "a.bin", "<i8", 10)
+    fetcher = SourceFetcher(source, {})
+
+    def fetched() -> Any:
+        return fetcher.fetch(Request(TEN, lambda sample: None))
+
+    assert fetched().was_resident
+    with monkeypatch.context() as waiting:
+        waiting.setattr(fetching, "_major_faults", itertools.count().__next__)
+        assert not fetched().was_resident
+    monkeypatch.setattr(source, "_maps", False)
+    assert not fetched().was_resident
 
 
 def test_nothing_is_merged_where_a_request_takes_next_to_nothing() -> None:

@@ -995,7 +995,10 @@ class Engine:
         end, computed = self._clock(), time.thread_time() - computed
         flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load.epoch, load.step)
         if not has_failed:
-            waited = delay.left_of(end - begin, computed) - computed
+            # What was in memory was waited for nowhere: whatever else it took, the interpreter's lock or another guest
+            # of this host did, and not the store.
+            is_there = isinstance(data, Pieces) and data.was_resident
+            waited = 0.0 if is_there else delay.left_of(end - begin, computed) - computed
             own_reads.append(OwnRead(origin, len(data), max(0.0, waited)))
             if origin == SOURCE:
                 self._recent_read_seconds.append((end - begin) / len(data))

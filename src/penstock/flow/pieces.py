@@ -14,12 +14,15 @@ class Pieces(Sequence[NDArray[np.uint8]]):
     """Samples that all could be had; an element is the view of one.
 
     memory: uint8[...]. begins: int64[samples + 1], ascending: sample k is memory[begins[k]:begins[k + 1]].
+    was_resident: whether they were copied from memory: whoever brought them waited for no store.
     """
 
-    __slots__ = ("begins", "memory")
+    __slots__ = ("begins", "memory", "was_resident")
 
-    def __init__(self, memory: NDArray[np.uint8], begins: NDArray[np.int64]) -> None:
-        self.memory, self.begins = memory, begins
+    def __init__(
+        self, memory: NDArray[np.uint8], begins: NDArray[np.int64], *, was_resident: bool = False
+    ) -> None:
+        self.memory, self.begins, self.was_resident = memory, begins, was_resident
 
     def __len__(self) -> int:
         return self.begins.size - 1

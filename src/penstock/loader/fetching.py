@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import resource
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
-from penstock.store.group import Bytes, Ids
+from penstock.store.group import Bytes, Ids, was_mapped
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
 from penstock.store.write_behind import WriteBehind
@@ -173,7 +174,7 @@ class SourceFetcher:
                 failed = read_all_merged(self._source, reads, ids, into, begins, at)
                 self._near.group_seconds = time.perf_counter() - began
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
-            return Pieces(into, begins)
+            return Pieces(into, begins, was_resident=reads is None and self._threads.was_resident)
         found = self._pieces(ids, into, begins, failed)
         if tier is not None:
             wrong = np.array([index for index, _ in failed], np.int64)
@@ -196,11 +197,13 @@ class SourceFetcher:
         self, ids: Ids, into: Bytes, begins: Ids, at: Callable[[int], None]
     ) -> Sequence[tuple[int, Exception]]:
         """Read samples that are not merged; return those that failed."""
+        self._threads.was_resident = False
         if self._jobs is not None:
             read = partial(read_group, self._source, at=at)
             return self._jobs.memory.read_group(ids, into, begins, read)
-        began = time.perf_counter()
+        began, faults = time.perf_counter(), _major_faults()
         failed = read_group(self._source, ids, into, begins, at)
+        self._threads.was_resident = was_mapped() and _major_faults() == faults
         if self._near is not None and not failed:
             self._near.observe(ids.size, time.perf_counter() - began)
         return failed
@@ -302,6 +305,11 @@ class SourceFetcher:
         if origin not in buffers or buffers[origin].size < nbytes:
             buffers[origin] = np.empty(2 * nbytes, np.uint8)
         return buffers[origin]
+
+
+def _major_faults() -> int:
+    """Return for how many pages of mapped files this thread has waited so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _pass_by(sample: int) -> None:

@@ -188,10 +188,12 @@ def is_dataclass_value(value: Any) -> bool:
     return bool(_field_names(type(value)))
 
 
-@functools.lru_cache(maxsize=256)
-def _field_names(kind: type) -> tuple[str, ...]:
+def _find_field_names(kind: type) -> tuple[str, ...]:
     """Return the names of a dataclass's fields; none of another type."""
     return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+
+
+_field_names: Callable[[type], tuple[str, ...]] = functools.lru_cache(maxsize=256)(_find_field_names)
 
 
 def with_fields(value: Any, change: Callable[[Any], Any]) -> Any:

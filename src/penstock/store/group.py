@@ -20,7 +20,8 @@ Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Failed = list[tuple[int, Exception]]
 
-#: Of each thread that reads a group: `at`, to be called with a sample before it is read by itself.
+#: Of each thread that reads a group: `at`, to be called with a sample before it is read by itself; and whether all of
+#: the group was copied from mapped files.
 _thread = threading.local()
 
 
@@ -58,7 +59,7 @@ def read_group(
     if not array.flags.writeable:
         raise TypeError("into is read-only: samples are written there")
     one_call: Any = getattr(source, "read_group", None)
-    _thread.at = at
+    _thread.at, _thread.was_mapped = at, False
     try:
         if one_call is None:
             return read_one_by_one(source, ids, array, begins)
@@ -79,6 +80,16 @@ def observer() -> Callable[[int], None] | None:
     """Return the `at` of the group that this thread reads, for a source that hands the group on to another one."""
     at: Callable[[int], None] | None = getattr(_thread, "at", None)
     return at
+
+
+def note_mapped() -> None:
+    """Take note, for a source, that it copied all of the group that this thread reads from mapped files."""
+    _thread.was_mapped = True
+
+
+def was_mapped() -> bool:
+    """Return whether the group that this thread read last was copied from mapped files, all of it."""
+    return bool(_thread.was_mapped)
 
 
 def read_one_by_one(

@@ -21,7 +21,7 @@ from penstock.errors import DataError
 from penstock.machine_code import Loop, Signature
 from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
-from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, read_one_by_one
+from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, note_mapped, read_one_by_one
 from penstock.store.labels import Labels
 from penstock.store.mapped import is_guarded
 from penstock.store.object_store import Facts, Piece
@@ -157,22 +157,29 @@ class PackedFiles(Selectable, ABC):
         units, offsets, sizes = self.extents(ids)
         numbers = np.unique(units) if len(self.files) > 1 else _ONLY_FILE
         wrong: list[int] = []
+        are_mapped = True
         for first in range(0, numbers.size, _FILES_AT_ONCE):
             some = numbers[first : first + _FILES_AT_ONCE]
             if some.size == numbers.size:
-                wrong += self._read_some(loop, some, (units, offsets, sizes), into, begins[:-1])
+                found, is_mapped = self._read_some(loop, some, (units, offsets, sizes), into, begins[:-1])
+                wrong += found
             else:
                 which = np.flatnonzero((some[0] <= units) & (units <= some[-1]))
                 part = units[which], offsets[which], sizes[which]
-                wrong += which[self._read_some(loop, some, part, into, begins[which])].tolist()
+                found, is_mapped = self._read_some(loop, some, part, into, begins[which])
+                wrong += which[found].tolist()
+            are_mapped = are_mapped and is_mapped
+        if are_mapped and not wrong:
+            note_mapped()
         # Read again by Python: errors are described in one place.
         return read_one_by_one(self, ids, into, begins, sorted(wrong)) if wrong else []
 
     def _read_some(
         self, loop: Loop, numbers: Ids, extents: tuple[Ids, Ids, Ids], into: Bytes, begins: Ids
-    ) -> list[int]:
-        """Read samples of some files; return the indices of those that were not read. numbers: of the files, ascending.
+    ) -> tuple[list[int], bool]:
+        """Read samples of some files; return the indices of those that were not read, and if all files are mapped.
 
+        numbers: of the files, ascending.
         extents: of the samples. begins: int64[n].
         """
         units, offsets, sizes = extents
@@ -197,7 +204,7 @@ class PackedFiles(Selectable, ABC):
                     wrong = sorted({*wrong, *np.flatnonzero(places == place).tolist()})
         finally:
             self._open.give_back([file for file in files if file is not None])
-        return wrong
+        return wrong, all(address for _, address, _ in rows)
 
     def _was_intact(self, file: OpenFile) -> bool:
         """Return whether what was copied from a mapped file was there, and that of the file that was listed."""
