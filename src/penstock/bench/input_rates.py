@@ -78,10 +78,10 @@ class InputRates:
         if best is None:
             return "Nothing was measured."
         rate = best.samples_per_second.median
-        # Of half a millisecond, or of 5 s: what a step is said to take has two digits.
         step = best.batch_size / rate
+        what = "its input" if best.work is Work.DECODE else "its reads"
         return (
-            f"A training that uses up to {rate:,.0f} samples/s need not wait for its input here: a step of "
+            f"A training that uses up to {rate:,.0f} samples/s need not wait for {what} here: a step of "
             f"{best.batch_size} samples that computes for {1e3 * step:,.3g} ms or longer hides it, with "
             f"{format_count(best.threads, 'thread')}"
             + (f" on each of {self.ranks} ranks." if self.ranks > 1 else ".")

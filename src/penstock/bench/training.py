@@ -78,13 +78,19 @@ class Setting(NamedTuple):
         return self.threads > 0
 
 
-class TrainingRun(NamedTuple):
-    """One run of one rank. read_seconds, decode_seconds: over all threads. flow: what was read when."""
+class Seconds(NamedTuple):
+    """What a run took, what of that was spent waiting; what its reads and its decodes took, over all threads."""
 
-    run_seconds: float
-    stall_seconds: float
-    read_seconds: float
-    decode_seconds: float
+    run: float
+    stall: float
+    reads: float
+    decodes: float
+
+
+class TrainingRun(NamedTuple):
+    """One run of one rank. flow: what was read when."""
+
+    seconds: Seconds
     losses: tuple[float, ...]
     flow: Flow
 
@@ -181,8 +187,8 @@ def measure_training(
             ranks.all_gather("beginning a run", None)
             run = _train(source, step, setting, ids, setting.batch_size // ranks.size, classes)
             losses.setdefault(setting.batch_size, set()).add(run.losses)
-            slowest = max(ranks.all_gather("ending a run", list(run[:4])))
-            own.append(TrainingRun(*slowest, run.losses, run.flow))
+            slowest = max(ranks.all_gather("ending a run", list(run.seconds)))
+            own.append(run._replace(seconds=Seconds(*slowest)))
             done()
     page_cache = page_cache_of(shares)
     has_equal_losses = all(
@@ -264,22 +270,24 @@ def _train(
             losses.append(step(batch[0], classes[ids[first : first + local_batch]]))
         seconds = time.perf_counter() - begin
         metrics = loader.metrics[0]
-    spent = {Kind.READ: 0.0, Kind.DECODE: 0.0}
+    loading = {Kind.READ: 0.0, Kind.DECODE: 0.0}
     for stage, durations in metrics.stages.items():
-        if stage.kind in spent:
-            spent[stage.kind] += durations.seconds
+        if stage.kind in loading:
+            loading[stage.kind] += durations.seconds
     flow = flow_of(traffic.record, "read")
-    return TrainingRun(seconds, metrics.stall_seconds, *spent.values(), tuple(losses), flow)
+    spent = Seconds(seconds, metrics.stall_seconds, loading[Kind.READ], loading[Kind.DECODE])
+    return TrainingRun(spent, tuple(losses), flow)
 
 
 def _result(setting: Setting, runs: Sequence[TrainingRun]) -> TrainingResult:
-    counted = runs[1:]
+    counted = np.median([run.seconds for run in runs[1:]], axis=0)
+    middle = Seconds(*map(float, counted))
     return TrainingResult(
         setting,
-        Spread.after_first([run.run_seconds for run in runs]),
-        float(np.median([run.stall_seconds for run in counted])),
-        float(np.median([run.read_seconds for run in counted])),
-        float(np.median([run.decode_seconds for run in counted])),
+        Spread.after_first([run.seconds.run for run in runs]),
+        middle.stall,
+        middle.reads,
+        middle.decodes,
         runs[-1].flow,
         runs[-1].losses[-1],
     )
