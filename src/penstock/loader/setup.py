@@ -69,8 +69,10 @@ from penstock.units import format_bytes, format_count, parse_bytes
 # Of samples that wait to be written to a disk; and which share of the memory they may have.
 _MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
 
-# Small steps share a slot up to these: more gain little.
-_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 4096, 8 << 20
+# Small steps share a slot up to these: more gain little. The eight slots that are usual take a quarter of the memory at
+# most, and half as much where samples are kept in the rest.
+_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 4096, 16 << 20
+_STAGED_SHARE, _STAGED_SHARE_BESIDE_TIERS = 1 / 32, 1 / 64
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
@@ -403,7 +405,8 @@ def drafted(
         else _of_data_set(source, config, plan, probes, calls, front_end)
     )
     sizes_bytes, local_batch = samples.sizes_bytes, plan.max_local_batch(rank)
-    steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, memory_bytes)
+    share = _STAGED_SHARE if isinstance(policy, Staging) else _STAGED_SHARE_BESIDE_TIERS
+    steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, int(share * memory_bytes))
     disks = _disks(config, machine, source, policy, calls, closing if runs else None)
     queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if disks else 0
     budget = share_memory(
@@ -864,13 +867,13 @@ def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) ->
         raise ConfigError(f"{error}; give defaults of the same type and shape") from error
 
 
-def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, memory_bytes: int) -> int:
-    """Return how many steps a slot has space for: several where they are small."""
+def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, most_bytes: int) -> int:
+    """Return how many steps a slot of so many bytes at most has space for: several where they are small."""
     # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made,
     # with mix_images what is mixed.
     if config.decoders == 0 or config.collate_fn is not None or config.mix_images is not None:
         return 1
-    most_bytes = min(_STAGED_TOGETHER_BYTES, memory_bytes // 64)
+    most_bytes = min(_STAGED_TOGETHER_BYTES, most_bytes)
     return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))
 
 
