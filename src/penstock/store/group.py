@@ -141,13 +141,15 @@ def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
             raise TypeError(f"expected {name} of dtype {np.dtype(dtype)}, contiguous, of one dimension")
     if begins.size != ids.size + 1:
         raise TypeError(f"begins has {begins.size} items; for {ids.size} samples it has one more than these")
-    wrong = (ids < 0) | (ids >= len(source))
-    if wrong.any():
-        raise IndexError(f"there is no sample {ids[wrong][0]}: {source!r}")
-    begin, end = begins[:-1], begins[1:]
-    wrong = (begin < 0) | (end < begin) | (end > into.size) | (end - begin < source.sizes_bytes[ids])
-    if wrong.any():
-        index = int(wrong.argmax())
+    if ids.size == 0:
+        return
+    if ids.min() < 0 or ids.max() >= len(source):
+        raise IndexError(f"there is no sample {ids[(ids < 0) | (ids >= len(source))][0]}: {source!r}")
+    # No size is negative: where each place has space enough, they ascend.
+    has_space = np.diff(begins) >= source.sizes_bytes[ids]
+    if begins[0] < 0 or begins[-1] > into.size or not has_space.all():
+        begin, end = begins[:-1], begins[1:]
+        index = int(((begin < 0) | (end > into.size) | ~has_space).argmax())
         raise ConfigError(
             f"into[{begins[index]}:{begins[index + 1]}] of {into.size:,} bytes cannot hold "
             f"{source.describe(int(ids[index]))} ({source.sizes_bytes[ids[index]]:,} bytes): make it larger"

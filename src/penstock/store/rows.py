@@ -83,7 +83,10 @@ class RowFiles(PackedFiles):
         return f"{type(self).__name__}({self.place!r}): {format_count(len(self), 'sample')} of {what}"
 
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        units = np.searchsorted(self._ends, ids, side="right").astype(np.int64, copy=False)
+        if self._ends.size == 1:
+            units = np.zeros(ids.size, np.int64)
+        else:
+            units = np.searchsorted(self._ends, ids, side="right").astype(np.int64, copy=False)
         offsets = self._offsets(units, ids - self._firsts[units])
         return units, offsets, np.full(ids.size, self.sample_bytes, np.int64)
 
