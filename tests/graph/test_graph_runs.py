@@ -309,6 +309,32 @@ def test_a_failed_step_keeps_nothing_it_had_computed() -> None:
         assert kept[0]() is None
 
 
+def test_what_was_read_of_a_variable_stays_when_it_is_added_to() -> None:
+    """The value itself, a part of it, the constant that it was assigned, and a sum that was given before."""
+    nodes = [
+        constant("c", [1.0, 2.0]),
+        node("v", "Variable", dtype="float32", shape=[2]),
+        node("set", "Assign", "v:0 c:0"),
+        node("first", "AssignAdd", "v:0 c:0", ctrl=["set"]),
+        node("read", "Read", "v:0", ctrl=["first"]),
+        node("part", "Slice", "read:0", begin=[1], size=[1]),
+        node("second", "AssignAdd", "v:0 c:0", ctrl=["part"]),
+        node("late", "Neg", "part:0", ctrl=["second"]),
+        node("sum", "Neg", "first:0", ctrl=["second"]),
+        node("same", "aten.detach.default", "read:0"),
+        node("third", "AssignAdd", "v:0 c:0", ctrl=["same"]),
+        node("last", "Neg", "same:0", ctrl=["third"]),
+    ]
+    with Session(Graph(nodes)) as session:
+        assert session.run("late:0") == [-4]
+        assert session.run("last:0").tolist() == [-2, -4]
+        assert session.run("sum:0").tolist() == [-2, -4]
+        assert session.run("c:0").tolist() == [1, 2]
+        kept = session.run("second:0")
+        session.run("second:0")
+        assert kept.tolist() == [3, 6]
+
+
 def test_many_threads_run_one_session_while_the_graph_grows() -> None:
     nodes = [
         node("v", "Variable", dtype="int64", shape=[]),

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.graph.errors import MismatchError, NotFoundError, UnsupportedError, nearest
 from penstock.graph.grad.links import branch_roots, connected, is_smooth, links, loop_links
-from penstock.graph.model.check import TRIPS, blame, saved_spec
+from penstock.graph.model.check import TRIPS, blame, infer, saved_spec
 from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Edge, Graph, as_constant
 from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph, captures, parse_endpoint
@@ -161,11 +161,23 @@ class _Builder:
             return [(inputs[0], self.one("StackPush", rest, top))]
         if op == "Shuffle":
             return [(inputs[0], self.one("Unshuffle", cotangents[0], forward(Endpoint(node.name, 1))))]
+        if op in ("ReLU", "Sigmoid", "SoftMax", "Exp"):
+            return [(inputs[0], self.one(f"{op}Backward", forward(Endpoint(node.name)), cotangents[0]))]
+        if op == "MaxPool" and 0 in cotangents:
+            return [(inputs[0], self._pool(scope, node, cotangents[0], forward))]
         shapes = {spec.shape for spec in (*node.takes, node.outputs[0])}
         if op in ("Add", "Sub") and len(shapes) == 1 and is_known(node.outputs[0].shape):
             other = cotangents[0] if op == "Add" else self.one("Neg", cotangents[0])
             return [(inputs[0], cotangents[0]), (inputs[1], other)]
         return self._vjp(node, cotangents, followed, forward)
+
+    def _pool(self, scope: Scope, node: Node, cotangent: Endpoint, forward: Forward) -> Endpoint:
+        if not node.attr.get("indices"):
+            node.attr["indices"] = True
+            node.outputs = tuple(infer(scope, node))
+        attr = {name: value for name, value in node.attr.items() if name != "indices"}
+        places = forward(Endpoint(node.name, 1))
+        return self.one("MaxPoolBackward", forward(node.inputs[0]), places, cotangent, **attr)
 
     def _vjp(
         self, node: Node, cotangents: dict[int, Endpoint], followed: set[Endpoint], forward: Forward

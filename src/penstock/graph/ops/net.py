@@ -126,26 +126,34 @@ register(
 )
 
 
+_POOL = {"ksize": REQUIRED, "strides": REQUIRED, "padding": REQUIRED}
+
+
 def _infer_pool(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     spec = tensor_of(specs[0], FLOATS, "MaxPool")
     window, strides, padding = _pair(node, "ksize"), _pair(node, "strides"), _padding(node)
     if spec.shape is not None and len(spec.shape) != 4:
         raise MismatchError(f"the images, NHWC, have four axes, not shape {shape_text(spec.shape)}")
     image = spec.shape or (None,) * 4
-    rows = _reach(image[1], window[0], strides[0], padding)
-    columns = _reach(image[2], window[1], strides[1], padding)
-    return [Spec(spec.dtype, (image[0], rows, columns, image[3]))]
+    shape = (
+        image[0],
+        _reach(image[1], window[0], strides[0], padding),
+        _reach(image[2], window[1], strides[1], padding),
+        image[3],
+    )
+    return [Spec(spec.dtype, shape), *([Spec("int64", shape)] if node.attr.get("indices") else [])]
 
 
 def _pool(node: Node) -> Any:
     window, strides = _pair(node, "ksize"), _pair(node, "strides")
-    same = node.attr["padding"] == "SAME"
+    same, indices = node.attr["padding"] == "SAME", bool(node.attr.get("indices"))
 
-    def kernel(images: torch.Tensor) -> torch.Tensor:
+    def kernel(images: torch.Tensor) -> Any:
         planes = images.permute(0, 3, 1, 2)
         if same:
             planes = _padded(planes, window, strides, -math.inf)
-        return functional.max_pool2d(planes, window, strides).permute(0, 2, 3, 1)
+        found = functional.max_pool2d(planes, window, strides, return_indices=indices)
+        return tuple(each.permute(0, 2, 3, 1) for each in found) if indices else found.permute(0, 2, 3, 1)
 
     return kernel
 
@@ -155,8 +163,71 @@ register(
         "MaxPool",
         _infer_pool,
         inputs=(1, 1),
-        attributes={"ksize": REQUIRED, "strides": REQUIRED, "padding": REQUIRED},
+        # indices: whether it also gives where each maximum is; set by gradients, which need it.
+        attributes={**_POOL, "indices": False},
         kernels={"cpu": _pool},
         differentiable=True,
     )
 )
+
+
+# -- Gradients that use what the forward pass gave, in place of computing it again ---------------------
+
+
+def _infer_backward(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    return [Spec(specs[0].dtype, specs[0].shape)]
+
+
+def _pool_backward(node: Node) -> Any:
+    window, strides = _pair(node, "ksize"), _pair(node, "strides")
+    same = node.attr["padding"] == "SAME"
+
+    def kernel(images: torch.Tensor, places: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        planes = images.permute(0, 3, 1, 2)
+        padded = _padded(planes, window, strides, -math.inf) if same else planes
+        found = torch.ops.aten.max_pool2d_with_indices_backward(
+            cotangent.permute(0, 3, 1, 2),
+            padded,
+            window,
+            strides,
+            (0, 0),
+            (1, 1),
+            False,
+            places.permute(0, 3, 1, 2),
+        )
+        if padded is not planes:
+            (top, _), (left, _) = (
+                _pads(planes.shape[axis], window[axis - 2], strides[axis - 2]) for axis in (2, 3)
+            )
+            found = found[:, :, top : top + planes.shape[2], left : left + planes.shape[3]]
+        return found.permute(0, 2, 3, 1)
+
+    return kernel
+
+
+register(
+    Operation(
+        "MaxPoolBackward",
+        _infer_backward,
+        inputs=(3, 3),
+        attributes=_POOL,
+        kernels={"cpu": _pool_backward},
+        differentiable=True,
+    )
+)
+_aten = torch.ops.aten
+for _name, _kernel in (
+    ("ReLU", lambda value, cotangent: _aten.threshold_backward(cotangent, value, 0)),
+    ("Sigmoid", lambda value, cotangent: _aten.sigmoid_backward(cotangent, value)),
+    ("SoftMax", lambda value, cotangent: _aten._softmax_backward_data(cotangent, value, -1, value.dtype)),
+    ("Exp", lambda value, cotangent: cotangent * value.conj()),
+):
+    register(
+        Operation(
+            f"{_name}Backward",
+            _infer_backward,
+            inputs=(2, 2),
+            kernels={"cpu": lambda node, kernel=_kernel: kernel},
+            differentiable=True,
+        )
+    )

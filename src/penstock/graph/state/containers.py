@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,10 @@ def owned(value: Value) -> Value:
 
 
 class Variable:
-    """A tensor that lives longer than a run. Its value is replaced, never changed: readers keep theirs."""
+    """A tensor that lives longer than a run.
+
+    Its value is replaced, so that readers keep theirs, and changed only where nobody else has it.
+    """
 
     def __init__(self, lock: Any, node: Node) -> None:
         self._lock = lock
@@ -110,7 +114,8 @@ class Variable:
 
     def read(self) -> Value:
         """Return the value. Raises: UninitializedError."""
-        value = self._value
+        with self._lock:  # which `assign_add` has while it changes the value
+            value = self._value
         if value is None:
             raise UninitializedError(
                 "the variable was not assigned: run its Assign first, or initialise all",
@@ -134,11 +139,23 @@ class Variable:
     def assign_add(self, value: Value) -> Value:
         """Add to the value, atomically, and return the sum. Raises: MismatchError if it has not the same shape."""
         with self._lock:
-            before = self.read()
-            if tuple(before.shape) != tuple(value.shape):
+            shape = tuple(self.read().shape)
+            if shape != tuple(value.shape):
                 raise MismatchError(
-                    f"the variable {self.node.name!r} holds shape {shape_text(tuple(before.shape))}, and "
+                    f"the variable {self.node.name!r} holds shape {shape_text(shape)}, and "
                     f"{shape_text(tuple(value.shape))} is added"
                 )
-            self._value = torch.add(before, value)
+            # Half of an update's time is that of new memory.
+            if sys.getrefcount(self._value) == 2 and _storage_users(self._value) == _ALONE:
+                self._value.add_(value)
+            else:
+                self._value = torch.add(self._value, value)
             return self._value
+
+
+def _storage_users(value: torch.Tensor) -> int:
+    """Return how many tensors and arrays share a tensor's memory, as PyTorch counts them."""
+    return torch._C._storage_Use_Count(value.untyped_storage()._cdata)  # type: ignore[attr-defined,no-any-return]
+
+
+_ALONE = _storage_users(torch.zeros(1))
