@@ -204,8 +204,9 @@ def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path, hosts:
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int) -> None:
+def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp_path: Path) -> None:
     done = threading.Event()
+    lines: list[str] = []
 
     def damage(load: Loader) -> None:
         if load._rank == 1 and load.position == (1, 2) and not done.is_set():
@@ -215,13 +216,18 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int) -> 
             assert tier._log is not None
             np.frombuffer(tier._log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
 
-    batches, sources, found = train(2, damage, hosts=hosts)
+    batches, sources, found = train(2, damage, tmp_path, hosts=hosts, memory="20 kB", report=lines.append)
 
     check_batches(batches)
     misses, none = map(misses_of, found)
     assert misses > 0
     assert none == 0
     assert sources[0].reads.sum() >= sources[1].reads.sum() + misses
+    spans = read_trace(tmp_path / "0.trace").spans
+    missed = spans[spans["kind"] == Kind.RETRY]
+    assert missed["samples"].sum() == misses
+    assert set(missed["peer"].tolist()) == {1}
+    assert any("did not come from the rank that keeps them" in line for line in lines)
 
 
 @pytest.mark.usefixtures("nobody_is_late")

@@ -56,7 +56,7 @@ from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Sched
 from penstock.policy.decision_state import EVENT
 from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.policy.runnable import LEAST_SLOTS
-from penstock.trace.schema import NO_FLOW, SOURCE, STAGING, Kind
+from penstock.trace.schema import NO_FLOW, NO_PEER, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
@@ -1017,9 +1017,15 @@ class Engine:
         """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
+        place, peer = self._scheduler.where(origin)
         has_failed = _has_failed(data)
         if has_failed:
             had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
+            if peer != NO_PEER:
+                missed = len(data) - len(had)
+                ring.record(
+                    Kind.RETRY, *seconds, epoch=epoch, step=step, place=place, samples=missed, peer=peer
+                )
             ids, data = ids[had], [data[index] for index in had]
             if not had:
                 return NO_FLOW, True
@@ -1031,7 +1037,6 @@ class Engine:
         if len(data) > 1:
             ring.record_ids(flow, ids)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
-        place, peer = self._scheduler.where(origin)
         ring.record(
             kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=len(data), peer=peer, flow=flow
         )

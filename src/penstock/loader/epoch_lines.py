@@ -12,7 +12,8 @@ from penstock.loader.image_mixing import MixingDecoder
 from penstock.loader.images import ImageDecoder
 from penstock.loader.setup import Setup
 from penstock.trace import NOTHING_TO_GAIN, EpochMetrics, limiting, stall_share
-from penstock.trace.schema import Kind
+from penstock.trace.schema import SOURCE, Kind
+from penstock.trace.stages import Stage
 from penstock.units import format_count, format_seconds
 
 
@@ -95,15 +96,27 @@ class EpochLines:
 
 
 def retry_clause(metrics: EpochMetrics) -> str:
-    """Return how many requests failed and were made again, and what that took; empty where none did."""
-    failed = [durations for stage, durations in metrics.stages.items() if stage.kind == Kind.RETRY]
-    if not failed:
-        return ""
-    calls, seconds = sum(each.calls for each in failed), sum(each.seconds for each in failed)
-    return (
-        f"; {format_count(calls, 'request')} to the store failed and were made again, which took them "
-        f"{format_seconds(seconds)} in all"
-    )
+    """Return what had to be read anew: requests to a store, and samples that another rank should have had.
+
+    Empty where nothing had. It says what failed requests took.
+    """
+    lost = [durations for stage, durations in metrics.stages.items() if stage == Stage(Kind.RETRY, SOURCE)]
+    clause = ""
+    if lost:
+        calls, seconds = sum(each.calls for each in lost), sum(each.seconds for each in lost)
+        clause = (
+            f"; {format_count(calls, 'request')} to the store failed and were made again, which took them "
+            f"{format_seconds(seconds)} in all"
+        )
+    of_peers = [
+        durations
+        for stage, durations in metrics.stages.items()
+        if stage.kind == Kind.RETRY and stage.of_peers
+    ]
+    if of_peers:
+        missed = format_count(sum(each.samples for each in of_peers), "sample")
+        clause += f"; {missed} did not come from the rank that keeps them and were read from the store"
+    return clause
 
 
 def skip_clause(skipped: Sequence[SkippedSample]) -> str:

@@ -45,7 +45,8 @@ class Kind(IntEnum):
     have the same number, and no other group of that rank has it. It is 0 where nothing is linked. The spans of one
     batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
-    `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time.
+    `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier of another
+    rank it is a group in which that many samples were not had, and which were read from the source then.
 
     `LOCK` is a sample: a worker that has work asks every 20 ms at most, releasing the lock before. What it waited for a
     processor is not in it.
