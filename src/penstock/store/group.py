@@ -145,11 +145,12 @@ def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
         return
     if ids.min() < 0 or ids.max() >= len(source):
         raise IndexError(f"there is no sample {ids[(ids < 0) | (ids >= len(source))][0]}: {source!r}")
-    # No size is negative: where each place has space enough, they ascend.
-    has_space = np.diff(begins) >= source.sizes_bytes[ids]
-    if begins[0] < 0 or begins[-1] > into.size or not has_space.all():
-        begin, end = begins[:-1], begins[1:]
-        index = int(((begin < 0) | (end > into.size) | ~has_space).argmax())
+    begin, end = begins[:-1], begins[1:]
+    # No size is negative: where all are inside and each has space enough, they ascend.
+    is_inside = begins.min() >= 0 and begins.max() <= into.size
+    has_space = end - begin >= source.sizes_bytes[ids]
+    if not is_inside or not has_space.all():
+        index = int(((begin < 0) | (end < begin) | (end > into.size) | ~has_space).argmax())
         raise ConfigError(
             f"into[{begins[index]}:{begins[index + 1]}] of {into.size:,} bytes cannot hold "
             f"{source.describe(int(ids[index]))} ({source.sizes_bytes[ids[index]]:,} bytes): make it larger"
