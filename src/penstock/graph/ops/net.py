@@ -152,8 +152,10 @@ def _pool(node: Node) -> Any:
         planes = images.permute(0, 3, 1, 2)
         if same:
             planes = _padded(planes, window, strides, -math.inf)
-        found = functional.max_pool2d(planes, window, strides, return_indices=indices)
-        return tuple(each.permute(0, 2, 3, 1) for each in found) if indices else found.permute(0, 2, 3, 1)
+        if not indices:
+            return functional.max_pool2d(planes, window, strides).permute(0, 2, 3, 1)
+        found = functional.max_pool2d(planes, window, strides, return_indices=True)
+        return tuple(each.permute(0, 2, 3, 1) for each in found)
 
     return kernel
 
@@ -185,7 +187,7 @@ def _pool_backward(node: Node) -> Any:
     def kernel(images: torch.Tensor, places: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
         planes = images.permute(0, 3, 1, 2)
         padded = _padded(planes, window, strides, -math.inf) if same else planes
-        found = torch.ops.aten.max_pool2d_with_indices_backward(
+        found: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             cotangent.permute(0, 3, 1, 2),
             padded,
             window,

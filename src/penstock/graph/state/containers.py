@@ -155,7 +155,7 @@ class Variable:
 
 def _storage_users(value: torch.Tensor) -> int:
     """Return how many tensors and arrays share a tensor's memory, as PyTorch counts them."""
-    return torch._C._storage_Use_Count(value.untyped_storage()._cdata)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._storage_Use_Count(value.untyped_storage()._cdata)
 
 
 _ALONE = _storage_users(torch.zeros(1))
