@@ -21,6 +21,7 @@ from PIL import Image
 from tests.graph.graphs import body, constant, node
 from tests.patience import patient, wait_until
 
+from penstock.errors import ClosedError
 from penstock.graph import (
     Graph,
     GraphError,
@@ -355,7 +356,31 @@ def test_a_loader_is_a_node_whose_position_is_saved(
                 results = [session.run(["batch:0", "batch:1"]) for _ in range(2)]
             return results
 
+    made: list[Loader] = []
+
+    def make() -> Loader:
+        made.append(
+            Loader(root, batch_size=3, epochs=2, seed=1, transforms=[CenterCrop(16), ToTensor()], report=None)
+        )
+        return made[-1]
+
+    def restored_after_a_batch(batches: Any) -> Any:
+        with Session(Graph(nodes), batches={"train": batches}) as session:
+            session.run("batch:0")
+            session.restore(str(tmp_path / "state"))
+            return [session.run(["batch:0", "batch:1"]) for _ in range(2)]
+
     expected = run(1, restore=False)
+    with make() as loader, pytest.raises(GraphError, match="lambda: Loader") as caught:
+        restored_after_a_batch(loader)
+    assert caught.value.kind == "unsupported"
+    for one, other in zip(restored_after_a_batch(make), expected, strict=True):
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_array_equal(left, right)
+    assert len(made) == 3
+    for each in made:
+        with pytest.raises(ClosedError):
+            each.start()
     for one, other in zip(run(2, restore=True), expected, strict=True):
         for left, right in zip(one, other, strict=True):
             np.testing.assert_array_equal(left, right)

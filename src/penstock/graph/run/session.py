@@ -50,7 +50,7 @@ class Session:
         *,
         seed: int = 0,
         functions: Mapping[str, Callable[..., Any]] | None = None,
-        batches: Mapping[str, Iterable[Any]] | None = None,
+        batches: Mapping[str, Iterable[Any] | Callable[[], Iterable[Any]]] | None = None,
         regions: bool = True,
         compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         check_finite: bool = False,
@@ -59,8 +59,10 @@ class Session:
         """Open a session.
 
         graph: None: an empty one, for `extend`. seed: of all draws, 0 to 2**64 - 1. functions, batches: what Call and
-        NextBatch nodes name. regions: whether pure nodes run as one function where they can. compiler: compiles these
-        functions, such as torch.compile. check_finite: raise where a node gives NaN or infinity, naming it (slow).
+        NextBatch nodes name; a function in place of batches makes them when they are first needed, and again after each
+        `restore`; the session closes what it made. regions: whether pure nodes run as one function where they can.
+        compiler: compiles these functions, such as torch.compile. check_finite: raise where a node gives NaN or
+        infinity, naming it (slow).
         trace: a file for the timeline of all runs, which `penstock trace` and `penstock report` read.
         """
         if not is_integer(seed) or not 0 <= seed < 2**64:
@@ -268,6 +270,7 @@ class Session:
             self._plans.clear()
         for step in steps:
             step.cancel(CancelledError("the session was closed while this run was under way"))
+        self.resources.close()
         if self._timeline is not None:
             self._timeline.close()
 

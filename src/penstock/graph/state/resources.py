@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.graph.errors import CorruptError, MismatchError, NotFoundError, OutOfRangeError, nearest
+from penstock.errors import ConfigError
+from penstock.graph.errors import (
+    CorruptError,
+    MismatchError,
+    NotFoundError,
+    OutOfRangeError,
+    UnsupportedError,
+    nearest,
+)
 from penstock.graph.model.dtypes import Value, fits, shape_text, to_value
 from penstock.graph.model.node import Node
 from penstock.graph.state.containers import Container, Variable, shared_container
@@ -29,7 +37,7 @@ class Resources:
         self,
         seed: int,
         functions: Mapping[str, Callable[..., Any]] | None = None,
-        batches: Mapping[str, Iterable[Any]] | None = None,
+        batches: Mapping[str, Iterable[Any] | Callable[[], Iterable[Any]]] | None = None,
     ) -> None:
         self.seed = seed
         self.own = Container()
@@ -37,6 +45,8 @@ class Resources:
         self.runs: dict[str, int] = {}
         self._functions = dict(functions or {})
         self._batches = dict(batches or {})
+        #: What functions of `batches` made and is in use.
+        self._open: dict[str, Any] = {}
         #: Of `shared` and `runs`.
         self._lock = threading.Lock()
         #: A Save reads the folder and writes it again: one at a time.
@@ -170,15 +180,34 @@ class Resources:
                 node=node.name,
                 where=node.where,
             )
-        given = self._batches[name]
-        found: Batches = self.own.find("batches", name, lambda: Batches(given))
+        found: Batches = self.own.find("batches", name, lambda: Batches(name, self._made(name)))
         return found
+
+    def _made(self, name: str) -> Any:
+        """Return the batches of a name; where a function makes them, new ones, the ones before being closed."""
+        given = self._batches[name]
+        if isinstance(given, Iterable):
+            return given
+        self._close(name)
+        self._open[name] = made = given()
+        return made
+
+    def _close(self, name: str) -> None:
+        close = getattr(self._open.pop(name, None), "close", None)
+        if close is not None:
+            close()
+
+    def close(self) -> None:
+        """Close the batches that functions made. Twice is harmless."""
+        for name in list(self._open):
+            self._close(name)
 
 
 class Batches:
     """An iterable of batches, such as a Loader's: each run gives the next one. Its position is state."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, name: str, given: Any) -> None:
+        self._name = name
         self.given = given
         self._iterator: Iterator[Any] | None = None
         self._lock = threading.Lock()
@@ -202,9 +231,18 @@ class Batches:
         return state() if state is not None else None
 
     def load(self, state: Any) -> None:
-        """Go on from where `state` was."""
+        """Go on from where `state` was.
+
+        Raises: UnsupportedError if these batches cannot, as a Loader that has begun.
+        """
         with self._lock:
-            self.given.load_state_dict(state)
+            try:
+                self.given.load_state_dict(state)
+            except ConfigError as error:
+                raise UnsupportedError(
+                    f"the batches {self._name!r} cannot be restored into: {error}. Give a function that makes them, "
+                    f"batches={{{self._name!r}: lambda: Loader(...)}}: then each restore makes new ones"
+                ) from error
             self._iterator = None
 
 
