@@ -1,13 +1,16 @@
-"""Ranks of one host that share a cache: reads of the store, and the time that a slow store costs them.
+"""Ranks that share a cache: reads of the store, the time that a slow store costs them, and what a link delivers.
 
     python benchmarks/scale/peers.py            jobs of 1, 2 and 4 processes, three times each, with share= and without
     python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
+    python benchmarks/scale/peers.py --hosts    each rank as if on a host of its own: samples by message, over loopback
+    python benchmarks/scale/peers.py --link     fetching samples of 100 kB from a peer, against ZeroMQ's own ping-pong
 
 The store is slowed, for all processes together, to one wire of 50 MB/s behind 5 ms. A rank's step takes as long as
 --step-seconds says; ranks end each step together. All ranks together have memory for 1.2 times the data set, or half
 of it, slots aside. Printed: reads of the store over the samples, in the run and in a simulation of its plan; seconds
 of an epoch after the first; and for how much of it the slowest rank waits. Counts hold on a busy machine, seconds do
-not.
+not. --link sends the same messages, encrypted alike, with and without all that makes samples of them (records,
+checksums on both sides, threads), three times in turn; printed are medians, and the CPU time of both processes.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -22,19 +26,26 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from penstock.arena import Arena
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure.slow_source import SlowSource
 from penstock.policy.loading import Job
-from penstock.ranks import Ranks, alone
+from penstock.ranks import Ranks, alone, descriptors
+from penstock.ranks.carrier_zmq import ZmqCarrier
+from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.simulate.policies import policy_named
 from penstock.simulate.scheduled import simulate_job
+from penstock.store import MemoryTier
+from penstock.store.host_memory import KeptLog, PeerMemory, checksum_of
 
 RATE, LATENCY_SECONDS, EPOCHS = 50e6, 5e-3, 4
 #: Of a rank's memory that is no tier: slots and bytes in passing.
@@ -98,6 +109,8 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
     """Return what one rank's epochs took, and how many samples it read."""
     ranks, rank = job["ranks"], 0 if pipes is None else pipes.rank
     own = alone() if pipes is None else Ranks(pipes)
+    if job["shares"] == "hosts":
+        descriptors.host_id = lambda: f"host {rank}"
     tier_bytes = math.ceil(job["share_of_data"] * int(made.sizes_bytes.sum()) / ranks)
     seconds, waits = [], []
     with Loader(
@@ -110,7 +123,7 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
         machine=machine_of(job, tier_bytes),
         rank=rank,
         world_size=ranks,
-        share="host" if job["shares"] and ranks > 1 else None,
+        share=job["shares"] if ranks > 1 else None,
         ranks=lambda: own,
         report=None,
     ) as loader:
@@ -184,12 +197,128 @@ def simulated_reads(job: dict[str, Any]) -> float:
     return store_bytes / float(job["sample_bytes"])
 
 
+#: Of --link: samples of a request, requests on their way at once, and samples that the peer keeps.
+GROUP, IN_FLIGHT, KEPT, SAMPLE_BYTES = 16, 3, 512, 100_000
+
+
+class Nothing:
+    """What a rank keeps that only reads."""
+
+    generation = 1
+
+    def take_news(self) -> NDArray[np.int64]:
+        return np.empty(0, np.int64)
+
+    def look_up(self, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[None]:
+        return [None] * ids.size
+
+    def close(self) -> None:
+        pass
+
+
+def kept_samples() -> PeerMemory:
+    """Return samples in memory, as a rank's tier and its log have them."""
+    log = KeptLog(KEPT)
+    tier = MemoryTier(KEPT * SAMPLE_BYTES, partial(Arena, is_shared=True), log)
+    data = np.random.default_rng(0).integers(0, 256, SAMPLE_BYTES, np.uint8)
+    for sample in range(KEPT):
+        tier.put(sample, data.data)
+    return PeerMemory(tier.arena, log.arena, log.generation, np.arange(KEPT))
+
+
+def ask_for_samples(seconds: float, pipe: Any, shelf: Any, carrier: ZmqCarrier, is_reader: bool) -> int:
+    """Be one of two ranks: read for so long and return the samples; or serve until the other has ended."""
+    offer, generation = exchanged(pipe, (carrier.offer, shelf.generation))
+    sizes = np.full(KEPT, SAMPLE_BYTES)
+    carrier.connect({1: offer})
+    peers = RemotePeers(carrier, shelf, {1: FarRank(generation, 0)}, sizes, checksum_of, math.inf)
+    counts = [0] * IN_FLIGHT
+
+    def read(thread: int, until: float) -> None:
+        first = thread
+        while time.perf_counter() < until:
+            found = peers.read(1, (np.arange(GROUP) + GROUP * first) % KEPT)
+            assert all(isinstance(each, np.ndarray) for each in found), found
+            counts[thread] += GROUP
+            first += IN_FLIGHT
+
+    if is_reader:
+        read(0, time.perf_counter() + 0.05)
+        counts[0], until = 0, time.perf_counter() + seconds
+        threads = [threading.Thread(target=read, args=(number, until)) for number in range(IN_FLIGHT)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    exchanged(pipe, None)
+    peers.close()
+    return sum(counts)
+
+
+def play_ping_pong(seconds: float, pipe: Any, shelf: Any, carrier: ZmqCarrier, is_reader: bool) -> int:
+    """The same messages without what they mean: the same parts of bytes for each request."""
+    offer, _ = exchanged(pipe, (carrier.offer, 0))
+    carrier.connect({1: offer})
+    request, count = bytes(8 * GROUP), 0
+    answer = [bytes(24 * GROUP), *[bytes(SAMPLE_BYTES)] * GROUP]
+    until = time.perf_counter() + seconds
+    if is_reader:
+        for _ in range(IN_FLIGHT):
+            carrier.ask(1, [request])
+        while time.perf_counter() < until:
+            for _, _, parts in carrier.receive(None):
+                count += len(parts) - 1
+                carrier.ask(1, [request])
+        pipe.send(None)
+    else:
+        while not pipe.poll():
+            for _, who, _ in carrier.receive(0.1):
+                carrier.answer(who, answer)
+        pipe.recv()
+    carrier.close()
+    return count
+
+
+def exchanged(pipe: Any, value: Any) -> Any:
+    pipe.send(value)
+    return pipe.recv()
+
+
+def run_link(play: Any, seconds: float) -> tuple[float, float]:
+    """Return MB/s and CPU seconds for each 1,000 MB, of both processes together."""
+    here, there = multiprocessing.Pipe()
+    before = os.times()
+    if (child := os.fork()) == 0:
+        try:
+            play(seconds, there, kept_samples(), ZmqCarrier("127.0.0.1", SAMPLE_BYTES), False)
+        finally:
+            os._exit(0)
+    count = play(seconds, here, Nothing(), ZmqCarrier("127.0.0.1", SAMPLE_BYTES), True)
+    os.waitpid(child, 0)
+    used = sum(os.times()[:4]) - sum(before[:4])
+    megabytes = count * SAMPLE_BYTES / 1e6
+    return megabytes / seconds, 1e3 * used / megabytes
+
+
+def compare_link(seconds: float, repeats: int) -> None:
+    """Print what samples are fetched at, and ZeroMQ's own messages."""
+    runs = [(run_link(ask_for_samples, seconds), run_link(play_ping_pong, seconds)) for _ in range(repeats)]
+    fetched, sent = (median(run[which][0] for run in runs) for which in (0, 1))
+    costs = [median(run[which][1] for run in runs) for which in (0, 1)]
+    print(
+        f"{GROUP} samples of 100 kB a request, {IN_FLIGHT} requests on their way: {fetched:,.0f} MB/s, messages alone "
+        f"{sent:,.0f} MB/s (ratio {fetched / sent:.2f}); {costs[0]:.2f} and {costs[1]:.2f} CPU seconds a GB"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a small job, once")
     parser.add_argument("--half", action="store_true", help="memory for half of the data set")
+    parser.add_argument("--hosts", action="store_true", help="each rank as if on a host of its own")
+    parser.add_argument("--link", action="store_true", help="what a link delivers")
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--sample-bytes", type=int, default=100_000)
     parser.add_argument("--step-seconds", type=float, default=0.02)
@@ -198,10 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.job is not None:
         print(json.dumps(run_job(json.loads(given.job))))
         return
+    if given.link:
+        compare_link(0.05 if given.quick else 3.0, 1 if given.quick else 3)
+        return
+    share = "hosts" if given.hosts else "host"
     counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4), 3)
     samples, sample_bytes = (200, 1000) if given.quick else (given.samples, given.sample_bytes)
     for ranks in counts:
-        for shares in (True, False):
+        for shares in (share, None):
             job = {
                 "ranks": ranks,
                 "shares": shares,
@@ -225,7 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
             waiting = max(waited / seconds for seconds, waited in later)
             print(
-                f"{ranks} ranks, {'share=host' if shares else 'each alone':10}: {reads / samples:.3f} reads a sample, "
+                f"{ranks} ranks, {f'share={shares}' if shares else 'each alone':11}: {reads / samples:.3f} reads a "
+                "sample, "
                 f"{simulated_reads(job) / samples:.3f} simulated; an epoch after the first "
                 f"{median(seconds for seconds, _ in later):.2f} s, {100 * waiting:.1f} % of it waiting at most"
             )
