@@ -76,7 +76,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("loader/known_store", {r" readers: .* in closed form \(": 6, r"^training: .* in closed form \(": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("scale/peers --hosts", {r"share=hosts: .* reads a sample, .* simulated; .* waiting": 2}),
-    ("scale/peers --link", {r"MB/s, messages alone .* ratio .* CPU seconds a GB": 1}),
+    ("scale/peers --link", {r"MB/s, messages alone .*ratio .* CPU seconds a GB": 1}),
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
 ]
 #: Those that take a second at most; the slow tests have the others.

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from penstock.errors import PenstockError
 from penstock.loader import Loader
@@ -52,7 +53,35 @@ def load(source: Any = data, **options: Any) -> Any:
         return [type(error).__name__, str(error)]
 
 
+def share() -> Any:
+    """Return which samples a loader gives in two epochs, on hosts of their own, and to how many ranks it connects."""
+    sharing: dict[str, Any] = {
+        "rank": rank,
+        "world_size": size,
+        "share": "hosts",
+        "memory": "1 MB",
+        "seed": 0,
+    }
+    with (
+        patch("penstock.ranks.descriptors.host_id", lambda: f"host {rank}"),
+        Loader(
+            data,
+            batch_size=8,
+            epochs=2,
+            transforms=[DecodeRaw("uint8", (4,))],
+            dtype="uint8",
+            report=None,
+            **sharing,
+        ) as loader,
+    ):
+        ids = [[int(row[0]) for batch in loader for row in batch[0]] for _ in range(2)]
+        meeting.all_gather("the end of the run", None)
+        peers = loader._setup.sharing.peers if loader._setup.sharing is not None else None
+        return [ids, len(peers.far.ranks) if peers is not None and peers.far is not None else 0]
+
+
 report["drawn"] = load(seed=None)
+report["shared"] = share()
 report["seeds"] = load(seed=rank % 2)
 report["nobody says"] = load(rank=None, world_size=None)
 report["a wrong argument"] = load(decoders="two" if rank == 1 else 0)

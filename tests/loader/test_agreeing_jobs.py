@@ -41,6 +41,14 @@ def test_all_ranks_use_the_seed_that_rank_0_drew(reports: Reports) -> None:
     assert sorted(number for report in reports for number in report["drawn"][1]) == list(range(COUNT))
 
 
+def test_ranks_on_hosts_of_their_own_connect_to_each_other_and_read_all_samples(reports: Reports) -> None:
+    assert [report["shared"][1] for report in reports] == [len(reports) - 1] * len(reports)
+    for epoch in range(2):
+        assert sorted(number for report in reports for number in report["shared"][0][epoch]) == list(
+            range(COUNT)
+        )
+
+
 def test_a_seed_that_differs_is_named_on_all_ranks(reports: Reports) -> None:
     names = {2: ("rank 0", "rank 1"), 4: ("ranks 0, 2", "ranks 1, 3")}[len(reports)]
     expected = f"the ranks of this job would not read one run: seed is 0 on {names[0]} and 1 on {names[1]}; "

@@ -65,7 +65,7 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
         return None
     if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
         return (
-            'the loader reads other ranks\' memory on one host, with share="host", not over a network; of frequency it '
+            'the loader reads other ranks\' memory with share="host" or share="hosts"; of frequency alone it '
             "runs frequency-alone"
         )
     return None
@@ -82,7 +82,7 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     loading = prepared(policy, job)
     asked = _not_obeyed(loading, range(rank, rank + 1))
     if asked is None and job.ranks > 1 and promised_by(loading) is not None:
-        asked = 'keeps samples for other ranks, unless share="host" is given'
+        asked = "keeps samples for other ranks, unless share= is given"
     if asked is not None:
         raise _not_run(policy, asked)
     return _kept_by(loading, job, rank).as_placement(job.plan.samples)
