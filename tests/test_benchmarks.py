@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
         },
     ),
     ("wear", {r"M pages/s$": 2}),
-    ("graph/steps", {r"us a step, eager .* us: .* x": 4}),
+    ("graph/steps", {r"us a step, eager .* us: .* x": 7}),
     (
         "loader/records",
         {r"^(?!FFCV).* \(.* to .*\(.* to ": 14, r", of gather: ": 2, r"single gets: .*wanted 5": 1},

@@ -1,12 +1,15 @@
 """What a step costs as a graph, against the same step in PyTorch's eager mode.
 
-    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--quick]
+    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--only NAME,...] [--quick]
 
 Printed for each workload: processor time of a step in both, as medians over rounds that take turns, and their ratio
 with the least and the most. Before it is timed, both give the same result. Workloads:
 
     mlp     784-512-512-10, batch 64: forward, backward and update
     cnn     two convolutions and a linear layer over 32 images of 28 x 28: the same
+    alexnet three convolutions and two linear layers over 16 images of 32 x 32, imported by add_module: the same
+    block   a transformer block of width 128, 4 heads, over 8 sequences of 64, imported: the same
+    files   the perceptron, its batches read from a .npy file by a loader: as a node, and in a loop over such a loader
     tiny    40 additions of scalars: what the engine itself costs
     loop    1,000 iterations of x * w + 1 on scalars: what the executor costs per iteration
 
@@ -19,14 +22,17 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import date
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.graph import Edge, Graph, Session, gradients
+from penstock.graph import Edge, Graph, Session, add_module, gradients
+from penstock.loader import Loader
 
 Step = Callable[[], Any]
 RATE = 0.01
@@ -108,6 +114,118 @@ def cnn(regions: bool) -> tuple[Step, Step]:
     return training(layers, torch.randn(32, 28, 28, 1), forward, eager, regions)
 
 
+def imported(module: torch.nn.Module, batch: torch.Tensor, regions: bool) -> tuple[Step, Step]:
+    """Return the steps of training a module, imported and as it is."""
+    graph = Graph()
+    x = graph.placeholder("float32", list(batch.shape))
+    (y,), start = add_module(graph, module, [x])
+    loss = graph.add("Sum", graph.add("Square", y))
+    handles = [graph.edge(f"{name}:0") for name, node in graph.nodes.items() if node.op == "Variable"]
+    updates = [
+        graph.add_node("AssignAdd", handle, slope * (-RATE / batch.numel())).name
+        for handle, slope in zip(handles, gradients(graph, loss, handles), strict=True)
+        if slope is not None
+    ]
+    session = Session(graph, regions=regions)
+    session.run((), targets=start)
+    array, weights = batch.numpy(), list(module.parameters())
+
+    def step_eagerly() -> float:
+        value = module(batch).square().sum()
+        slopes = torch.autograd.grad(value, weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, slopes, strict=True):
+                weight.add_(slope * (-RATE / batch.numel()))
+        return float(value.detach())
+
+    return lambda: float(session.run(loss, {x: array}, updates)), step_eagerly
+
+
+def alexnet(regions: bool) -> tuple[Step, Step]:
+    """Return the steps of a small AlexNet."""
+    torch.manual_seed(0)
+    nn = torch.nn
+    parts: list[torch.nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 64)):
+        parts += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    module = nn.Sequential(*parts, nn.Flatten(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
+    return imported(module, torch.randn(16, 3, 32, 32), regions)
+
+
+class Block(torch.nn.Module):
+    """Attention and a perceptron, each after a normalisation and added to what it takes."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)])
+        self.mix, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x, result: float32[sequences, length, width]."""
+        count, length, width = x.shape
+        parts = self.mix(self.norms[0](x)).view(count, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        weights = torch.softmax(query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5, -1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(count, length, width))
+        result: torch.Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x))))
+        return result
+
+
+def block(regions: bool) -> tuple[Step, Step]:
+    """Return the steps of a transformer block."""
+    torch.manual_seed(0)
+    return imported(Block(128, 4), torch.randn(8, 64, 128), regions)
+
+
+def files(regions: bool, stack: ExitStack) -> tuple[Step, Step]:
+    """Return the steps of the perceptron over a loader's batches."""
+    path = f"{stack.enter_context(TemporaryDirectory())}/rows.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(4096, 784)).astype(np.float32))
+    loaders = [
+        stack.enter_context(Loader(path, batch_size=64, epochs=10_000, seed=0, report=None)) for _ in "ge"
+    ]
+    torch.manual_seed(0)
+    layers = [torch.randn(a, b) / a**0.5 for a, b in ((784, 512), (512, 512), (512, 10))]
+    graph = Graph()
+    handles = [graph.variable("float32", list(layer.shape), initial=layer) for layer in layers]
+    start = graph.initialize_all()
+    x = graph.add("NextBatch", batches="train", outputs=[["float32", [64, 784]]])
+    weights = [layer.clone().requires_grad_() for layer in layers]
+
+    def endless(loader: Loader) -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    for place, handle in enumerate(handles):
+        x = x @ graph.add("Read", handle)
+        x = graph.add("ReLU", x) if place < 2 else x
+    loss = graph.add("Sum", graph.add("Square", x))
+    slopes = gradients(graph, loss, handles)
+    updates = [
+        graph.add_node("AssignAdd", handle, slope * (-RATE / (64 * 784))).name
+        for handle, slope in zip(handles, slopes, strict=True)
+        if slope is not None
+    ]
+    session = stack.enter_context(Session(graph, regions=regions, batches={"train": endless(loaders[0])}))
+    session.run(start)
+    batches = endless(loaders[1])
+
+    def step_eagerly() -> float:
+        rows = torch.from_numpy(next(batches))
+        for weight in weights[:-1]:
+            rows = torch.relu(rows @ weight)
+        value = (rows @ weights[-1]).square().sum()
+        found = torch.autograd.grad(value, weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, found, strict=True):
+                weight += slope * (-RATE / (64 * 784))
+        return float(value.detach())
+
+    return lambda: float(session.run(loss, targets=updates)), step_eagerly
+
+
 def tiny(regions: bool) -> tuple[Step, Step]:
     """Return a chain of additions."""
     graph = Graph()
@@ -146,6 +264,17 @@ def loop(regions: bool) -> tuple[Step, Step]:
     return lambda: float(session.run(result, {w: np.float32(0.5)})), eager
 
 
+WORKLOADS: dict[str, Callable[..., tuple[Step, Step]]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "block": block,
+    "files": files,
+    "tiny": tiny,
+    "loop": loop,
+}
+
+
 def seconds_of(step: Step, repeats: int) -> float:
     """Return the processor time of a step."""
     begin = time.process_time()
@@ -158,28 +287,36 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Steps as graphs, against PyTorch's eager mode.")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch's kernels")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="these workloads alone")
     parser.add_argument("--no-regions", action="store_true", help="run each node by itself")
     parser.add_argument("--quick", action="store_true", help="once, for a test")
     options = parser.parse_args(words)
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     print(f"{platform.processor() or platform.machine()}, {date.today()}, PyTorch {torch.__version__}")
-    for name, make in (("mlp", mlp), ("cnn", cnn), ("tiny", tiny), ("loop", loop)):
-        graph, eager = make(not options.no_regions)
-        # Enough steps that gradients are traced, which is not what is timed.
-        for _ in range(2 if options.quick else 12):
-            one, other = graph(), eager()
-            assert abs(one - other) <= 1e-3 * abs(other), f"{name}: {one} is not {other}"
-        repeats = 1 if options.quick else max(1, int(0.2 / seconds_of(eager, 3)))
-        count = 1 if options.quick else options.rounds
-        rounds = [(seconds_of(graph, repeats), seconds_of(eager, repeats)) for _ in range(count)]
-        ours, theirs = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
-        ratios = sorted(each / max(reference, 1e-9) for each, reference in rounds)
-        print(
-            f"{name}: {ours:,.0f} us a step, eager {theirs:,.0f} us: "
-            f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
+    for name in options.only.split(",") if options.only else WORKLOADS:
+        with ExitStack() as stack:
+            report(name, options, stack)
     torch.set_num_threads(before)
+
+
+def report(name: str, options: argparse.Namespace, stack: ExitStack) -> None:
+    """Measure a workload and print what came of it."""
+    make = WORKLOADS[name]
+    graph, eager = make(not options.no_regions, stack) if make is files else make(not options.no_regions)
+    # Enough steps that gradients are traced, which is not what is timed.
+    for _ in range(2 if options.quick else 12):
+        one, other = graph(), eager()
+        assert abs(one - other) <= 1e-3 * abs(other), f"{name}: {one} is not {other}"
+    repeats = 1 if options.quick else max(1, int(0.2 / seconds_of(eager, 3)))
+    count = 1 if options.quick else options.rounds
+    rounds = [(seconds_of(graph, repeats), seconds_of(eager, repeats)) for _ in range(count)]
+    ours, theirs = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
+    ratios = sorted(each / max(reference, 1e-9) for each, reference in rounds)
+    print(
+        f"{name}: {ours:,.0f} us a step, eager {theirs:,.0f} us: "
+        f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 import weakref
 from typing import Any
@@ -307,6 +308,37 @@ def test_a_failed_step_keeps_nothing_it_had_computed() -> None:
 
         assert caught.value.node == "bad"
         assert kept[0]() is None
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_leave_nothing_behind() -> None:
+    nodes = [
+        constant("zero", 0.0),
+        node("v", "Variable", dtype="float32", shape=[]),
+        node("start", "Assign", "v:0 zero:0"),
+        node("draw", "RandomUniform", shape=[]),
+        node("sum", "AssignAdd", "v:0 draw:0"),
+        node("q", "FIFOQueue", capacity=2, components=[["float32", []]]),
+        node("put", "Enqueue", "q:0 sum:0"),
+        node("get", "Dequeue", "q:0", ctrl=["put"]),
+        X,
+        node("y", "Mul", "x:0 get:0"),
+    ]
+    with Session(Graph(nodes)) as session:
+        session.run("start")
+
+        def run(steps: int) -> tuple[int, int]:
+            """Return how many objects there are after so many steps, and the most memory that there was, in KiB."""
+            for _ in range(steps):
+                session.run("y:0", {"x": ONES})
+            gc.collect()
+            return len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        objects, kilobytes = run(2000)
+        objects_later, kilobytes_later = run(98_000)
+
+    assert objects_later < objects + 500
+    assert kilobytes_later < kilobytes + 8192
 
 
 def test_what_was_read_of_a_variable_stays_when_it_is_added_to() -> None:

@@ -23,6 +23,16 @@ from penstock.graph.ops.table import operation
 from penstock.graph.ops.vjp import vjp_node
 from penstock.graph.run.reach import needed_nodes
 
+#: Operations whose gradient is a function of what they give, and what computes it.
+_BY_RESULT = {
+    "ReLU": "ReLUBackward",
+    "aten.relu.default": "ReLUBackward",
+    "Sigmoid": "SigmoidBackward",
+    "aten.sigmoid.default": "SigmoidBackward",
+    "SoftMax": "SoftMaxBackward",
+    "Exp": "ExpBackward",
+    "aten.exp.default": "ExpBackward",
+}
 #: From an endpoint of the forward pass to one with its value where the gradient is built.
 Forward = Callable[[Endpoint], Endpoint]
 
@@ -161,8 +171,10 @@ class _Builder:
             return [(inputs[0], self.one("StackPush", rest, top))]
         if op == "Shuffle":
             return [(inputs[0], self.one("Unshuffle", cotangents[0], forward(Endpoint(node.name, 1))))]
-        if op in ("ReLU", "Sigmoid", "SoftMax", "Exp"):
-            return [(inputs[0], self.one(f"{op}Backward", forward(Endpoint(node.name)), cotangents[0]))]
+        if op in _BY_RESULT:
+            return [(inputs[0], self.one(_BY_RESULT[op], forward(Endpoint(node.name)), cotangents[0]))]
+        if op == "aten.max_pool2d_with_indices.default" and not node.attr.get("kwargs"):
+            return [(inputs[0], self._aten_pool(node, cotangents[0], forward))]
         if op == "MaxPool" and 0 in cotangents:
             return [(inputs[0], self._pool(scope, node, cotangents[0], forward))]
         shapes = {spec.shape for spec in (*node.takes, node.outputs[0])}
@@ -178,6 +190,19 @@ class _Builder:
         attr = {name: value for name, value in node.attr.items() if name != "indices"}
         places = forward(Endpoint(node.name, 1))
         return self.one("MaxPoolBackward", forward(node.inputs[0]), places, cotangent, **attr)
+
+    def _aten_pool(self, node: Node, cotangent: Endpoint, forward: Forward) -> Endpoint:
+        defaults: list[Any] = [None, None, [], 0, 1, False]
+        given = list(node.attr.get("args") or [])
+        window = [*given, *defaults[len(given) :]][1:]
+        return self.one(
+            "aten.max_pool2d_with_indices_backward.default",
+            cotangent,
+            forward(node.inputs[0]),
+            forward(Endpoint(node.name, 1)),
+            args=[{"input": 0}, {"input": 1}, *window, {"input": 2}],
+            kwargs={},
+        )
 
     def _vjp(
         self, node: Node, cotangents: dict[int, Endpoint], followed: set[Endpoint], forward: Forward
