@@ -5,9 +5,10 @@
 
 RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, the page cache warm. Epochs 2 to 5 of six are
 timed. `keep="stored"` and `keep="K crops"` take turns, in another order each round, with the same `memory=`: as much as
-the crops take. The same for a validation (Resize 256, CenterCrop 224), whose one crop serves all epochs. First the
-batches of both are compared, bit by bit. Printed: images per second and processor milliseconds per image, median with
-least and most, and the ratio of each pair. Target: 2.0 times the images of the plain path for K = 3.
+the crops take; then `keep="decoded"` does so, with as much as decoded pictures take. The same for a validation (Resize
+256, CenterCrop 224), whose one crop serves all epochs. First the batches of both are compared, bit by bit. Printed:
+images per second and processor milliseconds per image, median with least and most, and the ratio of each pair. Target:
+2.0 times the images of the plain path for K = 3.
 
 Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand beside them, which hold decoded pixels
 of all or half of the pictures; their bytes, in the page cache, are printed.
@@ -29,11 +30,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from images import FFCV, Contender, print_heading, run_rounds
 from make_images import draw_images
 from peer_protocol import BATCH, CACHE, IMAGES, MEAN, SIZE, STD
 
 from penstock.loader import Loader
+from penstock.loader.images import size_of
 from penstock.loader.transforms import (
     CenterCrop,
     Normalize,
@@ -43,6 +46,7 @@ from penstock.loader.transforms import (
     ToTensor,
 )
 from penstock.loader.transforms.compiled import CROP_KERNELS, GROUP_KERNELS, KERNELS
+from penstock.loader.transforms.geometry import pixel_bytes
 
 TAIL = (ToTensor(), Normalize(MEAN, STD))
 TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
@@ -130,6 +134,13 @@ def compare(
     print(f"{keep} / stored: images/s {spread(rates, '.2f')}{wanted}; CPU {spread(work, '.2f')} times less\n")
 
 
+def picture_bytes(images: Path) -> int:
+    """Return what a decoded picture takes in memory: all are of one size."""
+    size = size_of(np.fromfile(next(images.glob("*/*.jpg")), np.uint8))
+    assert size is not None, "it was made as a JPEG file"
+    return pixel_bytes(*size)
+
+
 def beside_ffcv(images: Path, rounds: int, threads: int) -> None:
     """Print what FFCV makes of the same pictures, decoded when they were written."""
     peers = [
@@ -173,6 +184,7 @@ def main(argv: list[str] | None = None) -> None:
         # Of K crops, (K - 1) / 2 are there on average; and a little more, as they stray.
         kept = (options.crops - 1) * crop_bytes // 2 * 5 // 4
         compare(images, TRAINING, f"{options.crops} crops", rounds, options.threads, kept)
+        compare(images, TRAINING, "decoded", rounds, options.threads, picture_bytes(images))
         compare(images, VALIDATION, "crops", rounds, options.threads, crop_bytes)
         if FFCV.exists() and not options.quick:
             beside_ffcv(images, rounds, min(options.threads, cores))

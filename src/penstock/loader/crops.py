@@ -13,6 +13,7 @@ from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import FRONTS, ImageDecoder, ImageGroup
+from penstock.loader.pictures import KeptPictures
 from penstock.loader.transforms.crops import Crop, CropPass
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
@@ -45,9 +46,9 @@ class KeptCrops:
 
 
 class CropFetcher(SourceFetcher):
-    """A `Fetcher` that has crops where a tier keeps them, uint8[height, width, 3], and stored bytes elsewhere."""
+    """A `Fetcher` that has uint8[rows, columns, 3] where a tier keeps crops or pictures, and stored bytes elsewhere."""
 
-    def __init__(self, kept: KeptCrops, *arguments: Any) -> None:
+    def __init__(self, kept: KeptCrops | KeptPictures, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._kept = kept
 
@@ -59,7 +60,7 @@ class CropFetcher(SourceFetcher):
             found = [self._kept.find(sample, request.epoch) for sample in samples]
             return [
                 Failed(
-                    DataError(f"no crop of {self.describe(sample)} for epoch {request.epoch} is in memory")
+                    DataError(f"nothing of {self.describe(sample)} for epoch {request.epoch} is in memory")
                 )
                 if crop is None
                 else crop

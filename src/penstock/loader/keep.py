@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.policy.forms import CropForm, choose_form
 
-STORED, CROPS, AUTO = "stored", "crops", "auto"
+STORED, CROPS, DECODED, AUTO = "stored", "crops", "decoded", "auto"
 #: About the share of `memory=` that is left to samples that are kept.
 _KEPT_SHARE = 0.75
 #: For how many epochs random crops are made at a time, unless the user says.
@@ -21,17 +21,17 @@ _EPOCHS = 3
 def check_keep(keep: object) -> int | None:
     """Return for how many epochs crops are kept as keep= says, 0 where it says none; None for samples as stored.
 
-    Raises: ConfigError unless it is "stored", "crops", "3 crops" or "auto".
+    Raises: ConfigError unless it is "stored", "crops", "3 crops", "decoded" or "auto".
     """
     if keep == STORED:
         return None
-    if keep in (CROPS, AUTO):
+    if keep in (CROPS, DECODED, AUTO):
         return 0
     count, _, what = keep.partition(" ") if isinstance(keep, str) else ("", "", "")
     if what != CROPS or not count.isdecimal() or int(count) < 2:
         raise ConfigError(
-            f'keep is {keep!r:.80}; it is "stored", "crops", crops of so many epochs, 2 or more, such as "3 crops", or '
-            '"auto"'
+            f'keep is {keep!r:.80}; it is "stored", "crops", crops of so many epochs, 2 or more, such as "3 crops", '
+            '"decoded" or "auto"'
         )
     return int(count)
 
@@ -52,7 +52,7 @@ def crop_form(keep: str, shape: tuple[int, ...], ranks: int, *, is_random: bool)
     elif ranks > 1:
         raise ConfigError(
             f"keep is {keep!r}, and each epoch gives a rank other samples, whose crops it would not have: random crops "
-            f'are kept on one rank, so give keep="{STORED}"'
+            f'are kept on one rank, so give keep="{DECODED}" or "{STORED}"'
         )
     return CropForm(math.prod(shape), (epochs or _EPOCHS) if is_random else 0)
 
@@ -65,11 +65,12 @@ def auto_form(
     epochs: int,
     *,
     is_random: bool,
+    picture_bytes: int = 0,
 ) -> CropForm | None:
     """Return the form that saves most by what a machine costs; None for samples as stored.
 
     machine: with the ranks and decode threads of the run. memory_bytes: the user's `memory=`. shape, is_random: as
-        `crop_form` takes them.
+        `crop_form` takes them. picture_bytes: as `choose_form` takes them.
     Raises: ConfigError where nothing says what decoding costs.
     """
     if machine is None or math.isinf(machine.preprocess_bytes_per_second):
@@ -78,8 +79,11 @@ def auto_form(
             f'keep is "{AUTO}", and {missing}, which says what decoding costs: give machine="machine.toml", as '
             f'penstock calibrate writes it, or choose with keep="{_EPOCHS} {CROPS}" or keep="{STORED}"'
         )
-    if is_random and machine.ranks > 1:
+    if is_random and machine.ranks > 1 and not picture_bytes:
         return None
     named = sum(each.capacity_bytes for each in machine.storage[1:] if each.backend == "memory")
     capacity = min(int(_KEPT_SHARE * memory_bytes), named)
-    return choose_form(math.prod(shape), sizes_bytes, capacity, machine, epochs, is_random=is_random).form
+    crop_bytes = 0 if is_random and machine.ranks > 1 else math.prod(shape)
+    return choose_form(
+        crop_bytes, sizes_bytes, capacity, machine, epochs, is_random=is_random, picture_bytes=picture_bytes
+    ).form

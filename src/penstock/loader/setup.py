@@ -33,10 +33,11 @@ from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
 from penstock.loader.job_memory import JobMemory
 from penstock.loader.jobs import JobsOfHost
-from penstock.loader.keep import AUTO, auto_form, check_keep, crop_form
+from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
+from penstock.loader.pictures import KeptPictures, PictureDecoder, decoded_form, front_of_crops
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
@@ -587,7 +588,12 @@ def _of_source(
     processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
     crops, form = _crops(
-        config, pipeline, plan, masks, partial(auto_form, machine, memory_bytes, sizes_bytes)
+        config,
+        pipeline,
+        plan,
+        masks,
+        partial(decoded_form, pipeline, sizes_bytes, first),
+        partial(auto_form, machine, memory_bytes, sizes_bytes),
     )
 
     def parts(
@@ -604,7 +610,10 @@ def _of_source(
         how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
         fetcher: SourceFetcher
         decoder: ImageDecoder
-        if budget.tier_bytes and runs and crops is not None and form is not None:
+        if budget.tier_bytes and runs and form is not None and form.is_decoded:
+            pictures = KeptPictures(form, pipeline, budget.tier_bytes, placement)
+            fetcher, decoder = CropFetcher(pictures, source, tiers, near), PictureDecoder(pictures, *how)
+        elif budget.tier_bytes and runs and crops is not None and form is not None:
             crops.prepare()
             kept = KeptCrops(form, crops, budget.tier_bytes, placement, plan.epochs)
             fetcher, decoder = CropFetcher(kept, source, tiers, near), CropDecoder(crops, kept, *how)
@@ -685,11 +694,12 @@ def _crops(
     pipeline: Pipeline,
     plan: AccessPlan,
     masks: Masks | None,
+    decoded: Callable[[], CropForm],
     auto: Callable[..., CropForm | None],
 ) -> tuple[CropPass | None, CropForm | None]:
     """Return what makes crops that memory keeps, and their form, where keep= asks for some. Raises: ConfigError.
 
-    auto: `auto_form`, for this run.
+    decoded, auto: `decoded_form` and `auto_form`, for this run.
     """
     if check_keep(config.keep) is None:
         return None, None
@@ -697,7 +707,9 @@ def _crops(
         if masks is not None or config.is_in_processes or pipeline.front is None:
             return None, None
         crops = CropPass(pipeline)
-        return crops, auto(crops.shape, plan.epochs, is_random=crops.is_random)
+        picture_bytes = 0 if front_of_crops(pipeline) is None else decoded().crop_bytes
+        how = {"is_random": crops.is_random, "picture_bytes": picture_bytes}
+        return crops, auto(crops.shape, plan.epochs, **how)
     if masks is not None or config.is_in_processes:
         why = (
             f"workers is {config.workers}, and processes keep"
@@ -705,6 +717,8 @@ def _crops(
             else "images have masks, which have"
         )
         raise ConfigError(f"keep is {config.keep!r}, and {why} no crops: leave one of them out")
+    if config.keep == DECODED:
+        return None, decoded()
     crops = CropPass(pipeline)
     return crops, crop_form(config.keep, crops.shape, plan.ranks, is_random=crops.is_random)
 

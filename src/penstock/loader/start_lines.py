@@ -220,6 +220,8 @@ def _form(setup: Setup) -> str:
     """Return in which form memory keeps samples, if not as they are stored."""
     if setup.form is None:
         return ""
+    if setup.form.is_decoded:
+        return "as decoded pictures "
     return (
         f"as crops of {format_count(setup.form.epochs, 'epoch')} each "
         if setup.form.epochs

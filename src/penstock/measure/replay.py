@@ -316,7 +316,7 @@ def _field(meta: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
 def _made(kind: type[Made], meta: Mapping[str, Any], name: str) -> Made:
     values = _field(meta, name, dict)
     try:
-        if not all(type(value) is int and value >= 0 for value in values.values()):
+        if not all(type(value) in (int, bool) and value >= 0 for value in values.values()):
             raise TypeError("not a count")
         return kind(**values)
     except TypeError as error:

@@ -25,28 +25,34 @@ MOST_EPOCHS = 8
 #: What each crop beside the first adds to a decoding, as a share of it: a larger region, and resampling. Measured:
 #: photographs of 500 x 400 to 224 x 224, docs/benchmarks.md.
 CROP_SHARE = 0.4
+#: What making a crop of decoded pixels takes, as a share of decoding and making it. Measured: photographs of 500 x 400
+#: to 224 x 224, docs/benchmarks.md.
+PIXELS_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
 class CropForm:
-    """Memory keeps samples as crops, in place of their bytes.
+    """Memory keeps samples as crops, or as whole decoded pictures, in place of their bytes.
 
     Whoever decodes a sample makes them, so that nothing is brought in before a batch wants it.
 
-    crop_bytes: of one crop.
+    crop_bytes: of one crop; of a picture, about, for decoded ones.
     epochs: K: a sample is decoded every K epochs, for that epoch and those up to the next time; each crop is gone once
         it is used. 0: one crop serves all epochs.
+    is_decoded: whether pictures are kept, of which any epoch's crop is made; for all epochs.
     Raises: ConfigError for an epoch count that saves nothing, or no bytes.
     """
 
     crop_bytes: int
     epochs: int = 0
+    is_decoded: bool = False
 
     #: The tier that has this form: memory.
     TIER = 1
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or self.epochs == 1 or self.crop_bytes < 1:
+        is_none = self.is_decoded and self.epochs
+        if self.epochs < 0 or self.epochs == 1 or self.crop_bytes < 1 or is_none:
             raise ConfigError(
                 f"crops of {self.crop_bytes} bytes are kept for {self.epochs} epochs; give at least a byte, and 2 "
                 "epochs or more, or 0 for all"
@@ -55,7 +61,14 @@ class CropForm:
     @property
     def name(self) -> str:
         """What lines and traces call it."""
+        if self.is_decoded:
+            return "decoded"
         return f"{self.epochs} crops" if self.epochs else "crops"
+
+    @property
+    def left_share(self) -> float:
+        """What using a kept sample takes, as a share of decoding it, beside writing a crop's bytes to the batch."""
+        return PIXELS_SHARE if self.is_decoded else 0.0
 
     def later_epochs(self, epoch: int, sample: int) -> int:
         """Return for how many epochs after this one a sample that is decoded now gets crops; K > 0.
@@ -113,12 +126,14 @@ def choose_form(
     epochs: int,
     *,
     is_random: bool,
+    picture_bytes: int = 0,
 ) -> FormCosts:
     """Return the form that takes least, and what; of equal ones that of samples as stored, then that of fewer epochs.
 
     crop_bytes: of one crop; 0 where there are none. sizes_bytes: int64[samples], as stored. capacity_bytes: of memory.
     machine: what the store and decoding cost, and how many ranks share both data set and store.
     epochs: of the run. is_random: whether a sample has another crop in each epoch.
+    picture_bytes: of a decoded one, about; 0 where these cannot be kept.
     """
     samples, total = sizes_bytes.size, int(sizes_bytes.sum())
     mean = total / max(samples, 1)
@@ -131,8 +146,9 @@ def choose_form(
             kept = form.samples_in(capacity_bytes, samples) / max(samples, 1)
             finished = kept * (1 - 1 / form.epochs) if form.epochs else kept
             read = 1 - finished
-            decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1)
-        crops = finished * crop_bytes / machine.write_rate(0, machine.decode_threads)
+            decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1) + kept * form.left_share
+        written = 0 if form is None or form.is_decoded else finished * crop_bytes
+        crops = written / machine.write_rate(0, machine.decode_threads)
         decoding = of_rank * (decoded * machine.write_seconds(1) * mean + crops)
         return FormCosts(
             form, price(of_rank * read, of_rank * read * mean), decoding / machine.decode_threads
@@ -143,4 +159,6 @@ def choose_form(
         forms += [CropForm(crop_bytes, count) for count in range(2, min(epochs, MOST_EPOCHS) + 1)]
     elif crop_bytes:
         forms.append(CropForm(crop_bytes))
+    if picture_bytes:
+        forms.append(CropForm(picture_bytes, is_decoded=True))
     return min(map(costs, forms), key=lambda each: each.seconds)

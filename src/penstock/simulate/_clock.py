@@ -112,9 +112,20 @@ READER_THREAD, DECODER_THREAD = 2, 3
     CLOCK_NUMBERS,
 ) = range(21)
 # Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; what each further
-# crop adds to a decoding, as a share of it; seconds of a step for each sample and byte; of one read on the store's
-# wire, for each client; when the first batch is asked for; what time it is.
-DECODE_BYTE, CROP_BYTE, MORE_CROPS, STEP_SAMPLE, STEP_BYTE, REQUEST, FIRST_ASK, NOW, CLOCK_FLOATS = range(9)
+# crop adds to a decoding, as a share of it, and what using a kept sample leaves of it; of a step for each sample
+# and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is.
+(
+    DECODE_BYTE,
+    CROP_BYTE,
+    MORE_CROPS,
+    LEFT_SHARE,
+    STEP_SAMPLE,
+    STEP_BYTE,
+    REQUEST,
+    FIRST_ASK,
+    NOW,
+    CLOCK_FLOATS,
+) = range(10)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -470,6 +481,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                 origin = m[at + 2 * count + k]
                 if origin == 1 and w[CROP_BYTES] > 0:
                     crops += 1
+                    nbytes += int(s.sizes[m[at + count + k]] * c.floats[LEFT_SHARE])
                 else:
                     nbytes += s.sizes[m[at + count + k]]
                     nbytes += _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])

@@ -266,7 +266,9 @@ def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm) 
     keep_in_form(state, machine, form)
     clock.ints[_clock.CROP_BYTES] = form.crop_bytes
     clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
-    clock.floats[_clock.CROP_BYTE] = 1 / machine.write_rate(0, machine.decode_threads)
+    if not form.is_decoded:
+        clock.floats[_clock.CROP_BYTE] = 1 / machine.write_rate(0, machine.decode_threads)
+    clock.floats[_clock.LEFT_SHARE] = form.left_share
     clock.floats[_clock.MORE_CROPS] = CROP_SHARE
 
 

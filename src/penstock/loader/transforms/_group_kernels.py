@@ -28,7 +28,7 @@ from penstock.loader.transforms.kernels import (
     with_short_vectors,
 )
 from penstock.loader.transforms.turbojpeg import RGB
-from penstock.machine_code import ARRAY, DATA, SHAPE, MachineCode
+from penstock.machine_code import ARRAY, DATA, DIMENSIONS, SHAPE, MachineCode
 
 _rules, _headers = compiled_copy(geometry), compiled_copy(jpeg)
 _whole, _needs_padding, _without_resize = _rules["whole"], _rules["needs_padding"], _rules["without_resize"]
@@ -51,6 +51,15 @@ def _bytes_of(array: Any) -> Any:
     """Return the bytes of an array of them by the address of its object."""
     fields = array_at(array + ARRAY, (3,), np.int64)
     return array_at(fields[DATA], (array_at(fields[SHAPE], (1,), np.int64)[0],), np.uint8)
+
+
+@inlined
+def _picture_of(array: Any) -> Any:
+    """Return whether an array, by the address of its object, is decoded pixels, and their rows and columns."""
+    fields = array_at(array + ARRAY, (3,), np.int64)
+    shape = array_at(fields[SHAPE], (2,), np.int64)
+    is_picture = fields[DIMENSIONS] & 0xFF == 3
+    return is_picture, shape[0] if is_picture else 0, shape[1] if is_picture else 0
 
 
 @inlined
@@ -196,7 +205,7 @@ def _loop(resample: Any) -> Any:
     pixels, scratch: uint8[...], the thread's buffers.
     parameters, channels_last: of `resample`.
     files: int64[2, n], of each the address of the array object that holds it, and its row; overwritten: in front of the
-        first line, which ones were left.
+        first line, which ones were left. Among them may be decoded pictures, uint8[rows, columns, 3], C-contiguous.
     samples: int64[batch], by row. epoch: of the draws.
     out: [batch, *shape of a sample], written.
     Returns: how many were left.
@@ -223,25 +232,32 @@ def _loop(resample: Any) -> Any:
             row, is_done = files[1, k], False
             if 0 <= row < out.shape[0] and row < samples.size:
                 data = _bytes_of(files[0, k])
+                is_picture, rows, columns = _picture_of(files[0, k])
                 is_plain, header = _header_of(data)
+                if is_picture:
+                    is_plain = True
+                else:
+                    rows, columns = header.height, header.width
                 if is_plain:
                     _draw(steps, keys, epoch, samples[row], numbers)
-                    is_one_pass, found = _geometry_of(header.height, header.width, steps, numbers)
+                    is_one_pass, found = _geometry_of(rows, columns, steps, numbers)
                     height, width = found.window.height, found.window.width
-                    shrink = _choose_shrink(found)
-                    region = _region_in(header, found.box, shrink)
+                    shrink = 1 if is_picture else _choose_shrink(found)
+                    region = Box(0, 0, rows, columns) if is_picture else _region_in(header, found.box, shrink)
+                    decoded = data.ctypes.data if is_picture else pixels.ctypes.data
+                    size = _pixel_bytes(rows, columns) if is_picture else pixels.size
                     across, down, taps, scratch_bytes = _passes_of(found, shrink)
                     is_done = (
                         is_one_pass
                         and height == (out.shape[1] if channels_last else out.shape[2])
                         and width == (out.shape[2] if channels_last else out.shape[3])
-                        and _pixel_bytes(region.height, region.width) <= pixels.size
+                        and _pixel_bytes(region.height, region.width) <= size
                         and scratch_bytes <= scratch.size
-                        and _decode(functions, handle, data, shrink, region, pixels)
+                        and (is_picture or _decode(functions, handle, data, shrink, region, pixels))
                     )
                     if is_done:
                         resample(
-                            pixels,
+                            array_at(decoded, (size,), np.uint8),
                             _offset_in(region, found.box, shrink),
                             3 * region.width,
                             _plain(across),

@@ -415,8 +415,8 @@ class Pipeline:
     ) -> list[int]:
         """Transform samples by one call; return the indices of those that are left to `run`.
 
-        data: of each sample, uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
-        out: [batch, *output_shape].
+        data: of each sample, uint8[bytes], contiguous, or its pixels, uint8[rows, columns, 3].
+        rows: of each, its place in `out` and in the draws. out: [batch, *output_shape].
         """
         if self._stored is not None:
             return write_group(data, self._stored, out, rows)
@@ -450,7 +450,7 @@ class Pipeline:
     ) -> None:
         """Transform one sample into its place in the slot.
 
-        data: the sample as stored. front: of `run_front`.
+        data: the sample as stored, or its pixels: uint8[rows, columns, 3]. front: of `run_front`.
         out: `output_shape` of `storage_dtype`, C-contiguous; all of it is written.
         draws, index: the batch's draws and the sample's row in them.
         scratch: used by no other thread meanwhile.
@@ -509,7 +509,10 @@ class Pipeline:
     def _transformed(self, data: Encoded, draws: Draws, index: int, scratch: Scratch) -> Value:
         """Apply all stages; returns an `Image`, its last steps outstanding, or what a callable returned."""
         value: Value
-        if self.is_visual:
+        if self.is_visual and isinstance(data, memoryview) and data.ndim == 3:
+            pixels = np.asarray(data)
+            value = Image(Plain(Pixels(pixels.reshape(-1), *pixels.shape[:2])))
+        elif self.is_visual:
             value = Image(Picture(data, scratch.decoders, scratch.reserve))
         else:  # a copy either way: whoever gets it may keep it, or write to its array
             value = bytearray(data) if self._is_raw else bytes(data)
