@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from tests.ranks.in_memory import run
 
 from penstock.bench.models import TrainingStep, alexnet, resnet50
-from penstock.bench.traffic import Flow, Traffic, flow_of
+from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.bench.training import (
     FixedStep,
     Setting,
@@ -149,6 +150,35 @@ def test_what_moved_the_bytes_is_what_moved_most_of_them(
     assert (flow.place, flow.total_bytes) == (place, total)
     assert flow.seconds.tolist() == [2.0]
     assert flow.rates.tolist() == [total / 2]
+
+
+def test_the_disk_that_is_named_counts_whatever_else_moves() -> None:
+    disks = ("disk:vda:written_bytes", "disk:vdb:written_bytes")
+    columns = ("nanoseconds", *disks, "tree:written_bytes", "net:sent_bytes")
+    rows = np.array([[0, 0, 0, 0, 0], [10**9, 70, 5, 1000, 0]], np.int64)
+    record = DeviceRecord(columns, rows, {}, None)
+
+    assert flow_of(record, "written", "vdb")[::2] == ("vdb", np.array([5.0]))
+    assert flow_of(record, "written", "loop0").place == "this process"
+
+
+def test_a_disk_is_found_below_partitions_and_volumes(tmp_path: Path) -> None:
+    """As in /sys: a volume dm-0 on the partition vda2 of vda; dm-1 on two disks; a file system without a device."""
+    block, numbers = tmp_path / "block", tmp_path / "dev" / "block"
+    numbers.mkdir(parents=True)
+    for name in ("vda/vda2/partition", "vdb", "dm-0/slaves", "dm-1/slaves"):
+        (block / name).mkdir(parents=True)
+    (block / "dm-0/slaves/vda2").symlink_to(block / "vda/vda2")
+    for disk in ("vda", "vdb"):
+        (block / "dm-1/slaves" / disk).symlink_to(block / disk)
+    for number, name in (("254:0", "vda"), ("254:2", "vda/vda2"), ("253:0", "dm-0"), ("253:1", "dm-1")):
+        (numbers / number).symlink_to(block / name)
+
+    found = [
+        disk_of(os.makedev(*number), tmp_path) for number in ((254, 0), (254, 2), (253, 0), (253, 1), (0, 9))
+    ]
+
+    assert found == ["vda", "vda", "vda", "", ""]
 
 
 def test_traffic_sees_what_this_process_reads(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import numpy as np
 from penstock.bench.input_rates import InputRates
 from penstock.bench.loaders import OWN, Work
 from penstock.bench.saving import SavingResult, SavingResults
-from penstock.bench.training import TrainingResults
+from penstock.bench.traffic import Flow
+from penstock.bench.training import TrainingResult, TrainingResults
 from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, stack_bars, style_axes
+from penstock.units import format_count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLOUR_OF = {OWN: Colour.BLUE, "torch": Colour.ORANGE, "tensorflow": Colour.GREEN}
@@ -77,25 +80,30 @@ def draw_training(found: TrainingResults) -> Figure:
         style_axes(column[0])
         parts = [("computing", rest, Colour.PALE), ("waiting for input", stall, Colour.RED)]
         stack_bars(column[0], places, parts, 0.6)
-        names = [
-            f"{each.setting.threads} threads" if each.setting.has_prefetch else "no prefetch" for each in own
-        ]
+        names = [_prefetch(each) for each in own]
         column[0].set_xticks(places, names, fontsize=8.5)
         name_axes(column[0], f"batches of {size}", y="run (s)")
         column[0].legend(frameon=False, fontsize=8.5)
         style_axes(column[1])
         pair = found.cost_of_io(size) or own[:1]
         for each, colour in zip(pair, (Colour.FAINT, Colour.BLUE), strict=False):
-            label = (
-                f"prefetch, {each.setting.threads} threads" if each.setting.has_prefetch else "no prefetch"
-            )
-            column[1].step(
-                each.flow.seconds, each.flow.rates / 1e6, where="pre", color=colour, lw=1.2, label=label
-            )
+            _draw_flow(column[1], each.flow, colour, _prefetch(each))
         name_axes(column[1], x="seconds", y=f"read by {own[-1].flow.place} (MB/s)")
-        column[1].set_ylim(bottom=0)
         column[1].legend(frameon=False, fontsize=8.5)
     return figure
+
+
+def _prefetch(result: TrainingResult) -> str:
+    return format_count(result.setting.threads, "thread") if result.setting.has_prefetch else "no prefetch"
+
+
+def _draw_flow(axes: Axes, flow: Flow, colour: str, label: str) -> None:
+    seconds = np.concatenate([[0.0], flow.seconds])
+    axes.step(
+        seconds, np.append(flow.rates[:1], flow.rates) / 1e6, where="pre", color=colour, lw=1.2, label=label
+    )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
 
 
 _PLACES = {"slow": "slow", "fast": "fast", "burst": "burst buffer"}
@@ -117,11 +125,9 @@ def draw_saving(found: SavingResults) -> Figure:
     top.legend(frameon=False, fontsize=8.5)
     style_axes(bottom)
     for colour, each in zip((Colour.FAINT, Colour.ORANGE, Colour.BLUE), _over_time(found), strict=False):
-        label = f"{each.way.saver}, {_PLACES[each.way.place]}"
-        bottom.step(each.flow.seconds, each.flow.rates / 1e6, where="pre", color=colour, lw=1.2, label=label)
+        _draw_flow(bottom, each.flow, colour, f"{each.way.saver}, {_PLACES[each.way.place]}")
         bottom.axvline(each.last_run_seconds, color=colour, ls=":", lw=1.2)
     name_axes(bottom, x="seconds (dotted: the run has ended)", y=f"written by {saving[-1].flow.place} (MB/s)")
-    bottom.set_ylim(bottom=0)
     bottom.legend(frameon=False, fontsize=8.5)
     return figure
 

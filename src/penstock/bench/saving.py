@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.savers import OWN, Saver, State, saver_named
-from penstock.bench.traffic import Flow, Traffic, flow_of
+from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.errors import ConfigError, DataError
 from penstock.measure.spread import Spread
 from penstock.units import format_bytes, format_seconds
@@ -119,7 +119,7 @@ def ways_of(peers: Sequence[str]) -> list[Way]:
 class SavingRun(NamedTuple):
     """One run. blocked_seconds, durable_seconds: of each save. settled_seconds: after the run until all was in place.
 
-    flow: what was written, during the run and until then.
+    flow: what was written to the slow storage's disk, during the run and until then.
     """
 
     run_seconds: float
@@ -276,7 +276,7 @@ def _run(way: Way, slow: Path, fast: Path, workload: Workload, steps: int, every
         run_seconds = time.perf_counter() - begin
         durable = [] if saver is None else saver.settle()
         settled = time.perf_counter() - begin - run_seconds
-    flow = flow_of(traffic.record, "written")
+    flow = flow_of(traffic.record, "written", disk_of(os.stat(slow).st_dev))
     return SavingRun(run_seconds, tuple(blocked), tuple(durable or blocked), settled, flow)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
@@ -77,14 +78,35 @@ class Flow(NamedTuple):
         return float((self.rates * np.diff(ends, prepend=0.0)).sum())
 
 
-def flow_of(record: DeviceRecord, direction: Literal["read", "written"]) -> Flow:
+def disk_of(device: int, sys: Path = Path("/sys")) -> str:
+    """Return the name of the disk that a device number (`os.stat`'s st_dev) is a part of, or lies on.
+
+    sys: where the kernel's folder is. Empty where there is none, as of a network file system, or several.
+    """
+    place = (sys / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}").resolve()
+    while place.is_dir():
+        if (place / "partition").exists():
+            place = place.parent
+        below = sorted((place / "slaves").glob("*"))
+        if not below:
+            return place.name
+        if len(below) > 1:
+            break
+        place = below[0].resolve()
+    return ""
+
+
+def flow_of(record: DeviceRecord, direction: Literal["read", "written"], disk: str = "") -> Flow:
     """Return what moved in a direction: over the block devices, or else the network, or else as this process asked.
 
+    disk: name of the one that counts, whatever else moves; "" or one that was not sampled counts all.
     The devices of a host serve others, too, and serve nothing for a data set on a network file system: the first of
     these that moved at least half of what this process and its children asked for is taken.
     """
     of_disks, of_network, of_process = _COLUMNS[direction]
     disks = [name for name in record.columns if name.startswith("disk:") and name.endswith(f":{of_disks}")]
+    if (column := f"disk:{disk}:{of_disks}") in disks:
+        return _flow(record, disk, _grown(record, [column]))
     asked = _grown(record, [of_process])
     for place, columns in (("block devices", disks), ("network", [of_network])):
         grown = _grown(record, columns)
