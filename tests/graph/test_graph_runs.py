@@ -14,7 +14,7 @@ import torch
 from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.errors import WaitTimeout
-from penstock.graph import Graph, GraphError, Session, Statistics
+from penstock.graph import Graph, GraphError, Session, Statistics, gradients
 from penstock.graph.run.plan import Plan, make_plan
 
 X = node("x", "Placeholder", dtype="float32", shape=[None, 3])
@@ -339,6 +339,29 @@ def test_a_hundred_thousand_steps_leave_nothing_behind() -> None:
 
     assert objects_later < objects + 500
     assert kilobytes_later < kilobytes + 8192
+
+
+def test_an_operation_has_several_kernels_that_a_node_chooses_by_name() -> None:
+    generator = np.random.default_rng(0)
+    a, b = (generator.normal(size=shape).astype(np.float32) for shape in ((3, 4), (4, 5)))
+    nodes = [
+        node("a", "Placeholder", dtype="float32", shape=[None, 4]),
+        node("b", "Placeholder", dtype="float32", shape=[4, 5]),
+        node("c", "MatMul", "a:0 b:0", kernel="onednn"),
+        node("d", "MatMul", "a:0 b:0"),
+    ]
+    graph = Graph.from_json(Graph(nodes).to_json())
+    (slope,) = gradients(graph, "c:0", ["b:0"])
+    count = Statistics()
+    with Session(graph) as session:
+        c, d, db = session.run(["c:0", "d:0", slope], {"a": a, "b": b}, statistics=count)
+
+    np.testing.assert_allclose([c, d], [a @ b] * 2, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(db, np.broadcast_to(a.sum(0)[:, None], (4, 5)), rtol=1e-5)
+    assert (count.kernels["c"], count.kernels["d"]) == (1, 1)
+    with pytest.raises(GraphError, match="no kernel 'onedn'; did you mean 'onednn'") as caught:
+        Graph([*nodes[:2], node("c", "MatMul", "a:0 b:0", kernel="onedn")])
+    assert caught.value.kind == "mismatch"
 
 
 def test_what_was_read_of_a_variable_stays_when_it_is_added_to() -> None:

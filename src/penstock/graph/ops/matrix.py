@@ -30,12 +30,21 @@ def _infer_matmul(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec(dtype, (*batch, one[-2], other[-1]))]
 
 
+def _onednn(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Multiply by oneDNN, which on some processors is twice as fast as the default for float32."""
+    if one.dtype != torch.float32 or other.ndim != 2:
+        return torch.matmul(one, other)
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(one, other.T, None, "none", [], "")
+    return product
+
+
 register(
     Operation(
         "MatMul",
         _infer_matmul,
         inputs=(2, 2),
         kernels={"cpu": lambda node: torch.matmul},
+        alternatives={"onednn": lambda node: _onednn},
         differentiable=True,
     )
 )

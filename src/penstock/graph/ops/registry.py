@@ -33,8 +33,10 @@ class Operation:
     """An operation.
 
     inputs: how many at least and at most; None: any number. attributes: names with defaults, or REQUIRED.
-    kernels: by type of device, "cpu" being what others fall back to. differentiable: whether its gradient is that of
-    its kernel by torch. handles: whether it takes variables as such, and not their values.
+    kernels: by type of device, "cpu" being what others fall back to. alternatives: further kernels by name, which the
+    attribute `kernel` of a node chooses; a run never does, as their results differ in the last bits.
+    differentiable: whether its gradient is that of its kernel by torch. handles: whether it takes variables as such,
+    and not their values.
     """
 
     name: str
@@ -43,12 +45,15 @@ class Operation:
     inputs: tuple[int, int | None] = (0, 0)
     attributes: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, Callable[..., Callable[..., Any]]] = field(default_factory=dict)
+    alternatives: dict[str, Callable[..., Callable[..., Any]]] = field(default_factory=dict)
     differentiable: bool = False
     handles: bool = False
 
-    def kernel(self, device: str) -> Callable[..., Callable[..., Any]]:
-        """Return what makes the kernel for a device such as "/job:a/task:0/device:cuda:1"."""
-        kind = device.rpartition("device:")[2].partition(":")[0] or "cpu"
+    def kernel(self, node: Node) -> Callable[..., Callable[..., Any]]:
+        """Return what makes the kernel of a node, by attribute or a device such as "/job:a/task:0/device:cuda:1"."""
+        if self.alternatives and node.attr.get("kernel"):
+            return self.alternatives[node.attr["kernel"]]
+        kind = node.device.rpartition("device:")[2].partition(":")[0] or "cpu"
         return self.kernels.get(kind) or self.kernels["cpu"]
 
 
@@ -92,7 +97,12 @@ def checked_attributes(node: Node) -> dict[str, Any]:
 
     Raises: MismatchError if one is unknown or missing.
     """
-    known = operation(node.op).attributes
+    known, alternatives = operation(node.op).attributes, operation(node.op).alternatives
+    if alternatives:
+        known = {**known, "kernel": ""}
+        name = node.attr.get("kernel", "")
+        if not isinstance(name, str) or (name and name not in alternatives):
+            raise MismatchError(f"{node.op} has no kernel {name!r:.80}{nearest(str(name), alternatives)}")
     for name in node.attr:
         if name not in known:
             raise MismatchError(f"{node.op} has no attribute {name!r:.80}{nearest(name, known)}")

@@ -34,7 +34,8 @@ def vjp_node(forward: Node, cotangents: Sequence[int], wrt: Sequence[int]) -> No
     """
     of = {
         "op": forward.op,
-        "attr": forward.attr,
+        # Of PyTorch's own kernel: others have no gradient.
+        "attr": {name: value for name, value in forward.attr.items() if name != "kernel"},
         "inputs": len(forward.inputs),
         "outputs": len(forward.outputs),
         "device": forward.device,
@@ -130,7 +131,7 @@ _TRACES = _Traces()
 def _vjp(node: Node) -> Callable[..., Any]:
     of = node.attr["of"]
     forward_node = Node(node.name, of["op"], attr=of["attr"], device=of["device"])
-    forward = operation(of["op"]).kernel(of["device"])(forward_node)
+    forward = operation(of["op"]).kernel(forward_node)(forward_node)
     pull = _pull(forward, of["outputs"] == 1, of["inputs"], node)
     name = json.dumps(node.attr, sort_keys=True, default=str)
 

@@ -202,7 +202,7 @@ def _unit(flat: Flat, resources: Any) -> Unit:
     assert isinstance(node, Node), "what lowering adds is pure, or control"
     table = operation(flat.op)
     kind = {"state": KERNEL, "random": RANDOM, "waiting": WAITING}[table.kind]
-    return Unit(kind, flat, table.kernel(node.device)(node, resources), ports=flat.ports)
+    return Unit(kind, flat, table.kernel(node)(node, resources), ports=flat.ports)
 
 
 def _connect(

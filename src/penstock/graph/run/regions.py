@@ -246,4 +246,4 @@ def kernel_of(flat: Flat) -> Callable[..., Any]:
     if flat.call is not None:
         return flat.call
     assert flat.node is not None, "lowering gives what it adds a call"
-    return operation(flat.op).kernel(flat.node.device)(flat.node)
+    return operation(flat.op).kernel(flat.node)(flat.node)
