@@ -12,8 +12,9 @@ is computed of, batches of 32, 3 epochs; a step is a sleep. Runs take turns:
     a third, LRU          memory for a third as the page cache would have it: whatever was read last
 
 The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
-epoch. A tier's reads, 100 KB each, cold, stand beside those of fio (the Debian package) at the same depth and size, in
-turns; warm, the processor time of each beside a bare preadv of the same bytes.
+epoch. A tier's reads, 100 KB each, cold, stand beside those of fio (the Debian package) at the same depth and size, and
+beside a bare loop of direct reads, past the page cache, in turns; warm, the processor time of each beside a bare preadv
+of the same bytes.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -156,15 +158,19 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
     if not has_fio:
         print("fio is not installed: apt-get install fio")
     for depth in DEPTHS:
-        ours, theirs = [], []
+        ours, theirs, direct = [], [], []
         for _ in range(rounds):
             ours.append(tier_rate(tier, samples, depth, seconds))
+            direct += direct_rate(tier, samples, depth, seconds)
             if has_fio:
                 theirs.append(fio_rate(place, samples, depth, seconds))
         mine, beside = statistics.median(ours), ""
         if theirs:
             fio = statistics.median(theirs)
             beside = f", fio {fio / 1e6:6.0f} MB/s: {mine / fio:.2f} (wanted 0.9)"
+        if direct:
+            bare = statistics.median(direct)
+            beside += f", bare direct reads {bare / 1e6:6.0f} MB/s: {mine / bare:.2f} (wanted 0.9)"
         print(f"cold reads of a disk tier, {depth} at once: {mine / 1e6:6.0f} MB/s{beside}")
     groups, singles = [], []
     for _ in range(5 * rounds):
@@ -209,13 +215,34 @@ def tier_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> float
         drop_cached(file)
     finally:
         os.close(file)
+    return rate_of(lambda sample, into: tier_read(tier, np.array([sample]), into), samples, depth, seconds)
+
+
+def direct_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> list[float]:
+    """Return the rate of bare reads past the page cache of the same file; nothing where there are none, as on tmpfs."""
+    try:
+        file = os.open(tier.samples_path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return []
+
+    def read(sample: int, into: Bytes) -> None:
+        assert os.preadv(file, [into.data], sample * NBYTES) == NBYTES
+
+    try:
+        return [rate_of(read, samples, depth, seconds)]
+    finally:
+        os.close(file)
+
+
+def rate_of(read: Callable[[int, Bytes], None], samples: int, depth: int, seconds: float) -> float:
+    """Return bytes/s of so many threads that read samples in a random order, each once at most."""
     order = iter(np.random.default_rng().permutation(samples).tolist())
     begin = time.perf_counter()
 
     def work() -> int:
-        into, done = np.empty(NBYTES, np.uint8), 0
+        into, done = np.frombuffer(mmap.mmap(-1, NBYTES), np.uint8), 0
         for sample in order:  # next() of a list's iterator is atomic
-            tier_read(tier, np.array([sample]), into)
+            read(sample, into)
             done += NBYTES
             if time.perf_counter() > begin + seconds:
                 break
