@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,21 +231,79 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp
     assert any("did not come from the rank that keeps them" in line for line in lines)
 
 
+class Signals:
+    """Another host that is a process of this one, and answers nothing while it is stopped."""
+
+    command: tuple[str, ...] = ()
+    environment: dict[str, str] = {}  # noqa: RUF012
+
+    def cut(self, child: subprocess.Popen[str]) -> None:
+        child.send_signal(signal.SIGSTOP)
+
+    def mend(self, child: subprocess.Popen[str]) -> None:
+        child.send_signal(signal.SIGCONT)
+
+
+class Namespace(Signals):
+    """Another host that is a network namespace, at the other end of a link that is cut and mended."""
+
+    def __init__(self) -> None:
+        self.name = f"penstock-{os.getpid()}"
+        self.link, far = f"pn{os.getpid()}", f"pf{os.getpid()}"
+        self.command = ("ip", "netns", "exec", self.name)
+        self.environment = {"PENSTOCK_INTERFACE": far}
+        ip("netns", "add", self.name)
+        ip("link", "add", self.link, "type", "veth", "peer", "name", far, "netns", self.name)
+        for inside, link, address in (
+            ((), self.link, "198.18.77.1/30"),
+            (("-n", self.name), far, "198.18.77.2/30"),
+        ):
+            ip(*inside, "address", "add", address, "dev", link)
+            ip(*inside, "link", "set", link, "up")
+
+    def cut(self, child: subprocess.Popen[str]) -> None:
+        ip("link", "set", self.link, "down")
+
+    def mend(self, child: subprocess.Popen[str]) -> None:
+        ip("link", "set", self.link, "up")
+
+    def close(self) -> None:
+        ip("netns", "delete", self.name)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture(params=["signals", pytest.param("namespace", marks=pytest.mark.slow)])
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
+    """Another host than this one."""
+    if request.param == "signals":
+        monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
+        yield Signals()
+        return
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    found = Namespace()
+    monkeypatch.setenv("PENSTOCK_INTERFACE", found.link)
+    yield found
+    found.close()
+
+
 @pytest.mark.usefixtures("nobody_is_late")
-def test_a_rank_of_another_host_that_is_stopped_or_killed_costs_reads_and_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_of_another_host_that_is_cut_off_or_killed_costs_reads_and_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Signals
 ) -> None:
     options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 30}
     samples, source = 2000, Counted(2000)
     command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(samples)]
     child = subprocess.Popen(
-        [*command, json.dumps(options)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        [*host.command, *command, json.dumps(options)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), **host.environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(0.1))
 
     def epoch_of(load: Loader, *, together: bool = False) -> int:
@@ -266,13 +325,13 @@ def test_a_rank_of_another_host_that_is_stopped_or_killed_costs_reads_and_is_use
             assert far is not None
             assert epoch_of(load, together=True) >= samples / 2
 
-            child.send_signal(signal.SIGSTOP)
+            host.cut(child)
             # Half of a rank's samples are the other's; some were read ahead while it served.
             while epoch_of(load) < samples / 8:
                 assert load.position[0] < 10
             assert far.is_away(1)
 
-            child.send_signal(signal.SIGCONT)
+            host.mend(child)
             wait_until(lambda: not far.is_away(1))
             while epoch_of(load):
                 assert load.position[0] < 20

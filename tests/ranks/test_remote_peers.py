@@ -207,10 +207,10 @@ def test_the_address_of_a_host_is_asked_for_or_found(monkeypatch: pytest.MonkeyP
             monkeypatch.setenv(name, environment.get(name, ""))
         return address_of_this_host()
 
-    assert address(PENSTOCK_INTERFACE="192.0.2.7", MASTER_ADDR="127.0.0.1") == "192.0.2.7"
+    assert address(PENSTOCK_INTERFACE="203.0.113.7", MASTER_ADDR="127.0.0.1") == "203.0.113.7"
     assert address(PENSTOCK_INTERFACE="lo") == "127.0.0.1"
     assert address(MASTER_ADDR="127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match="no network interface"):
         address(PENSTOCK_INTERFACE="no-such-0")
     with pytest.raises(ConfigError, match="PENSTOCK_INTERFACE"):
-        ZmqCarrier("192.0.2.7", 1)
+        ZmqCarrier("203.0.113.7", 1)
