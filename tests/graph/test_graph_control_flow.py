@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.errors import WaitTimeout
-from penstock.graph import Graph, GraphError, Session, Statistics
+from penstock.graph import Graph, GraphError, Session, Statistics, gradients
 
 BOTH = pytest.mark.parametrize("regions", [True, False])
 
@@ -477,3 +478,61 @@ def test_a_loop_that_fails_says_where_and_frees_the_session() -> None:
             with pytest.raises(GraphError, match=r"'w/f' \(here:1\).*three") as caught:
                 session.run("w:0")
             assert caught.value.kind == "kernel"
+
+
+def any_value(graph: Graph, random: Random, pool: list[Any], counts: list[Any], depth: int = 0) -> Any:
+    """Add a random computation on what is in the pool: arithmetic, a loop or a condition, nested three deep at most."""
+    one, other = random.choice(pool), random.choice(pool)
+    kind = random.randrange(6 if depth < 3 else 4)
+    if kind < 4:
+        return [lambda: graph.add("Sigmoid", one + other), lambda: one - other, lambda: -one, lambda: one][
+            kind
+        ]()
+    results = random.randrange(1, 4)
+
+    def inside(*given: Any) -> list[Any]:
+        inner = [*pool, *given]
+        for _ in range(random.randrange(3)):
+            inner.append(any_value(graph, random, inner, counts, depth + 1))
+        return [random.choice(inner[-4:]) for _ in range(results)]
+
+    if kind == 4:
+        is_data = random.random() < 0.6
+        predicate = graph.add("Sum", one) < 0.0 if is_data else random.choice(counts) < 2
+        args = [random.choice(pool) for _ in range(random.randrange(3))]
+        return random.choice(graph.cond(predicate, inside, inside, args))
+    limit, carries = random.choice(counts), [random.choice(pool) for _ in range(results)]
+    found = graph.while_loop(
+        lambda i, *_: i < limit, lambda i, *given: [i + 1, *inside(*given)], [graph.constant(0), *carries]
+    )
+    return random.choice(found[1:])
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
+)
+def test_loops_and_conditions_give_the_same_as_code_of_a_region_and_as_primitives(seed: int) -> None:
+    """Random graphs with their gradients, of which differences of the result are an independent account."""
+    random, generator = Random(seed), np.random.default_rng(seed)
+    graph = Graph()
+    xs = [graph.placeholder("float64", [2], name=f"x{place}") for place in range(3)]
+    pool, count = list(xs), graph.placeholder("int32", [], name="count")
+    for _ in range(5):
+        pool.append(any_value(graph, random, pool, [count]))
+    y = graph.add("Sum", graph.add("Concat", *pool[3:], axis=0))
+    slopes = gradients(graph, y, xs)
+    fetches = [y, *(each for each in slopes if each is not None)]
+    feeds: dict[str, Any] = {f"x{place}": generator.normal(size=2) for place in range(3)}
+    feeds["count"] = int(generator.integers(4))
+    with Session(graph) as session, Session(graph, regions=False) as plain:
+        found = session.run(fetches, feeds)
+        for one, other in zip(found, plain.run(fetches, feeds), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+        present = iter(found[1:])
+        for place, slope in enumerate(slopes):
+            expected = np.zeros(2) if slope is None else next(present)
+            step = generator.normal(size=2) * 1e-6
+            ends = [
+                session.run(y, feeds | {f"x{place}": feeds[f"x{place}"] + sign * step}) for sign in (1, -1)
+            ]
+            np.testing.assert_allclose((ends[0] - ends[1]) / 2, step @ expected, rtol=1e-4, atol=1e-11)
