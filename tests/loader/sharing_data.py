@@ -110,10 +110,10 @@ def main() -> None:
     source = Counted(int(sys.argv[2]))
     say = partial(print, flush=True)
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
-    own_host = {"host_id": lambda: "another host"} if options else {}
+    of_another_host = patch("penstock.ranks.descriptors.host_id", lambda: "another host")
     with (
         patch.object(Scheduler, "waited", lambda *_: []),
-        patch.multiple("penstock.ranks.descriptors", **own_host) if own_host else nullcontext(),
+        of_another_host if options else nullcontext(),
         loader(source, ranks_in(Path(sys.argv[1]), 1, 2), **options) as load,
     ):
         for _ in range(load.plan.epochs):
