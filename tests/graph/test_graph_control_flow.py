@@ -508,8 +508,12 @@ def any_value(graph: Graph, random: Random, pool: list[Any], counts: list[Any], 
     return random.choice(found[1:])
 
 
+#: In these, a condition that took the wrong branch would show.
+TELLING = (9, 12, 19, 30, 32, 34, 40, 41)
+
+
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
+    "seed", [pytest.param(seed, marks=() if seed in TELLING else pytest.mark.slow) for seed in range(200)]
 )
 def test_loops_and_conditions_give_the_same_as_code_of_a_region_and_as_primitives(seed: int) -> None:
     """Random graphs with their gradients, of which differences of the result are an independent account."""
