@@ -382,7 +382,7 @@ HANGS_AND_LEAKS = """
     def a_worker_that_waits_for_ever():
         threading.Event().wait()
 
-    @pytest.mark.timeout(1)
+    @pytest.mark.timeout(2, func_only=True)
     def test_that_hangs():
         worker = threading.Thread(target=a_worker_that_waits_for_ever, daemon=True)
         worker.start()
