@@ -22,6 +22,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def run(name: str, *words: str) -> list[str]:
         file = BENCHMARKS / f"{name}.py"
         monkeypatch.syspath_prepend(file.parent)  # as of a program, for what lies beside it
+        if name == "graph/steps":  # whose torch.export makes a bar of progress, and that a thread for ever
+            import tqdm  # type: ignore[import-untyped]
+
+            monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
         runpy.run_path(str(file))["main"](["--quick", *words])
         return capsys.readouterr().out.splitlines()
 
@@ -83,6 +87,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
 QUICK = ("tracing", "policies --tiers", "loader/records")
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch.export
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
