@@ -41,7 +41,7 @@ class Pair:
         return PeerMemory(memory, log, self.log.generation if generation is None else generation, KEPT)
 
     def told(self) -> list[int]:
-        return [sample for _, ids in self.host.take_news() for sample in ids.tolist()]
+        return [sample for _, ids in self.host.take_news() if ids is not None for sample in ids.tolist()]
 
     def read(self, *samples: int) -> list[bytes | None]:
         found = self.host.read(3, np.array(samples))
@@ -122,7 +122,7 @@ def test_a_log_of_another_loader_or_version_has_nothing(pair: Pair) -> None:
     pair.tier.put(5, content(5))
     stranger = HostMemory({3: pair.peer(generation=pair.log.generation ^ 1)}, SIZES)
 
-    assert [ids.tolist() for _, ids in stranger.take_news()] == [[]]
+    assert [ids is not None and ids.size for _, ids in stranger.take_news()] == [0]
     assert not stranger.has_news
     assert isinstance(stranger.read(3, np.array([5]))[0], Exception)
     assert isinstance(stranger.read(4, np.array([5]))[0], Exception)
