@@ -40,6 +40,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.(.*\.)?_.*"),
     ("py:.*", r"penstock\.(.*\.)?[A-Z]"),  # type variables
     ("py:.*", r"penstock\.checkpoint\.saving\.BackgroundSave"),  # of which only the store makes a Saving
+    ("py:.*", r"penstock\.graph\.state\.resources\.Resources"),  # of which only the session makes a Saves
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
     ("py:.*", r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need))"),  # the loader's own
     (

@@ -1,4 +1,4 @@
-"""Saving a session's state as a schedule says, and going on from it when the run starts again."""
+"""Saving a session's state as a schedule says, and continuing from it when the run starts again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.graph.state.tensors import open_folder
 class Saves:
     """Saves the state of a session when it is due; made by `Session.saving`.
 
-    step: of the newest state of the folder, which the session went on from; 0 if there was none.
+    step: of the newest state of the folder, from which the session continued; 0 if there was none.
     """
 
     def __init__(self, store: SnapshotStore, resources: Resources) -> None:
