@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("graph/steps", {r"us a step, eager .* us: .* x": 7}),
     (
         "loader/records",
-        {r"^(?!FFCV).* \(.* to .*\(.* to ": 14, r", of gather: ": 2, r"single gets: .*wanted 5": 1},
+        {r"^(?!FFCV).* \(.* to .*\(.* to ": 15, r", of gather.*: ": 2, r"single gets: .*wanted 5": 1},
     ),
     (
         "loader/tables",

@@ -124,7 +124,7 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     )
 
     out = capsys.readouterr().out
-    assert "reads other ranks' memory on one host" in out
+    assert "reads other ranks' memory where share=" in out
     assert "The cheapest within 200 % of the lower bound and 3,600 s: 1 rank" in out
     assert "It runs what is named above." in out
     assert "times as long" not in out

@@ -26,8 +26,9 @@ _PACK = struct.Struct("<ddqqQiiIiBb").pack_into
 _SPAN_BYTES = SPAN.itemsize
 #: Ids of groups that a ring holds until they are drained: 1 MiB.
 _MOST_IDS = 1 << 17
-#: Recorders that write to the folder of a `penstock watch`, as they came.
-_of_run: weakref.WeakValueDictionary[int, Recorder] = weakref.WeakValueDictionary()
+#: Recorders that write to the folder of a `penstock watch`, by id, as they came: the first one is also that of the
+#: process's snapshot stores which were given none. Loaders put theirs in and take them out.
+OF_RUN: weakref.WeakValueDictionary[int, Recorder] = weakref.WeakValueDictionary()
 
 
 class Ring:
@@ -242,16 +243,3 @@ class Recorder:
     def _all_rings(self) -> list[Ring]:
         with self._rings_lock:
             return list(self._rings.values())
-
-
-def record_for_run(recorder: Recorder, *, ends: bool = False) -> None:
-    """Have the snapshot stores of this process that have no recorder record into this one, or into it no longer."""
-    if ends:
-        _of_run.pop(id(recorder), None)
-    else:
-        _of_run[id(recorder)] = recorder
-
-
-def recorder_of_run() -> Recorder | None:
-    """Return the first recorder that `record_for_run` was given and that has not ended."""
-    return next(iter(_of_run.values()), None)

@@ -25,7 +25,7 @@ from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, StagedBatch
-from penstock.flow.recorder import Recorder, record_for_run
+from penstock.flow.recorder import OF_RUN, Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.flow.work import Fetcher
 from penstock.loader.agreeing import Agreed, leave_start, open_together, placed
@@ -444,7 +444,7 @@ class Loader:
             except (OSError, ValueError) as error:
                 raise _not_written(self._trace, error) from error
             if self._is_for_run:
-                record_for_run(self._recorder)
+                OF_RUN[id(self._recorder)] = self._recorder
         self._engine.start()
 
     def _check_open(self) -> None:
@@ -494,7 +494,7 @@ class Loader:
                 self._end_epoch()
         finally:
             self._is_closed = True
-            record_for_run(self._recorder, ends=True)
+            OF_RUN.pop(id(self._recorder), None)
             try:
                 self._engine.close()
                 self._lease.close()  # after its threads, which would compile for themselves without it

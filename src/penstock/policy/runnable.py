@@ -49,8 +49,8 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
 
     loading: what `prepared` returned.
 
-    Neither of these runs yet: samples read from the memory of a rank on another host, and a policy that is more than
-    what each rank keeps of its own reads (see `placement_of`), or ranks of a host for each other (see `shared_by`).
+    What a policy decides has to be what each rank keeps of its own reads (see `placement_of`), or what ranks keep for
+    each other (see `shared_by`), which they do where they are told to share.
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
     if asked := _not_obeyed(loading, job.asking):
@@ -65,8 +65,8 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
         return None
     if machine.ranks > 1 and loading.stages_from_peers and any(fill.samples.size for fill in loading.fills):
         return (
-            'the loader reads other ranks\' memory with share="host" or share="hosts"; of frequency alone it '
-            "runs frequency-alone"
+            'the loader reads other ranks\' memory where share="host" or share="hosts" says so; else each rank reads '
+            "its own, as policy 'frequency-alone' has it"
         )
     return None
 
