@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_or_broken_at_the_start_is_left_out_and_a_network_fi
         found, _, lines = run(data, local_disk=tmp_path / "disk")
     assert found == expected
     (line,) = (line for line in lines if "Read-only file system" in line)
-    assert line.endswith("this run goes on without it")
+    assert line.endswith("this run continues without it")
 
     with monkeypatch.context() as patched:
         patched.setattr(local_disk, "mounted", lambda: [Mount("/", "nfs4", "server:/scratch", "rw")])

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from penstock.errors import DataError, printable
 from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
-from penstock.loader.job_memory import JobMemory
 from penstock.loader.jobs import JobsOfHost
+from penstock.loader.ranks_memory import RanksMemory
 from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
@@ -101,7 +101,7 @@ class SourceFetcher:
         tiers: Mapping[int, MemoryTier | WriteBehind],
         near: Near | None = None,
         copied: Mapping[int, NDArray[np.bool_]] | None = None,
-        peers: JobMemory | None = None,
+        peers: RanksMemory | None = None,
         jobs: JobsOfHost | None = None,
     ) -> None:
         self._source = source
@@ -268,7 +268,7 @@ class SourceFetcher:
             for sample, (begin, end) in places
         ]
 
-    def _from_peer(self, ids: Ids, peers: JobMemory, rank: int) -> list[Any]:
+    def _from_peer(self, ids: Ids, peers: RanksMemory, rank: int) -> list[Any]:
         return [
             Failed(located(each, sample, self.describe)) if isinstance(each, DataError) else each
             for sample, each in zip(ids.tolist(), peers.read(rank, ids), strict=True)

@@ -41,6 +41,6 @@ class JobsOfHost:
             self._closing = closing.pop_all()
 
     def close(self) -> None:
-        """Leave: the others go on with what is there. Twice is harmless."""
+        """Leave: the others keep what is there. Twice is harmless."""
         self._closing.close()
         self.memory.close()

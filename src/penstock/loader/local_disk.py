@@ -120,7 +120,7 @@ def open_disks(
         except DataError as error:
             if not is_fault_of_disk(error):
                 raise
-            calls.report(f"{error}; this run goes on without it")
+            calls.report(f"{error}; this run continues without it")
             continue
         closing.callback(tier.close)
         if is_new:

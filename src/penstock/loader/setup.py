@@ -31,7 +31,6 @@ from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
-from penstock.loader.job_memory import JobMemory
 from penstock.loader.jobs import JobsOfHost
 from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
@@ -40,6 +39,7 @@ from penstock.loader.pickling import pickled
 from penstock.loader.pictures import KeptPictures, PictureDecoder, decoded_form, front_of_crops
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
+from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
@@ -347,7 +347,7 @@ class Sharing:
     shared: Shared
     ranks: tuple[int, ...]
     tier: MemoryTier | None = None
-    peers: JobMemory | None = None
+    peers: RanksMemory | None = None
 
 
 class Draft(NamedTuple):

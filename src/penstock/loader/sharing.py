@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
-from penstock.loader.job_memory import JobMemory
+from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.setup import Draft, Setup, Sharing, finish, shared_among
 from penstock.ranks import named_ranks
 from penstock.ranks.descriptors import DescriptorExchange, host_id
@@ -119,7 +119,7 @@ class Meeting:
             if rank in generations:
                 peers[rank] = PeerMemory(memory, log, generations[rank], sharing.shared.kept[rank].samples)
         self._exchange.close()
-        others = JobMemory(HostMemory(peers, self._draft.samples.sizes_bytes), self._far_of(sent))
+        others = RanksMemory(HostMemory(peers, self._draft.samples.sizes_bytes), self._far_of(sent))
         self._closing.callback(others.close)
         setup = finish(self._draft, replace(sharing, peers=others))
         self._closing.pop_all()  # the loader's fetcher closes what is left

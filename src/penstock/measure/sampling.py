@@ -93,9 +93,8 @@ class Sampler:
             return b""
         try:
             return os.pread(number, _FILE_BYTES, 0)
-        except (
-            OSError
-        ):  # pressure that is switched off, a file system that went: as if it had never been there
+        except OSError:
+            # Pressure that is switched off, a file system that went: as if it had never been there.
             return b""
 
     def _of_tree(self, now: float) -> list[int]:

@@ -88,9 +88,8 @@ class JobMemory:
                     not_read = {index for index, _ in failed}
                     self._keep([index for index in mine if index not in not_read], ids, into, begins)
             if others == left:
-                time.sleep(
-                    pause
-                )  # until then asking for a lock is all that is done: many threads may wait here
+                # Nothing is done until then but to ask for locks: many threads may wait here.
+                time.sleep(pause)
                 pause = min(2 * pause, _MOST_PAUSE_SECONDS)
             left = others
         return sorted(failed, key=lambda each: each[0])

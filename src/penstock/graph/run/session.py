@@ -241,7 +241,7 @@ class Session:
         self.resources.load(read_state(folder))
 
     def saving(self, folder: str, schedule: Any, *, keep: int = 1) -> AbstractContextManager[Saves]:
-        """Go on from the newest state of a folder, if there is one, and save there when the schedule says.
+        """Continue from the newest state of a folder, if there is one, and save there when the schedule says.
 
             with session.saving("runs/a", "1000 steps") as saves:
                 for step in range(saves.step, 90_000):

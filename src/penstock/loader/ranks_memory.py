@@ -9,7 +9,7 @@ from penstock.ranks.remote_peers import RemotePeers
 from penstock.store.host_memory import Bytes, HostMemory, Ids
 
 
-class JobMemory:
+class RanksMemory:
     """The same as `HostMemory`, of all ranks.
 
     near: of this host. far: of others; None where there are none.
