@@ -62,6 +62,7 @@ def test_samples_were_resident_if_they_are_copied_from_mapped_pages_that_nobody_
     def fetched() -> Any:
         return fetcher.fetch(Request(TEN, lambda sample: None))
 
+    fetched()  # loads what is compiled, which may wait for a disk
     assert fetched().was_resident
     with monkeypatch.context() as waiting:
         waiting.setattr(fetching, "_major_faults", itertools.count().__next__)
