@@ -5,6 +5,7 @@
     training        a mini-training with and without prefetch, on `models` or steps of a fixed time
     saving          saves straight to slow and fast storage and through a burst buffer, by `savers`
     traffic         what devices and the network moved meanwhile
+    checks          what all of these check before they begin
 
 After "Characterizing Deep-Learning I/O Workloads in TensorFlow" (Chien et al. 2018, arXiv:1810.03035), section III.
 """

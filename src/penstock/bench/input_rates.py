@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.bench.checks import check_repeats, check_shared, installed
 from penstock.bench.loaders import OWN, Pass, RunPass, Setting, Work, files_of, loader_named
 from penstock.errors import ConfigError, DataError
 from penstock.measure.calibrate import CACHE_REMARKS, PageCache, page_cache_of
@@ -117,7 +118,7 @@ def measure_input(
         repeats; DataError if no sample can be read, and with on_error="raise" for the first that cannot.
     """
     _check(source, batch_sizes, repeats, ranks.size)
-    opened, left_out = _open_peers(peers)
+    opened, left_out = installed(peers, loader_named)
     measured, reason = _works_of(source, works)
     left_out += reason
     bench = _Bench(source, ranks, on_error)
@@ -207,31 +208,14 @@ def doubts_about(
 
 
 def _check(source: Source, batch_sizes: Sequence[int], repeats: int, ranks: int) -> None:
-    if repeats < 2:
-        raise ConfigError(f"repeats is {repeats}; the first is left out, so measure at least twice")
+    check_repeats(repeats, "measure")
     for size in batch_sizes:
         if size > len(source):
             raise ConfigError(
                 f"the source has {format_count(len(source), 'sample')}, fewer than a batch of {size}: give a smaller "
                 "batch size, or more samples"
             )
-        if size % ranks:
-            raise ConfigError(
-                f"a batch of {size} samples cannot be shared equally by {ranks} ranks: give a multiple of {ranks}"
-            )
-
-
-def _open_peers(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the loaders whose packages are here, and what to say of the others."""
-    found, missing = [], []
-    for name in names:
-        try:
-            loader_named(name)
-        except ModuleNotFoundError as error:
-            missing.append(f"{name} was left out: {error.name} is not installed")
-        else:
-            found.append(name)
-    return found, missing
+        check_shared(size, ranks)
 
 
 def _works_of(source: Source, works: Sequence[Work]) -> tuple[list[Work], list[str]]:

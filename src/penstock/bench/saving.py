@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.bench.checks import check_repeats, installed
 from penstock.bench.savers import OWN, Saver, State, saver_named
 from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.errors import ConfigError, DataError
@@ -211,16 +212,8 @@ def measure_saving(
         raise ConfigError(
             f"every is {every} and steps {steps}; at least one save falls into a run: 1 to {steps}"
         )
-    if repeats < 2:
-        raise ConfigError(f"repeats is {repeats}; the first is left out, so run at least twice")
-    found, left_out = [], []
-    for name in peers:
-        try:
-            saver_named(name)
-        except ModuleNotFoundError as error:
-            left_out.append(f"{name} was left out: {error.name} is not installed")
-        else:
-            found.append(name)
+    check_repeats(repeats, "run")
+    found, left_out = installed(peers, saver_named)
     for folder in (slow, fast):
         check_space(folder, workload.state_bytes)
     _compile_codecs()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.bench.checks import check_repeats, check_shared
 from penstock.bench.loaders import TRANSFORMS, files_of
 from penstock.bench.traffic import Flow, Traffic, flow_of
 from penstock.errors import ConfigError
@@ -227,14 +228,9 @@ def _checked_steps(source: Source, settings: Sequence[Setting], steps: int, repe
             f"the source has {format_count(len(source), 'sample')}, fewer than two batches of {largest}: give a "
             "smaller batch size, or more samples"
         )
-    if repeats < 2:
-        raise ConfigError(f"repeats is {repeats}; the first is left out, so train at least twice")
+    check_repeats(repeats, "train")
     for setting in settings:
-        if setting.batch_size % ranks:
-            raise ConfigError(
-                f"a batch of {setting.batch_size} samples cannot be shared equally by {ranks} ranks: give a multiple "
-                f"of {ranks}"
-            )
+        check_shared(setting.batch_size, ranks)
     return min(steps, len(source) // largest)
 
 

@@ -1,0 +1,34 @@
+"""What benchmarks check before they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.errors import ConfigError
+
+
+def check_repeats(repeats: int, do: str) -> None:
+    """Refuse less than two runs. do: what a run does, in a word. Raises: ConfigError."""
+    if repeats < 2:
+        raise ConfigError(f"repeats is {repeats}; the first is left out, so {do} at least twice")
+
+
+def check_shared(batch_size: int, ranks: int) -> None:
+    """Refuse a batch that ranks cannot share equally. Raises: ConfigError."""
+    if batch_size % ranks:
+        raise ConfigError(
+            f"a batch of {batch_size} samples cannot be shared equally by {ranks} ranks: give a multiple of {ranks}"
+        )
+
+
+def installed(names: Sequence[str], find: Callable[[str], object]) -> tuple[list[str], list[str]]:
+    """Return the names whose packages are here, and what to say of the others. find: imports what a name stands for."""
+    found, left_out = [], []
+    for name in names:
+        try:
+            find(name)
+        except ModuleNotFoundError as error:
+            left_out.append(f"{name} was left out: {error.name} is not installed")
+        else:
+            found.append(name)
+    return found, left_out
