@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.local_sockets import Peer
 from penstock.ranks import rendezvous
 from penstock.ranks.rendezvous import Rendezvous
 
@@ -68,7 +69,7 @@ def test_another_users_process_is_none_and_what_cannot_be_made_leaves_nothing(
 ) -> None:
     name, made = secrets.token_hex(16), list[int]()
     first = Rendezvous(name, maker(made))
-    monkeypatch.setattr(rendezvous, "_user_of", lambda connected: -1)
+    monkeypatch.setattr(rendezvous, "peer_of", lambda connected: Peer(pid=1, uid=-1, gid=-1))
     second = Rendezvous(name, maker(made))
     assert second.is_first
     monkeypatch.setattr(rendezvous, "_MOST", 2)

@@ -16,14 +16,14 @@ import os
 import re
 import signal
 import socket
-import struct
 import threading
 import time
 import weakref
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from penstock.errors import ConfigError, DataError, printable
+from penstock.local_sockets import peer_of
 
 _ANSWER_SECONDS = 5.0
 _ANSWER_BYTES = 1 << 20
@@ -31,19 +31,6 @@ _ANSWER_BYTES = 1 << 20
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _PASSING_SECONDS = 0.1
 _STANDARD_ERROR = 2
-
-
-class _Peer(NamedTuple):
-    """Who is at the other end of a socket."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-def _peer(connection: socket.socket) -> _Peer:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return _Peer(*struct.unpack("3i", credentials))
 
 
 class Waiter(Protocol):
@@ -131,7 +118,7 @@ def _serve(server: socket.socket, board: _Board) -> None:
             time.sleep(_PASSING_SECONDS)
             continue
         with connection:
-            if _peer(connection).uid in (0, os.getuid()):
+            if peer_of(connection).uid in (0, os.getuid()):
                 connection.settimeout(_ANSWER_SECONDS)
                 try:
                     connection.sendall(board.report().encode())
@@ -179,7 +166,7 @@ def ask_waits(pid: int) -> str:
             connection.settimeout(_ANSWER_SECONDS)
             try:
                 connection.connect(address)
-                owner = _peer(connection)
+                owner = peer_of(connection)
                 if (
                     owner.pid != pid
                 ):  # of another container, which numbers its processes apart, or an impostor

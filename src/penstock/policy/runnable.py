@@ -49,8 +49,8 @@ def why_not_run(policy: LoadingPolicy, loading: Loading, job: Job) -> str | None
 
     loading: what `prepared` returned.
 
-    What a policy decides has to be what each rank keeps of its own reads (see `placement_of`), or what ranks keep for
-    each other (see `shared_by`), which they do where they are told to share.
+    The loader runs a policy by which each rank keeps a part of its own reads (see `placement_of`) and, with share=, one
+    by which ranks keep samples for each other (see `shared_by`).
     """
     machine, sizes_bytes = job.machine, job.sizes_bytes
     if asked := _not_obeyed(loading, job.asking):

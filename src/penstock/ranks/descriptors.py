@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import ConfigError
+from penstock.local_sockets import peer_of
 
 _SECRET_BYTES = 16
 #: Behind the secret: the sender's rank.
 _RANK = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")
 _SECONDS = 5.0
 #: Whoever connects beyond the ranks of a host, and such a number, is left waiting.
 _STRANGERS = 64
@@ -96,8 +96,7 @@ class DescriptorExchange:
 
     def _received(self, connection: socket.socket, most: int) -> tuple[int | None, list[int]]:
         """Return who sends, None for a stranger, and its descriptors."""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+        if peer_of(connection).uid != os.geteuid():
             return None, []
         try:
             size = _SECRET_BYTES + _RANK.size

@@ -14,14 +14,13 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from penstock.errors import ConfigError
+from penstock.local_sockets import peer_of
 
-_CREDENTIALS = struct.Struct("3i")
 #: Processes that meet at a name.
 _MOST = 64
 #: Descriptors at most.
@@ -109,7 +108,7 @@ class Rendezvous:
             made.settimeout(_SECONDS)
             try:
                 made.connect(self._address(number))
-                if _user_of(made) != os.geteuid():
+                if peer_of(made).uid != os.geteuid():
                     return None
                 message, found, _, _ = socket.recv_fds(made, 1, _DESCRIPTORS)
             except ConnectionRefusedError:
@@ -136,7 +135,7 @@ class Rendezvous:
                 return
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(_SECONDS)
-                if _user_of(connection) == os.geteuid():
+                if peer_of(connection).uid == os.geteuid():
                     socket.send_fds(connection, [b"\0"], self.descriptors)
 
 
@@ -146,10 +145,3 @@ def _own_file(descriptor: int) -> int:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(descriptor)
-
-
-def _user_of(connected: socket.socket) -> int:
-    """Return the user of the process at the other end."""
-    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(found)[1]
-    return user

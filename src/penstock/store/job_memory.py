@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.store.group import Bytes, Failed, Ids
+from penstock.store.host_memory import checksum_of
 
 Numbers = NDArray[np.uint64]
 #: Reads samples of the source: ids, into, begins, as `read_group`.
@@ -120,7 +120,7 @@ class JobMemory:
             if good:
                 place = into[begins[index] : begins[index] + size]
                 place[:] = self._memory[begin : begin + size]
-                good = xxhash.xxh3_64_intdigest(place.data) == checksum
+                good = checksum_of(place) == checksum
                 if not good and self._rows[ids[index], _CHECKSUM] == checksum:
                     self._rows[ids[index], _SEAL] = 0  # whoever reads it has it here anew
             if not good:
@@ -165,7 +165,7 @@ class JobMemory:
                 continue
             data = into[begins[index] : begins[index] + size]
             self._memory[place : place + size] = data
-            row = np.array([[place, xxhash.xxh3_64_intdigest(data.data), 0]], np.uint64)
+            row = np.array([[place, checksum_of(data), 0]], np.uint64)
             row[0, _SEAL] = _seals(np.array([sample]), row, self._generation)[0]
             self._rows[sample] = row[0]
 

@@ -138,7 +138,7 @@ class Step:
         self._statistics = statistics
         self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._cancelled: BaseException | None = None
-        #: Whether a loop has to `check` in each iteration whether the run goes on.
+        #: Whether a loop has to `check` in each iteration, which raises once the run is over.
         self.stops = timeout_seconds is not None
         self._ready: list[tuple[Unit, Iteration]] = []
         self._results: list[Any] = [_DEAD] * plan.fetches
