@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -40,3 +41,31 @@ def evaluate(
     """Run a graph once."""
     with Session(Graph(nodes), **options) as session:
         return session.run(fetches, feeds)
+
+
+def any_value(graph: Graph, random: Random, pool: list[Any], counts: list[Any], depth: int = 0) -> Any:
+    """Add a random computation on what is in the pool: arithmetic, a loop or a condition, nested three deep at most."""
+    one, other = random.choice(pool), random.choice(pool)
+    kind = random.randrange(6 if depth < 3 else 4)
+    if kind < 4:
+        return [lambda: graph.add("Sigmoid", one + other), lambda: one - other, lambda: -one, lambda: one][
+            kind
+        ]()
+    results = random.randrange(1, 4)
+
+    def inside(*given: Any) -> list[Any]:
+        inner = [*pool, *given]
+        for _ in range(random.randrange(3)):
+            inner.append(any_value(graph, random, inner, counts, depth + 1))
+        return [random.choice(inner[-4:]) for _ in range(results)]
+
+    if kind == 4:
+        is_data = random.random() < 0.6
+        predicate = graph.add("Sum", one) < 0.0 if is_data else random.choice(counts) < 2
+        args = [random.choice(pool) for _ in range(random.randrange(3))]
+        return random.choice(graph.cond(predicate, inside, inside, args))
+    limit, carries = random.choice(counts), [random.choice(pool) for _ in range(results)]
+    found = graph.while_loop(
+        lambda i, *_: i < limit, lambda i, *given: [i + 1, *inside(*given)], [graph.constant(0), *carries]
+    )
+    return random.choice(found[1:])

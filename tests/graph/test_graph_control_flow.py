@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.graph.graphs import body, constant, evaluate, node
+from tests.for_each import for_each
+from tests.graph.graphs import any_value, body, constant, evaluate, node
 
 from penstock.errors import WaitTimeout
 from penstock.graph import Graph, GraphError, Session, Statistics, gradients
@@ -418,8 +419,8 @@ def test_what_fails_in_a_loop_that_runs_inside_of_a_region_names_its_node() -> N
 SQUARED = node("s", "MatMul", "b b", where="model.py:8")
 
 
-@pytest.mark.parametrize("made", ["by hand", "as a While"])
-@pytest.mark.parametrize("ending", ["close", "timeout"])
+@for_each("made", ["by hand", "as a While"])
+@for_each("ending", ["close", "timeout"])
 def test_a_loop_without_end_is_ended(ending: str, made: str) -> None:
     nodes = counting(1)
     for each in nodes:
@@ -478,34 +479,6 @@ def test_a_loop_that_fails_says_where_and_frees_the_session() -> None:
             with pytest.raises(GraphError, match=r"'w/f' \(here:1\).*three") as caught:
                 session.run("w:0")
             assert caught.value.kind == "kernel"
-
-
-def any_value(graph: Graph, random: Random, pool: list[Any], counts: list[Any], depth: int = 0) -> Any:
-    """Add a random computation on what is in the pool: arithmetic, a loop or a condition, nested three deep at most."""
-    one, other = random.choice(pool), random.choice(pool)
-    kind = random.randrange(6 if depth < 3 else 4)
-    if kind < 4:
-        return [lambda: graph.add("Sigmoid", one + other), lambda: one - other, lambda: -one, lambda: one][
-            kind
-        ]()
-    results = random.randrange(1, 4)
-
-    def inside(*given: Any) -> list[Any]:
-        inner = [*pool, *given]
-        for _ in range(random.randrange(3)):
-            inner.append(any_value(graph, random, inner, counts, depth + 1))
-        return [random.choice(inner[-4:]) for _ in range(results)]
-
-    if kind == 4:
-        is_data = random.random() < 0.6
-        predicate = graph.add("Sum", one) < 0.0 if is_data else random.choice(counts) < 2
-        args = [random.choice(pool) for _ in range(random.randrange(3))]
-        return random.choice(graph.cond(predicate, inside, inside, args))
-    limit, carries = random.choice(counts), [random.choice(pool) for _ in range(results)]
-    found = graph.while_loop(
-        lambda i, *_: i < limit, lambda i, *given: [i + 1, *inside(*given)], [graph.constant(0), *carries]
-    )
-    return random.choice(found[1:])
 
 
 #: In these, a condition that took the wrong branch would show.

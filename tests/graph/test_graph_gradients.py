@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 from tests.graph.graphs import body, constant, node
 
 from penstock.graph import Graph, GraphError, Session, Statistics, gradients
@@ -89,7 +90,7 @@ OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] 
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@for_each("name", OPERATIONS)
 def test_gradients_of_operations_are_those_of_pytorch(name: str) -> None:
     nodes, reference = OPERATIONS[name]
 
@@ -232,7 +233,7 @@ LOOPS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@for_each("name", LOOPS)
 def test_gradients_through_loops_are_those_of_pytorch_to_the_second_order(name: str) -> None:
     nodes, reference = LOOPS[name]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.graph import Graph, GraphError, Session
@@ -35,7 +36,7 @@ def same_bits(one: Any, other: Any) -> bool:
     return same
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@for_each("dtype", TYPES)
 def test_every_type_is_fed_held_saved_restored_and_kept_as_json_bit_for_bit(
     dtype: str, tmp_path: Any
 ) -> None:
@@ -173,7 +174,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@for_each("case", REFUSED)
 def test_what_is_refused_names_its_node_and_adds_nothing(case: str) -> None:
     nodes, kind, part = REFUSED[case]
     graph = Graph([node("x", "Placeholder", dtype="float32", shape=[None, 3]), constant("k", 1, "int32")])
@@ -189,13 +190,14 @@ def test_what_is_refused_names_its_node_and_adds_nothing(case: str) -> None:
     assert graph.to_json() == before
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "[" * 100_000,
         '{"penstock_graph": 9, "nodes": []}',
         "[1]",
         '[{"name": "a"}]',
+        '[{"name": "a", "op": "NoOp", "attr": []}]',
         "[NaN]",
         '{"a": 1, "a": 2}',
         "nothing",

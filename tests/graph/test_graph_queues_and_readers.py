@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
+from tests.for_each import for_each
 from tests.graph.graphs import constant, evaluate, node
 
 from penstock.graph import Graph, GraphError, Session
@@ -259,7 +260,7 @@ def test_records_are_those_that_another_program_wrote_each_to_one_run(tmp_path: 
     assert caught.value.kind == "out_of_range"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("where", "part"),
     [(3, "damaged length"), (15, "damaged: its checksum"), (-1, "cut off|more"), (None, "more")],
     ids=["length", "content", "cut", "huge"],

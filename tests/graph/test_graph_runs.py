@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.errors import WaitTimeout
@@ -45,7 +46,7 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("op", ARRAYS)
+@for_each("op", ARRAYS)
 def test_operations_give_what_numpy_gives(op: str) -> None:
     function, count = ARRAYS[op]
     values = [np.random.default_rng(seed).uniform(0.5, 2, (3, 3)) for seed in range(count)]
@@ -202,8 +203,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("regions", [True, False])
-@pytest.mark.parametrize("case", WRONG)
+@for_each("regions", [True, False])
+@for_each("case", WRONG)
 def test_errors_of_a_run_have_their_kind_and_node_and_leave_the_session_usable(
     case: str, regions: bool, tmp_path: Any
 ) -> None:
@@ -283,6 +284,43 @@ def test_values_are_freed_at_their_last_use_and_what_was_begun_is_finished_first
         session.run(fetch, {"x": np.zeros(1000, np.float32)})
 
     assert peak.most <= 5
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_a_gradient_that_keeps_few_values_computes_the_others_again_and_is_the_same(
+    regions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.graph.ops import registry
+
+    kernel, peak = registry.operation("Sigmoid").kernels["cpu"], Peak()
+    monkeypatch.setitem(
+        registry.operation("Sigmoid").kernels, "cpu", lambda node: watched(peak, kernel(node))
+    )
+    graph = Graph()
+    x = graph.placeholder("float32", [1000], name="x")
+    values, y = [], x
+    for _ in range(49):
+        y = graph.add("Sigmoid", y)
+        values.append(y)
+    (taken,) = graph.cond(graph.constant(True), lambda: values[24] * y, lambda: y)
+    loss = graph.add("Sum", taken)
+    array = np.linspace(-3, 3, 1000, dtype=np.float32)
+    found, most = [], []
+    for keep in (None, values[6::7]):
+        (slope,) = gradients(graph, loss, [x], keep=keep)
+        assert slope is not None
+        with Session(graph, regions=regions) as session:
+            peak.most = 0
+            found.append(session.run([loss, slope], {x: array}))
+            most.append(peak.most)
+
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert found[0][0] == found[1][0]
+    assert most[0] >= 49
+    # Those that are kept, a stretch between two of them, and what is at work.
+    assert most[1] <= 7 + 7 + 3
+    with pytest.raises(GraphError, match="nowhere"):
+        gradients(graph, loss, [x], keep=["nowhere:0"])
 
 
 def test_a_failed_step_keeps_nothing_it_had_computed() -> None:

@@ -38,11 +38,14 @@ from penstock.graph import (
     to_dot,
     to_upper_half,
 )
+from penstock.graph.errors import MismatchError
 from penstock.graph.run import timeline
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
 from penstock.measure.chrome import write_chrome
-from penstock.trace import Kind, read_trace
+from penstock.measure.export import export_trace
+from penstock.trace import SPAN, Kind, Trace, read_trace
+from penstock.trace.file import RUN_FOLDER
 
 
 def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
@@ -112,6 +115,7 @@ class Mixed(torch.nn.Module):
             torch.nn.Conv2d(2, 3, 3),
             torch.nn.BatchNorm2d(3),
             torch.nn.ReLU(),
+            torch.nn.MaxPool2d(3, 1, 1),
             torch.nn.Flatten(),
             torch.nn.Linear(12, 4),
         )
@@ -135,9 +139,13 @@ def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(
     module = Mixed().eval()
     graph = Graph()
     x = graph.placeholder("float32", [2, 2, 4, 4], name="x")
+    with pytest.raises(MismatchError, match=r"inputs\[0\] is a Tensor; give an edge"):
+        add_module(graph, module, [torch.zeros(2, 2, 4, 4)])  # type: ignore[list-item]
     (y,), assigns = add_module(graph, module, [x])
     total = graph.add("Sum", graph.add("Square", y))
     (slope,) = gradients(graph, total, [x])
+    with pytest.raises(MismatchError, match=rf"give its output, graph\.edge.*{assigns[0].name}:0"):
+        gradients(graph, total, [assigns[0]])
     images = torch.randn(2, 2, 4, 4, requires_grad=True)
     expected = module(images)
     expected.square().sum().backward()
@@ -150,7 +158,9 @@ def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(
 
     np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(gradient, images.grad.numpy(), rtol=1e-4, atol=1e-5)
-    assert parameter_counts(graph)["module/layers.4.weight"] == 48
+    assert parameter_counts(graph)["module/layers.5.weight"] == 48
+    # A gradient by Vjp would compute the maxima again.
+    assert not any("pool" in each.attr["of"]["op"] for each in graph.nodes.values() if each.op == "Vjp")
 
 
 SUMMARIES = [
@@ -222,6 +232,9 @@ board.main()
 def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     """A TensorBoard process reads the folder, and its web interface says what it found."""
     write_summaries(tmp_path / "run")
+    waited = np.zeros(2, SPAN)
+    waited["kind"], waited["end"] = [Kind.WAIT, Kind.STEP], [0.5, 1.5]
+    export_trace(Trace(waited), "tensorboard", tmp_path / "trace")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     port = address.rpartition(":")[2]
@@ -240,6 +253,7 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
     try:
         wait_until(loss, seconds=60)
         assert get("scalars/scalars?run=run&tag=loss")[0][1:] == [7, 2.0]
+        assert get("scalars/scalars?run=trace&tag=step/stall_seconds")[0][1:] == [0, 0.5]
         assert {"weights", "h"} <= get("histograms/tags")["run"].keys()
         assert {"filters", "i"} <= get("images/tags")["run"].keys()
         assert get("graphs/info")["run"]["run_graph"]
@@ -249,7 +263,7 @@ def test_tensorboard_shows_what_was_written(tmp_path: Path) -> None:
 
 
 def test_runs_are_steps_of_a_trace_with_a_span_for_each_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ninety iterations overflow the ring unless it is drained while they run; a run that waits for another's element
     stalls, and shows who it waited for."""
@@ -292,6 +306,16 @@ def test_runs_are_steps_of_a_trace_with_a_span_for_each_kernel(
     write_chrome(trace, tmp_path / "run.json")
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert [each["name"] for each in events].count("loop/fail") == 90
+
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    with Session(Graph(nodes[:1])) as session:  # under penstock watch
+        session.run("zero:0")
+    (joined,) = set(tmp_path.glob("*.trace")) - {path}
+    assert list(read_trace(joined).names.values()) == ["zero"]
+    monkeypatch.setattr(timeline, "path_in_run", lambda: tmp_path)
+    with Session(Graph(nodes[:1])) as session:
+        session.run("zero:0")
+    assert "the graph is not recorded in the run of penstock watch: " in capsys.readouterr().err
 
 
 def test_parts_of_a_graph_are_compared_with_those_of_a_module_each_on_what_that_was_given() -> None:

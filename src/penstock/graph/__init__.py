@@ -6,6 +6,7 @@ run/     sessions: lowering, merging, regions, the executor
 state/   variables, queues, mutexes, readers, and their saving
 grad/    gradients of any order, as nodes
 tools/   placement, drawings, import of modules, event files
+workers/ sessions whose nodes run on several processes and machines
 """
 
 from penstock.graph.errors import (

@@ -15,6 +15,22 @@ from dataclasses import dataclass, field
 from penstock.errors import ConfigError
 
 
+def is_allowed(device: str, only: str) -> bool:
+    """Return whether a constraint allows a device: parts of its name such as "/job:ps/task:1", or a piece of it.
+
+    A part fits as a whole: "/task:1" is not task 17. "/job:worker/task:1/device:cpu:0" and "gpu" are constraints, too.
+    """
+    parts = [part for part in only.split("/") if part]
+    if not only.startswith("/") and not all(part.startswith(_KINDS) for part in parts):
+        return only in device
+    own = device.split("/")
+    return all(any(f"{each}:".startswith(f"{part}:") for each in own) for part in parts)
+
+
+#: What the parts of a device's name begin with.
+_KINDS = ("job:", "task:", "device:")
+
+
 class NoFeasibleDevice(ConfigError):
     """No device can run a node, or all members of its group. node: its name."""
 
@@ -28,7 +44,8 @@ class PlacedNode:
     """What placement knows of a node.
 
     inputs, controls: names of nodes. cost_seconds: by device that has a kernel for it. nbytes: of its output.
-    group: nodes of one group run on one device; "" is none. only: a part of the names of the devices allowed.
+    group: nodes of one group run on one device; "" is none. only: which devices are allowed; see `is_allowed`.
+    beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
     """
 
     name: str
@@ -38,6 +55,8 @@ class PlacedNode:
     nbytes: float = 0.0
     group: str = ""
     only: str = ""
+    beside: tuple[str, ...] = ()
+    holds_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,61 +68,108 @@ class Placement:
     reason: dict[str, str]
 
 
-def feasible_devices(nodes: Sequence[PlacedNode], devices: Sequence[str]) -> dict[str, list[str]]:
-    """Return the devices that each node may run on, in their order of preference.
+def groups_of(nodes: Sequence[PlacedNode]) -> dict[str, list[PlacedNode]]:
+    """Return, by name, the nodes that run on one device with each node, itself among them, in their order.
+
+    Source: Abadi et al. 2015, section 4.3: union-find over the constraints.
+    """
+    parent = {node.name: node.name for node in nodes}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    first_of: dict[str, str] = {}
+    for node in nodes:
+        for other in (*node.beside, *((first_of.setdefault(node.group, node.name),) if node.group else ())):
+            parent[root(node.name)] = root(other)
+    groups: dict[str, list[PlacedNode]] = {}
+    for node in nodes:
+        groups.setdefault(root(node.name), []).append(node)
+    return {node.name: groups[root(node.name)] for node in nodes}
+
+
+def feasible_devices(
+    nodes: Sequence[PlacedNode], devices: Sequence[str], groups: Mapping[str, list[PlacedNode]] | None = None
+) -> dict[str, list[str]]:
+    """Return the devices that each node may run on, in their order of preference. groups: as `groups_of` returns them.
 
     Raises: NoFeasibleDevice.
     """
+    groups = groups_of(nodes) if groups is None else groups
     own = {
-        node.name: [device for device in devices if device in node.cost_seconds and node.only in device]
+        node.name: [d for d in devices if d in node.cost_seconds and is_allowed(d, node.only)]
         for node in nodes
     }
-    groups: dict[str, list[PlacedNode]] = {}
     for node in nodes:
         if not own[node.name]:
-            allowed = f" whose name has {node.only!r} in it" if node.only else ""
+            allowed = f" that {node.only!r} allows" if node.only else ""
             raise NoFeasibleDevice(
                 node.name,
                 f"none of {', '.join(devices) or 'no devices'}{allowed} has a kernel for {node.name!r}",
             )
-        if node.group:
-            groups.setdefault(node.group, []).append(node)
-    for group, members in groups.items():
-        shared = [device for device in devices if all(device in own[member.name] for member in members)]
-        if not shared:
-            names = ", ".join(repr(member.name) for member in members)
-            raise NoFeasibleDevice(members[0].name, f"no device can run all of the group {group!r}: {names}")
-        own.update({member.name: shared for member in members})
-    return own
+    shared: dict[str, list[str]] = {}
+    for node in nodes:
+        members = groups[node.name]
+        first = members[0].name
+        if first not in shared:
+            shared[first] = [d for d in devices if all(d in own[member.name] for member in members)]
+            if not shared[first]:
+                raise NoFeasibleDevice(first, _contradiction(members))
+    return {node.name: shared[groups[node.name][0].name] for node in nodes}
+
+
+def _contradiction(members: Sequence[PlacedNode]) -> str:
+    bound = [member for member in members if member.only] or list(members)
+    said = ", ".join(
+        f"{member.name!r}" + (f" on {member.only!r}" if member.only else "") for member in bound[:_MOST_NAMED]
+    )
+    more = f" and {len(bound) - _MOST_NAMED} more" if len(bound) > _MOST_NAMED else ""
+    group = next((f" {member.group!r}" for member in members if member.group), "")
+    return f"no device can run all of the group{group}, whose nodes share a device: {said}{more}"
+
+
+#: Of the nodes of a group whose constraints contradict each other, how many an error names.
+_MOST_NAMED = 8
 
 
 def place(
-    nodes: Sequence[PlacedNode], devices: Sequence[str], latency_seconds: float, bytes_per_second: float
+    nodes: Sequence[PlacedNode],
+    devices: Sequence[str],
+    latency_seconds: float,
+    bytes_per_second: float,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    memory_bytes: Mapping[str, float] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
 ) -> Placement:
     """Return where the nodes of an acyclic graph run.
 
-    devices: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them.
+    devices: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them, but those
+    that links has, by both devices.
+    fixed: where nodes are already. memory_bytes: by device, for the state of its nodes; without end where it says none.
     Raises: NoFeasibleDevice; ConfigError if nodes need each other in a circle, or one that is not there.
     """
-    feasible = feasible_devices(nodes, devices)
+    groups = groups_of(nodes)
+    feasible = feasible_devices(nodes, devices, groups)
     by_name = {node.name: node for node in nodes}
     position = {node.name: place for place, node in enumerate(nodes)}
-    users: dict[str, list[str]] = {node.name: [] for node in nodes}
-    missing: dict[str, int] = {}
-    for node in nodes:
-        needed = {*node.inputs, *node.controls}
-        for name in needed:
-            if name not in by_name:
-                raise ConfigError(f"node {node.name!r} needs {name!r}, which is not there")
-            users[name].append(node.name)
-        missing[node.name] = len(needed)
+    users, missing = needs_of(nodes)
     ready = [(0.0, position[name], name) for name, count in missing.items() if count == 0]
     heapq.heapify(ready)
     free = dict.fromkeys(devices, 0.0)
+    left_bytes = {device: (memory_bytes or {}).get(device, float("inf")) for device in devices}
     chosen: dict[str, str] = {}
     finish: dict[str, float] = {}
     reason: dict[str, str] = {}
+    #: By the first node of a group.
     group_device: dict[str, str] = {}
+    for name, device in (fixed or {}).items():
+        if name in by_name:
+            group_device[groups[name][0].name] = device
+
+    usual = (latency_seconds, bytes_per_second)
 
     def finish_on(node: PlacedNode, device: str) -> float:
         start = free[device]
@@ -111,22 +177,31 @@ def place(
             there = finish[name]
             if chosen[name] != device:
                 nbytes = by_name[name].nbytes if name in node.inputs else 0.0
-                there += latency_seconds + nbytes / bytes_per_second
+                latency, rate = (links or {}).get((chosen[name], device), usual)
+                there += latency + nbytes / rate
             start = max(start, there)
         return start + node.cost_seconds[device]
 
     while ready:
         _, _, name = heapq.heappop(ready)
-        node = by_name[name]
-        follows = node.group in group_device
-        candidates = [group_device[node.group]] if follows else feasible[name]
+        node, members = by_name[name], groups[name]
+        first = members[0].name
+        follows = first in group_device
+        candidates = [group_device[first]] if follows else feasible[name]
+        holds = sum(member.holds_bytes for member in members)
+        if not follows and holds:
+            candidates = [device for device in candidates if holds <= left_bytes[device]]
+            if not candidates:
+                room = ", ".join(f"{left_bytes[d]:,.0f} on {d}" for d in feasible[name])
+                raise NoFeasibleDevice(name, f"its state of {holds:,.0f} bytes has no space: {room} are left")
         ends = {device: finish_on(node, device) for device in candidates}
         device = min(ends, key=lambda each: ends[each])
         chosen[name], finish[name] = device, ends[device]
         free[device] = ends[device]
-        if node.group:
-            group_device.setdefault(node.group, device)
-        reason[name] = f"follows its group {node.group!r}" if follows else _reason(device, ends)
+        if not follows:
+            group_device[first] = device
+            left_bytes[device] -= holds
+        reason[name] = _reason_to_follow(node, members, fixed) if follows else _reason(device, ends)
         for user in users[name]:
             missing[user] -= 1
             if missing[user] == 0:
@@ -136,6 +211,30 @@ def place(
         left = next(node.name for node in nodes if node.name not in chosen)
         raise ConfigError(f"node {left!r} needs itself: placement takes graphs without loops")
     return Placement(chosen, finish, reason)
+
+
+def needs_of(nodes: Sequence[PlacedNode]) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Return by node which others need it, and how many it needs. Raises: ConfigError if one is not there."""
+    users: dict[str, list[str]] = {node.name: [] for node in nodes}
+    missing: dict[str, int] = {}
+    for node in nodes:
+        needed = {*node.inputs, *node.controls}
+        for name in needed:
+            if name not in users:
+                raise ConfigError(f"node {node.name!r} needs {name!r}, which is not there")
+            users[name].append(node.name)
+        missing[node.name] = len(needed)
+    return users, missing
+
+
+def _reason_to_follow(
+    node: PlacedNode, members: Sequence[PlacedNode], fixed: Mapping[str, str] | None
+) -> str:
+    if node.name in (fixed or {}):
+        return "is there already"
+    if node.group:
+        return f"follows its group {node.group!r}"
+    return f"shares a device with {next(each.name for each in members if each.name != node.name)!r}"
 
 
 def _reason(device: str, ends: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.stacks import element_of, spec_to_json
 from penstock.graph.ops.table import operation
 from penstock.graph.ops.vjp import vjp_node
-from penstock.graph.run.reach import needed_nodes
+from penstock.graph.run.reach import is_pure, needed_nodes
 
 #: Operations whose gradient is a function of what they give, and what computes it.
 _BY_RESULT = {
@@ -38,12 +38,20 @@ Forward = Callable[[Endpoint], Endpoint]
 
 
 def gradients(
-    graph: Graph, ys: Any, xs: Sequence[Any], grad_ys: Sequence[Any] | None = None, *, name: str = "gradients"
+    graph: Graph,
+    ys: Any,
+    xs: Sequence[Any],
+    grad_ys: Sequence[Any] | None = None,
+    *,
+    keep: Sequence[Any] | None = None,
+    name: str = "gradients",
 ) -> list[Edge | None]:
     """Add the gradient of the sum of `ys` with respect to each of `xs`.
 
     ys, xs: edges or "node:port" texts; a variable stands for what is read of it. grad_ys: cotangents, one for each of
-    ys; None: ones.
+    ys; None: ones. keep: edges whose values stay for the backward pass; the others are computed again from these, and
+    from state, draws, loops and conditions, once it comes to them: less memory for at most one more forward pass. None
+    keeps all that it needs.
     Returns: an edge for each of xs, None where no y depends on it.
     Raises: NotFoundError; MismatchError if a y is no float; UnsupportedError through Switch and Merge made by hand.
     """
@@ -61,8 +69,11 @@ def gradients(
             given = None if grad_ys is None else grad_ys[place]
             seed = graph.add("OnesLike", target) if given is None else given
             seeds.setdefault(target, []).append(graph.endpoint(seed))
-        builder = _Builder(graph)
-        found = builder.back(scope, dict(scope.nodes), seeds, set(wanted), lambda endpoint: endpoint)
+        builder, nodes = _Builder(graph, scope), dict(scope.nodes)
+        forward: Forward = lambda endpoint: endpoint  # noqa: E731
+        if keep is not None:
+            forward = _Again(builder, scope, nodes, {*wanted, *(_found(graph, each) for each in keep)}).value
+        found = builder.back(scope, nodes, seeds, set(wanted), forward)
     return [None if each not in found else graph.edge(str(found[each])) for each in wanted]
 
 
@@ -76,8 +87,10 @@ def _found(graph: Graph, given: Any) -> Endpoint:
 class _Builder:
     """Adds the nodes of a gradient to the scope that the graph is building."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, scope: Scope) -> None:
+        self._graph, self._outermost = graph, scope
+        #: Whose gradient is being built, as far as the outermost scope goes.
+        self.cotangent: Endpoint | None = None
 
     def add(self, op: str, *inputs: Endpoint, **attr: Any) -> list[Endpoint]:
         return self._graph.add_node(op, *inputs, **attr).endpoints()
@@ -85,6 +98,14 @@ class _Builder:
     def one(self, op: str, *inputs: Endpoint, **attr: Any) -> Endpoint:
         (endpoint,) = self.add(op, *inputs, **attr)
         return endpoint
+
+    def again(self, node: Node, inputs: Sequence[Endpoint], after: Endpoint) -> str:
+        """Add a copy of a node, of other inputs, that waits for a value; return its name."""
+        controls = [*node.controls, after.node]
+        with self._graph.inside(self._outermost):  # also if the gradient of a branch asks
+            return self._graph.add_node(
+                node.op, *inputs, name="again", controls=controls, device=node.device, **node.attr
+            ).name
 
     def zeros(self, spec: Spec, value: Callable[[], Endpoint]) -> Endpoint:
         """Return zeros for a gradient; value: gives the forward value, asked where the shape is not known."""
@@ -130,6 +151,8 @@ class _Builder:
             }
             if not followed:
                 continue
+            if scope is self._outermost:
+                self.cotangent = next(iter(cotangents.values()))
             with blame(node):
                 found = self._rule(scope, node, cotangents, followed, forward)
             for endpoint, gradient in found:
@@ -184,9 +207,7 @@ class _Builder:
         return self._vjp(node, cotangents, followed, forward)
 
     def _pool(self, scope: Scope, node: Node, cotangent: Endpoint, forward: Forward) -> Endpoint:
-        if not node.attr.get("indices"):
-            node.attr["indices"] = True
-            node.outputs = tuple(infer(scope, node))
+        _give_places(scope, node)
         attr = {name: value for name, value in node.attr.items() if name != "indices"}
         places = forward(Endpoint(node.name, 1))
         return self.one("MaxPoolBackward", forward(node.inputs[0]), places, cotangent, **attr)
@@ -285,6 +306,61 @@ class _Builder:
         self, scope: Scope, node: Node, cotangents: dict[int, Endpoint], forward: Forward
     ) -> Iterable[tuple[Endpoint, Endpoint]]:
         return _Loop(self, self._graph, scope, node, cotangents, forward).build()
+
+
+class _Again:
+    """Values of the forward pass, computed again from those that are kept."""
+
+    def __init__(
+        self, builder: _Builder, scope: Scope, nodes: Mapping[str, Node], kept: set[Endpoint]
+    ) -> None:
+        self._build, self._scope, self._nodes, self._kept = builder, scope, nodes, kept
+        self._copies: dict[str, str] = {}
+
+    def value(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint with a value of the forward pass: what is kept, or a copy that waits for a cotangent."""
+        todo = [endpoint]
+        while todo:
+            node = self._nodes.get(todo[-1].node)
+            if todo[-1] in self._kept or node is None or not node.inputs or not _is_simple(node):
+                todo.pop()
+                continue
+            missing = [each for each in node.inputs if not self._is_there(each)]
+            if missing:
+                todo += missing
+                continue
+            todo.pop()
+            if node.name not in self._copies:
+                self._copies[node.name] = self._copy(node)
+        return self._there(endpoint)
+
+    def _is_there(self, endpoint: Endpoint) -> bool:
+        node = self._nodes.get(endpoint.node)
+        is_made = node is None or not node.inputs or not _is_simple(node)
+        return is_made or endpoint in self._kept or endpoint.node in self._copies
+
+    def _there(self, endpoint: Endpoint) -> Endpoint:
+        if endpoint in self._kept or endpoint.node not in self._copies:
+            return endpoint
+        return Endpoint(self._copies[endpoint.node], endpoint.port)
+
+    def _copy(self, node: Node) -> str:
+        assert self._build.cotangent is not None, "a rule asks for it"
+        if node.op == "MaxPool":
+            _give_places(self._scope, node)
+        # The control keeps it from being merged with the first, and from running before it is needed.
+        return self._build.again(node, [self._there(each) for each in node.inputs], self._build.cotangent)
+
+
+def _is_simple(node: Node) -> bool:
+    return node.op not in ("While", "Cond", "Switch", "Merge") and is_pure(node)
+
+
+def _give_places(scope: Scope, node: Node) -> None:
+    """Let a MaxPool give the places of its maxima, too."""
+    if not node.attr.get("indices"):
+        node.attr["indices"] = True
+        node.outputs = tuple(infer(scope, node))
 
 
 class _Loop:

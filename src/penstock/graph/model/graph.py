@@ -416,6 +416,10 @@ class Graph:
 
 def as_constant(value: Any, dtype: str = "") -> Constant:
     """Return a value as a Constant holds it. Raises: MismatchError."""
+    if isinstance(value, Node):
+        raise MismatchError(
+            f'{value.name!r} is a node, and a value is needed: give its output, graph.edge("{value.name}:0")'
+        )
     dtype = check_dtype(dtype or _dtype_of(value))
     return Constant(to_value(value, dtype), dtype)
 

@@ -108,7 +108,7 @@ def node_from_json(given: Any, depth: int = 0) -> Node:
     name, where = given["name"], given.get("where") or ""
     unknown = given.keys() - _FIELDS - set(_PLACEMENT)
     problem = f"it has the unknown field {min(unknown)!r:.80}" if unknown else ""
-    attr = given.get("attr") or {}
+    attr = {} if given.get("attr") is None else given["attr"]
     if not isinstance(attr, dict):
         problem = f"attr is {attr!r:.80}; give an object"
     for field in ("in", "ctrl"):

@@ -8,6 +8,8 @@ from penstock.graph.ops import (  # noqa: F401
     calls,
     control,
     elementwise,
+    exchange,
+    images,
     matrix,
     net,
     random,

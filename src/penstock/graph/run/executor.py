@@ -43,6 +43,7 @@ from penstock.graph.run.plan import (
 )
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Lane
+from penstock.queues import get_within
 
 _DEAD = object()
 
@@ -127,8 +128,12 @@ class Step:
         timeout_seconds: float | None = None,
         observe: Callable[[Flat, Sequence[Any]], None] | None = None,
         lane: Lane | None = None,
+        number: int = 0,
+        slowness: float = 1.0,
     ) -> None:
         self.plan = plan
+        self._slowness = slowness
+        self.number = number
         self._lane = lane
         self._observe = observe
         self.events: SimpleQueue[tuple[Waiter | None, Any, BaseException | None]] = SimpleQueue()
@@ -144,6 +149,8 @@ class Step:
         self._results: list[Any] = [_DEAD] * plan.fetches
         self._frames: dict[tuple[int, int], Frame] = {}
         self._runs: dict[str, int] = {}
+        #: What it runs now, another tuple each time; None while it waits.
+        self.under_way: tuple[Unit, Iteration] | None = None
         #: Mutexes that this step holds.
         self.held: set[Any] = set()
 
@@ -203,8 +210,9 @@ class Step:
             while ready:
                 if self._cancelled is not None:
                     raise self._cancelled
-                unit, iteration = ready.pop()
+                unit, iteration = self.under_way = ready.pop()
                 fire(unit, iteration)
+            self.under_way = None
             if not self.waiting:
                 return
             self._take_event()
@@ -215,7 +223,7 @@ class Step:
         left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
         begin = 0.0 if self._lane is None else time.perf_counter()
         try:
-            waiter, values, error = self.events.get(timeout=left)
+            waiter, values, error = get_within(self.events, left)
         except Empty:
             raise WaitTimeout(f"the run took longer than its timeout: {'; '.join(self.waits())}") from None
         if self._lane is not None:
@@ -226,6 +234,9 @@ class Step:
         self.waiting.discard(waiter)
         if error is not None:
             raise self._blamed(error, waiter.unit.flat)
+        self._end_wait(waiter, values)
+
+    def _end_wait(self, waiter: Waiter, values: Any) -> None:
         if self._statistics is not None:
             self._statistics.add(waiter.unit.flat, time.perf_counter() - waiter.since)
         if self._lane is not None:
@@ -288,7 +299,8 @@ class Step:
     def _call(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         call, flat = unit.call, unit.flat
         assert call is not None, "a kernel has a call"
-        begin = 0.0 if self._statistics is None and self._lane is None else time.perf_counter()
+        is_timed = self._statistics is not None or self._lane is not None or self._slowness > 1
+        begin = time.perf_counter() if is_timed else 0.0
         try:
             if unit.region is not None:
                 outputs: Sequence[Any] = call(args, self)
@@ -301,10 +313,13 @@ class Step:
             if unit.region is not None:
                 flat, args = unit.region.culprit(error) or (flat, [])
             raise self._blamed(error, flat, args) from error
+        if self._slowness > 1:
+            time.sleep((self._slowness - 1) * (time.perf_counter() - begin))
         if self._statistics is not None:
-            seconds = time.perf_counter() - begin
-            for each in unit.region.members if unit.region else (flat,):
-                self._statistics.add(each, seconds / (len(unit.region.members) if unit.region else 1))
+            members = unit.region.members if unit.region else [flat]
+            seconds = (time.perf_counter() - begin) / len(members)
+            for each in members:
+                self._statistics.add(each, seconds, outputs if len(members) == 1 else None)
         if self._lane is not None:
             self._lane.kernel(unit, begin, time.perf_counter())
         if self._observe is not None:
@@ -330,9 +345,12 @@ class Step:
         call = unit.call
         assert call is not None, "a kernel has a call"
         try:
-            call(waiter, *args)
+            values = call(waiter, *args)
         except Exception as error:
             raise self._blamed(error, unit.flat, args) from error
+        if values is not None:  # it had not to wait
+            self.waiting.discard(waiter)
+            self._end_wait(waiter, values)
 
     def _blamed(self, error: BaseException, flat: Flat, args: Sequence[Any] = ()) -> BaseException:
         """Return the error to raise for what a kernel raised: a mismatch if its inputs do not fit."""

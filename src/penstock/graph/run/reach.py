@@ -127,21 +127,22 @@ class Inlined:
         )
 
 
-def _inner_nodes(node: Node) -> Iterator[Node]:
+def inner_nodes(node: Node) -> Iterator[Node]:
+    """Yield a node, and all those in its bodies."""
     yield node
     for _, subgraph in node.subgraphs():
         for inner in subgraph.nodes.values():
-            yield from _inner_nodes(inner)
+            yield from inner_nodes(inner)
 
 
 def _is_by_hand(node: Node) -> bool:
-    return any(each.op in ("Switch", "Merge", "Enter", "Leave") for each in _inner_nodes(node))
+    return any(each.op in ("Switch", "Merge", "Enter", "Leave") for each in inner_nodes(node))
 
 
 def _can_release(node: Node) -> bool:
     return any(
         each.op == "Call" or any(spec.kind in ("queue", "mutex") for spec in each.takes)
-        for each in _inner_nodes(node)
+        for each in inner_nodes(node)
     )
 
 

@@ -7,7 +7,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from penstock.graph.run.lower import Flat, Lowering
 from penstock.graph.run.plan import Plan, make_plan
 from penstock.graph.run.reach import Inlined
 from penstock.graph.run.statistics import Statistics
-from penstock.graph.run.timeline import Timeline
+from penstock.graph.run.timeline import Lane, timeline_of
 from penstock.graph.state.resources import Resources
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
@@ -55,6 +54,8 @@ class Session:
         compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         check_finite: bool = False,
         trace: str | os.PathLike[str] | None = None,
+        resources: Resources | None = None,
+        slowness: float = 1.0,
     ) -> None:
         """Open a session.
 
@@ -63,18 +64,21 @@ class Session:
         `restore`; the session closes what it made. regions: whether pure nodes run as one function where they can.
         compiler: compiles these functions, such as torch.compile. check_finite: raise where a node gives NaN or
         infinity, naming it (slow).
-        trace: a file for the timeline of all runs, which `penstock trace` and `penstock report` read.
+        trace: a file for the timeline of all runs, which `penstock trace` and `penstock report` read; under `penstock
+            watch` one in its run, unless given.
+        resources: the state, of a session that shares its own with others; then what they bring is theirs, too.
+        slowness: makes each kernel take so many times as long, to try how a placement copes.
         """
-        if not is_integer(seed) or not 0 <= seed < 2**64:
-            raise MismatchError(f"seed is {seed!r:.40}; give an integer from 0 to 2**64 - 1")
         self.graph = Graph() if graph is None else graph
-        self.resources = Resources(int(seed), functions, batches)
+        self.resources = resources or Resources(checked_seed(seed), functions, batches)
+        self._owns_resources = resources is None
         self._regions = regions and not check_finite
+        self._slowness = slowness
         self._compiler = compiler
         self._inlines = self._regions and compiler is None
         self._observe = _check_finite if check_finite else None
         self._plans: dict[Any, Plan] = {}
-        self._timeline = None if trace is None else Timeline(trace)
+        self._timeline = timeline_of(trace)
         self._steps: set[Step] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -94,25 +98,40 @@ class Session:
         *,
         statistics: Statistics | None = None,
         timeout_seconds: float | None = None,
+        number: int = 0,
+        lane: Lane | None = None,
     ) -> Any:
         """Run what the fetches and targets need, and return the fetched values.
 
         fetches: one, or a list, tuple or mapping of edges or texts. "node:port" is a tensor; "node" is an operation,
             which runs and gives None.
         feeds: arrays in place of outputs, by edge or text; they are copied. targets: operations that run besides.
-        statistics: filled with what ran. timeout_seconds: None waits for ever.
+        statistics: filled with what ran. timeout_seconds: None waits for ever. number: by which `cancel` and nodes that
+            send and receive tell this run from others. lane: records this run in place of the session's trace.
         Returns: NumPy arrays, the caller's own, arranged as `fetches` is.
         Raises: GraphErrors; WaitTimeout; KeyboardInterrupt passes. The session stays usable.
         """
         self._check_open()
-        wanted, arrange = _arranged(fetches)
-        places, operations = self._asked(wanted, targets)
+        wanted, arrange = arranged(fetches)
+        places, operations = asked(self.graph, wanted, targets)
         endpoints = [endpoint for endpoint in places if endpoint is not None]
-        fed, values = self._fed(feeds or {})
+        fed, values = fed_values(self.graph, feeds or {})
         # Statistics count each kernel, so loops run node by node.
         plan = self._plan(endpoints, operations, fed, inlines=self._inlines and statistics is None)
-        lane = None if self._timeline is None else self._timeline.begin()
-        step = Step(plan, values, self.resources, statistics, timeout_seconds, self._observe, lane)
+        timeline = self._timeline if lane is None else None
+        if timeline is not None:
+            lane = timeline.begin()
+        step = Step(
+            plan,
+            values,
+            self.resources,
+            statistics,
+            timeout_seconds,
+            self._observe,
+            lane,
+            number,
+            self._slowness,
+        )
         del values
         with self._lock:
             self._steps.add(step)
@@ -130,68 +149,11 @@ class Session:
         finally:
             with self._lock:
                 self._steps.discard(step)
-            if self._timeline is not None and lane is not None:
-                self._timeline.end(lane)
+            if timeline is not None and lane is not None:
+                timeline.end(lane)
         found = dict(zip(dict.fromkeys(endpoints), results, strict=True))
         del results
         return arrange([None if each is None else to_client(found[each]) for each in places])
-
-    def _asked(
-        self, wanted: Sequence[Any], targets: Sequence[Any]
-    ) -> tuple[list[Endpoint | None], list[str]]:
-        """Return the endpoint of each fetch, None where it names an operation, and all operations that a run asks for.
-
-        Raises: NotFoundError; MismatchError for a fetch that is no tensor.
-        """
-        scope = self.graph.scope
-        places = [_endpoint_of(each) for each in wanted]
-        operations = []
-        targets = [targets] if isinstance(targets, str | Edge | Node) else targets
-        for each, endpoint in zip(wanted, places, strict=True):
-            if endpoint is None:
-                operations.append(_name_of(each))
-                continue
-            spec = scope.find(endpoint)
-            if spec is None:
-                raise NotFoundError(
-                    f"fetch {str(endpoint)!r} is not there{nearest(endpoint.node, scope.nodes)}"
-                )
-            if spec.kind not in ("tensor", "variable"):
-                raise MismatchError(
-                    f"fetch {str(endpoint)!r} is a {spec.kind}, and no tensor", node=endpoint.node
-                )
-        operations += [_name_of(each) for each in targets]
-        for name in operations:
-            if name not in scope.nodes:
-                raise NotFoundError(f"target {name!r} is not there{nearest(name, scope.nodes)}")
-        return places, operations
-
-    def _fed(self, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
-        """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
-        endpoints, values = [], []
-        for key, array in feeds.items():
-            endpoint = key.endpoint if isinstance(key, Edge) else parse_endpoint(str(key))
-            spec = self.graph.scope.find(endpoint)
-            if spec is None:
-                raise NotFoundError(
-                    f"feed {str(endpoint)!r} is not there{nearest(endpoint.node, self.graph.nodes)}"
-                )
-            node = self.graph.nodes[endpoint.node]
-            try:
-                if spec.kind not in ("tensor", "variable"):
-                    raise MismatchError(f"its output is a {spec.kind}, which cannot be fed")
-                value = to_value(array, spec.dtype)
-                if not fits(spec.shape, tuple(value.shape)):
-                    raise MismatchError(
-                        f"{shape_text(tuple(value.shape))} is fed, and its shape is {shape_text(spec.shape)}"
-                    )
-            except MismatchError as error:
-                raise MismatchError(error.text, node=node.name, where=node.where) from None
-            if endpoint in endpoints:
-                raise MismatchError("it is fed twice", node=node.name, where=node.where)
-            endpoints.append(endpoint)
-            values.append(value)
-        return endpoints, values
 
     def _plan(
         self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint], *, inlines: bool
@@ -256,9 +218,18 @@ class Session:
 
     def waits(self) -> list[str]:
         """Return one line for each node that waits: which, for how long."""
+        return [line for step in self.steps() for line in step.waits()]
+
+    def steps(self) -> list[Step]:
+        """Return the runs that are under way."""
         with self._lock:
-            steps = list(self._steps)
-        return [line for step in steps for line in step.waits()]
+            return list(self._steps)
+
+    def cancel(self, number: int, error: BaseException) -> None:
+        """End the runs of a number with an error, where any are under way."""
+        for step in self.steps():
+            if step.number == number:
+                step.cancel(error)
 
     # -- Closing ---------------------------------------------------------------------------------------------
 
@@ -270,7 +241,8 @@ class Session:
             self._plans.clear()
         for step in steps:
             step.cancel(CancelledError("the session was closed while this run was under way"))
-        self.resources.close()
+        if self._owns_resources:
+            self.resources.close()
         if self._timeline is not None:
             self._timeline.close()
 
@@ -281,10 +253,70 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def checked_seed(seed: Any) -> int:
+    """Return a seed of all draws. Raises: MismatchError."""
+    if not is_integer(seed) or not 0 <= seed < 2**64:
+        raise MismatchError(f"seed is {seed!r:.40}; give an integer from 0 to 2**64 - 1")
+    return int(seed)
+
+
+def asked(
+    graph: Graph, wanted: Sequence[Any], targets: Sequence[Any]
+) -> tuple[list[Endpoint | None], list[str]]:
+    """Return the endpoint of each fetch, None where it names an operation, and all operations that a run asks for.
+
+    Raises: NotFoundError; MismatchError for a fetch that is no tensor.
+    """
+    scope = graph.scope
+    places = [_endpoint_of(each) for each in wanted]
+    operations = []
+    targets = [targets] if isinstance(targets, str | Edge | Node) else targets
+    for each, endpoint in zip(wanted, places, strict=True):
+        if endpoint is None:
+            operations.append(_name_of(each))
+            continue
+        spec = scope.find(endpoint)
+        if spec is None:
+            raise NotFoundError(f"fetch {str(endpoint)!r} is not there{nearest(endpoint.node, scope.nodes)}")
+        if spec.kind not in ("tensor", "variable"):
+            raise MismatchError(
+                f"fetch {str(endpoint)!r} is a {spec.kind}, and no tensor", node=endpoint.node
+            )
+    operations += [_name_of(each) for each in targets]
+    for name in operations:
+        if name not in scope.nodes:
+            raise NotFoundError(f"target {name!r} is not there{nearest(name, scope.nodes)}")
+    return places, operations
+
+
+def fed_values(graph: Graph, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
+    """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
+    endpoints, values = [], []
+    for key, array in feeds.items():
+        endpoint = key.endpoint if isinstance(key, Edge) else parse_endpoint(str(key))
+        spec = graph.scope.find(endpoint)
+        if spec is None:
+            raise NotFoundError(f"feed {str(endpoint)!r} is not there{nearest(endpoint.node, graph.nodes)}")
+        node = graph.nodes[endpoint.node]
+        try:
+            if spec.kind not in ("tensor", "variable"):
+                raise MismatchError(f"its output is a {spec.kind}, which cannot be fed")
+            value = to_value(array, spec.dtype)
+            if not fits(spec.shape, tuple(value.shape)):
+                raise MismatchError(
+                    f"{shape_text(tuple(value.shape))} is fed, and its shape is {shape_text(spec.shape)}"
+                )
+        except MismatchError as error:
+            raise MismatchError(error.text, node=node.name, where=node.where) from None
+        if endpoint in endpoints:
+            raise MismatchError("it is fed twice", node=node.name, where=node.where)
+        endpoints.append(endpoint)
+        values.append(value)
+    return endpoints, values
 
 
 def _bare(error: GraphError) -> GraphError:
@@ -313,7 +345,7 @@ def _name_of(given: Any) -> str:
     return given.name if isinstance(given, Node) else str(given).partition(":")[0]
 
 
-def _arranged(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def arranged(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return the fetches as a list, and what arranges their values as they are."""
     if isinstance(fetches, Mapping):
         return list(fetches.values()), lambda values: dict(zip(fetches, values, strict=True))

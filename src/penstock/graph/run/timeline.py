@@ -11,14 +11,16 @@ import itertools
 import os
 import threading
 import time
+from typing import Any
 
 import torch
 
+from penstock.flow.collector import Collector
 from penstock.flow.recorder import Recorder, Ring
 from penstock.graph.run.plan import Unit
-from penstock.loader.progress import Collector
 from penstock.report import print_report
-from penstock.trace import JSON, NO_STEP, Kind, TraceWriter
+from penstock.trace import JSON, NO_FLOW, NO_STEP, Kind, TraceWriter
+from penstock.trace.file import path_in_run
 
 _RING_SPANS = 1 << 13
 
@@ -66,7 +68,7 @@ class Timeline:
 
     def number(self, unit: Unit) -> int:
         """Return the number by which spans name a unit."""
-        name = _name(unit)
+        name = name_of(unit)
         number = self._numbers.get(name)
         if number is None:
             with self._lock:
@@ -74,21 +76,37 @@ class Timeline:
             self._collector.name({number: name})
         return number
 
+    def flow(self, unit: Unit, run: int) -> int:
+        """Return what links spans of a Send and its Recv; a session of its own has none."""
+        return NO_FLOW
+
     def close(self) -> None:
         """End the file. Twice is harmless."""
         self._collector.close()
 
 
+def timeline_of(trace: str | os.PathLike[str] | None) -> Timeline | None:
+    """Return what records a session's runs: into a file, or the run of `penstock watch` that it is part of, or not."""
+    if trace is not None:
+        return Timeline(trace)
+    path = path_in_run()
+    try:
+        return None if path is None else Timeline(path)
+    except OSError as error:
+        print_report(f"the graph is not recorded in the run of penstock watch: {error}")
+        return None
+
+
 class Lane:
     """What one run records."""
 
-    __slots__ = ("_at", "_has_waited", "_numbers", "_timeline", "ring", "run", "worker")
+    __slots__ = ("_at", "_has_waited", "_numbers", "_timeline", "_waited_from", "ring", "run", "worker")
 
-    def __init__(self, timeline: Timeline, ring: Ring, worker: int, run: int) -> None:
+    def __init__(self, timeline: Any, ring: Ring, worker: int, run: int) -> None:
         self._timeline, self.ring, self.worker, self.run = timeline, ring, worker, run
         self._numbers: dict[Unit, int] = {}
         #: Up to when it is recorded what the run did, waiting or working.
-        self._at = time.perf_counter()
+        self._at = self._waited_from = time.perf_counter()
         self._has_waited = False
 
     def kernel(self, unit: Unit, begin: float, end: float) -> None:
@@ -98,7 +116,11 @@ class Lane:
             number = self._numbers[unit] = self._timeline.number(unit)
         if unit.flat.op == "NextBatch":
             self.wait(begin, end)
-        self.ring.record(Kind.NODE, begin, end, number, step=self.run)
+        flow = self._timeline.flow(unit, self.run)
+        # It is asked for as a step begins; what counts is that the run waited for it.
+        if unit.flat.op == "Recv":
+            begin = max(begin, self._waited_from)
+        self.ring.record(Kind.NODE, begin, end, number, step=self.run, flow=flow)
         self._timeline.collect(self.ring)
 
     def wait(self, begin: float, end: float) -> None:
@@ -107,7 +129,7 @@ class Lane:
             self.ring.record(Kind.STEP, self._at, begin, step=self.run, samples=0)
         step = NO_STEP if self._has_waited else self.run
         self.ring.record(Kind.WAIT, begin, end, step=step, samples=0)
-        self._at, self._has_waited = end, True
+        self._at, self._waited_from, self._has_waited = end, begin, True
 
     def finish(self) -> None:
         """Record the end of a run that did not fail."""
@@ -116,7 +138,8 @@ class Lane:
         self.ring.record(Kind.STEP, self._at, time.perf_counter(), step=self.run, samples=0)
 
 
-def _name(unit: Unit) -> str:
+def name_of(unit: Unit) -> str:
+    """Return what spans of a unit are called."""
     if unit.region is None or len(unit.region.members) == 1:
         return unit.flat.name
     members = unit.region.members

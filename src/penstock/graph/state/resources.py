@@ -27,6 +27,12 @@ from penstock.graph.state.tensors import read_tensor, write_tensors
 from penstock.plan.random import derive_key
 
 
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise CorruptError unless this is what `Resources.state` returned."""
+    if state.get("graph_state") != 1:
+        raise CorruptError("this is no saved state of a graph of version 1")
+
+
 class Resources:
     """The state of a session by name: its own container, and those that it shares with others.
 
@@ -45,6 +51,8 @@ class Resources:
         self.runs: dict[str, int] = {}
         self._functions = dict(functions or {})
         self._batches = dict(batches or {})
+        #: By which nodes send to other workers and receive; None outside of workers.
+        self.mail: Any = None
         #: What functions of `batches` made and is in use.
         self._open: dict[str, Any] = {}
         #: Of `shared` and `runs`.
@@ -128,8 +136,7 @@ class Resources:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned. Raises: CorruptError if this is no such state."""
-        if state.get("graph_state") != 1:
-            raise CorruptError("this is no saved state of a graph of version 1")
+        check_state(state)
         by_home: dict[str, dict[tuple[str, str], Any]] = {"": {}}
         for each in state["resources"]:
             by_home.setdefault(each["container"], {})[each["kind"], each["name"]] = each["state"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.checkpoint import SnapshotStore
-from penstock.graph.state.resources import Resources
 from penstock.graph.state.tensors import open_folder
+
+
+class HasState(Protocol):
+    """What is saved: a session's resources, or a session on workers."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
 
 
 class Saves:
@@ -17,7 +26,7 @@ class Saves:
     step: of the newest state of the folder, from which the session continued; 0 if there was none.
     """
 
-    def __init__(self, store: SnapshotStore, resources: Resources) -> None:
+    def __init__(self, store: SnapshotStore, resources: HasState) -> None:
         self._store, self._resources = store, resources
         self.step = 0
         if store.list():
@@ -37,7 +46,7 @@ class Saves:
 
 
 @contextmanager
-def saving(resources: Resources, folder: str, schedule: Any, keep: int) -> Iterator[Saves]:
+def saving(resources: HasState, folder: str, schedule: Any, keep: int) -> Iterator[Saves]:
     """Open the saves of a folder, which ends with the last one written."""
     with open_folder(folder, schedule=schedule, keep=keep) as store:
         yield Saves(store, resources)

@@ -10,11 +10,14 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from penstock.graph.errors import UnsupportedError
+from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.model.dtypes import dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.graph import Edge, Graph
 from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph
 from penstock.graph.ops.aten import encode
+
+#: What computes the same and gives behind it what the gradient needs, which would else compute it again.
+_GIVES_MORE = {"aten.max_pool2d.default": "aten.max_pool2d_with_indices.default"}
 
 
 def add_module(
@@ -24,8 +27,14 @@ def add_module(
 
     Returns: the results; and the nodes that assign the module's parameters and buffers to their variables, which are
     to be run once; `Graph.initialize_all` runs them, too.
-    Raises: UnsupportedError naming what a graph cannot hold, such as an operation that draws.
+    Raises: MismatchError for an input that is no edge; UnsupportedError naming what a graph cannot hold, such as an
+        operation that draws.
     """
+    for number, edge in enumerate(inputs):
+        if not isinstance(edge, Edge):
+            raise MismatchError(
+                f"inputs[{number}] is a {type(edge).__name__}; give an edge, such as graph.placeholder(...)"
+            )
     examples = tuple(torch.zeros(_known(edge), dtype=torch_dtype(edge.dtype)) for edge in inputs)
     program = torch.export.export(module, examples).run_decompositions({})
     importer = _Importer(graph)
@@ -108,11 +117,9 @@ class _Importer:
 
         args = [template(each) for each in node.args]
         kwargs = {key: template(each) for key, each in node.kwargs.items()}
-        added = self._graph.add_node(
-            f"aten.{target._opname}.{target._overloadname}", *inputs, args=args, kwargs=kwargs
-        )
-        ports = added.endpoints()
-        return ports[0] if len(ports) == 1 else ports
+        op = f"aten.{target._opname}.{target._overloadname}"
+        ports = self._graph.add_node(_GIVES_MORE.get(op, op), *inputs, args=args, kwargs=kwargs).endpoints()
+        return ports[0] if len(ports) == 1 or op in _GIVES_MORE else ports
 
     def _subgraph(self, module: GraphModule, specs: Sequence[Spec]) -> Subgraph:
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.graph.errors import InfeasibleError, MismatchError
-from penstock.graph.model.check import control_dependencies, dependencies
+from penstock.graph.model.check import control_dependencies, dependencies, is_back_edge
+from penstock.graph.model.dtypes import is_known, numpy_dtype
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
+from penstock.graph.run.partition import constraint_of, neighbours
+from penstock.machine import Machine
+from penstock.policy.graph_pipeline import place_pipeline
 from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, Placement, place
+from penstock.policy.graph_search import place_searched
 
 
 def place_graph(
@@ -19,26 +26,81 @@ def place_graph(
     latency_seconds: float = 0.0,
     bytes_per_second: float = float("inf"),
     default_cost_seconds: Mapping[str, float] | None = None,
+    fixed: Mapping[str, str] | None = None,
+    costs: Mapping[str, Mapping[str, Any]] | None = None,
+    memory_bytes: Mapping[str, float] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    objective: str = "latency",
 ) -> Placement:
-    """Return the device and the simulated finish of each node, and the reason, by the greedy rule.
+    """Return the device and the simulated finish of each node, and the reason.
 
     devices: in order of preference. Each node's `placement` has `cost` (seconds by device), `bytes` (of its output),
     `group` and `only`. default_cost_seconds: for nodes without a cost; None: no time on any device.
+    fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the node says. memory_bytes: by
+    device, for variables; without end where it says none. links: latency and rate between two devices, where these are
+    others. objective: "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a
+    search; "throughput" of steps that follow each other.
     Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
     no text.
     """
-    default = dict.fromkeys(devices, 0.0) if default_cost_seconds is None else dict(default_cost_seconds)
-    nodes = [_placed(node, default) for node in graph.nodes.values()]
+    nodes = placed_nodes(graph, devices, default_cost_seconds, costs)
+    if objective not in _RULES:
+        raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
     try:
-        return place(nodes, devices, latency_seconds, bytes_per_second)
+        return _RULES[objective](
+            nodes,
+            devices,
+            latency_seconds,
+            bytes_per_second,
+            fixed=fixed,
+            memory_bytes=memory_bytes,
+            links=links,
+        )
     except NoFeasibleDevice as error:
         raise InfeasibleError(str(error), node=error.node, where=graph.nodes[error.node].where) from error
     except ConfigError as error:
         raise MismatchError(str(error)) from error
 
 
-def _placed(node: Node, default: Mapping[str, float]) -> PlacedNode:
-    given = node.placement
+_RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}
+
+
+def known_of_devices(machine: Machine) -> dict[str, Any]:
+    """Return a machine's devices and links, as arguments of `place_graph`."""
+    links = {each.between: (each.latency_seconds, each.bytes_per_second) for each in machine.links}
+    return {
+        "devices": [each.name for each in machine.devices],
+        "bytes_per_second": machine.network_bytes_per_second,
+        "memory_bytes": {
+            each.name: each.memory_bytes for each in machine.devices if each.memory_bytes is not None
+        },
+        "links": links | {(other, one): link for (one, other), link in links.items()},
+    }
+
+
+def placed_nodes(
+    graph: Graph,
+    devices: Sequence[str],
+    default_cost_seconds: Mapping[str, float] | None = None,
+    costs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[PlacedNode]:
+    """Return what a placement knows of the nodes of a graph. Arguments, Raises: as `place_graph`."""
+    default = dict.fromkeys(devices, 0.0) if default_cost_seconds is None else dict(default_cost_seconds)
+    beside = neighbours(graph)
+    return [
+        _placed(graph, node, default, (costs or {}).get(node.name, {}), beside[node.name])
+        for node in graph.nodes.values()
+    ]
+
+
+def _placed(
+    graph: Graph,
+    node: Node,
+    default: Mapping[str, float],
+    measured: Mapping[str, Any],
+    beside: tuple[str, ...],
+) -> PlacedNode:
+    given = {**node.placement, **measured}
     cost, nbytes = given.get("cost", default), given.get("bytes", 0)
     is_cost = isinstance(cost, Mapping) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
@@ -54,10 +116,24 @@ def _placed(node: Node, default: Mapping[str, float]) -> PlacedNode:
         raise MismatchError(problem, node=node.name, where=node.where)
     return PlacedNode(
         node.name,
-        tuple(dict.fromkeys(endpoint.node for endpoint in dependencies(node))),
+        tuple(
+            name
+            for name in dict.fromkeys(endpoint.node for endpoint in dependencies(node))
+            if not is_back_edge(graph.nodes[name], node)
+        ),
         tuple(dict.fromkeys(control_dependencies(node))),
         dict(cost),
         float(nbytes),
         group,
-        only,
+        constraint_of(node),
+        beside,
+        _state_bytes(node),
     )
+
+
+def _state_bytes(node: Node) -> float:
+    """Return the bytes of what a variable holds, as far as its shape is known."""
+    if node.op != "Variable" or not is_known(node.outputs[0].shape):
+        return 0.0
+    dtype = node.outputs[0].dtype
+    return float(math.prod(node.outputs[0].shape) * (0 if dtype == "bytes" else numpy_dtype(dtype).itemsize))

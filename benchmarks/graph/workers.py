@@ -1,0 +1,130 @@
+"""What it costs to hand a tensor from one worker to another, against the carrier's own messages.
+
+    python benchmarks/graph/workers.py [--rounds N] [--no-shared-memory] [--quick]
+
+For each size: a chain of negations whose nodes take turns on two workers, so that each step sends the tensor once;
+seconds a hop are the difference between a long chain and one of two hops, so that the request of the client and its
+answer do not count. Beside it, in turn: the same bytes to and fro by the same encrypted messages between two processes
+that do nothing else. Medians over rounds, and the ratio (carrier / workers; 1 is as fast) with the least and the most.
+On one host, workers send by memory that both map, so the ratio may be above 1; --no-shared-memory has them use
+encrypted messages, as between hosts.
+
+Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.graph import Edge, Graph
+from penstock.graph.workers import LocalWorkers, WorkerSession
+from penstock.ranks.carrier_zmq import KeyPair, ZmqCarrier
+
+SIZES = {"4 KiB": 4 << 10, "10 MiB": 10 << 20}
+HOPS = 22
+
+
+def chain(graph: Graph, x: Edge, hops: int) -> Edge:
+    """Return what has crossed from worker to worker so many times."""
+    with graph.on_device("/job:worker/task:0"):
+        x = -x
+    for hop in range(1, hops + 1):
+        with graph.on_device(f"/job:worker/task:{hop % 2}"):
+            x = -x
+    return x
+
+
+def seconds_of(session: WorkerSession, target: Edge, repeats: int) -> float:
+    """Return the median time of a run that fetches nothing."""
+    took = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        session.run((), targets=[target])
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took)
+
+
+def echo(secret: bytes, port: int, ready: int) -> None:
+    """Send back what comes, until nothing is in it."""
+    carrier = ZmqCarrier("127.0.0.1", 1 << 30, keys=KeyPair.of(secret, "there"), port=port)
+    carrier.admit(KeyPair.of(secret, "here").public, 0)
+    os.write(ready, carrier.offer["address"].encode("ascii"))
+    while True:
+        for _, who, (part,) in carrier.receive(None):
+            if not len(part):
+                return
+            carrier.answer(who, [part])
+
+
+def carrier_seconds(nbytes: int, repeats: int) -> float:
+    """Return the median time of one message of the carrier, half of a round trip."""
+    secret, (come, ready) = os.urandom(32), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            echo(secret, 0, ready)
+        finally:
+            os._exit(0)
+    carrier = ZmqCarrier(None, 1 << 30, keys=KeyPair.of(secret, "here"))
+    key = KeyPair.of(secret, "there").public.decode("ascii")
+    carrier.connect({0: {"address": os.read(come, 200).decode("ascii"), "key": key}})
+    took, message = [], np.zeros(nbytes, np.uint8).data
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        carrier.ask(0, [message])
+        while not carrier.receive(None):
+            pass
+        took.append((time.perf_counter() - begin) / 2)
+    carrier.ask(0, [b""])
+    os.waitpid(child, 0)
+    carrier.close()
+    for end in (come, ready):
+        os.close(end)
+    return statistics.median(took[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of small tensors")
+    parser.add_argument("--no-shared-memory", action="store_true", help="send as between hosts")
+    given = parser.parse_args(arguments)
+    sizes = {"4 KiB": SIZES["4 KiB"]} if given.quick else SIZES
+    repeats, rounds = (2, 1) if given.quick else (30, given.rounds)
+    graph, targets = Graph(), {}
+    for name, nbytes in sizes.items():
+        with graph.on_device("/job:worker/task:0"):
+            x = graph.variable("float32", [nbytes // 4], initial=np.ones(nbytes // 4, np.float32))
+        targets[name] = [chain(graph, graph.add("Read", x), hops) for hops in (2, HOPS)]
+    init = graph.initialize_all()
+    with (
+        LocalWorkers(2) as workers,
+        WorkerSession(
+            graph, workers.addresses, workers.secret, shares_memory=not given.no_shared_memory
+        ) as session,
+    ):
+        session.run(init)
+        for name, (short, long) in targets.items():
+            hops, messages = [], []
+            for _ in range(rounds):
+                seconds_of(session, long, 1)
+                spread = seconds_of(session, long, repeats) - seconds_of(session, short, repeats)
+                hops.append(spread / (HOPS - 2))
+                messages.append(carrier_seconds(sizes[name], repeats))
+            ratios = [message / hop for message, hop in zip(messages, hops, strict=True)]
+            print(
+                f"{name}: {1e6 * statistics.median(hops):,.0f} us a hop, message alone "
+                f"{1e6 * statistics.median(messages):,.0f} us: {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+
+
+if __name__ == "__main__":
+    main()

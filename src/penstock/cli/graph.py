@@ -1,0 +1,166 @@
+"""`penstock graph`: workers that run parts of a dataflow graph, and where its nodes go."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import parsed_amount
+from penstock.cli.output import Table, add_command, add_output_options, print_line, show
+from penstock.errors import ConfigError
+from penstock.units import parse_rate, parse_seconds
+
+_OF_WORKER = """\
+Runs parts of dataflow graphs for programs that open a WorkerSession, until Ctrl-C. All processes of a cluster have one
+secret in a file, which the first one makes. See docs/howto/graph-workers.md.
+"""
+_EXAMPLES_OF_WORKER = """\
+examples:
+  penstock graph worker --task /job:ps/task:0 --listen 10.0.0.7:7448
+  penstock graph worker --task /job:worker/task:1 --listen node8 --module my_nodes
+"""
+_EXAMPLES_OF_PLACE = """\
+examples:
+  penstock graph place model.json --device /job:a/task:0/device:cpu:0 --device /job:b/task:0/device:cpu:0
+  penstock graph place model.json --machine machine.toml --objective throughput
+JSON: results[] of node, device, finish_seconds, reason.
+"""
+
+
+def add_graph(commands: Any) -> None:
+    group: argparse.ArgumentParser = commands.add_parser(
+        "graph", help="run parts of a dataflow graph here, or show where its nodes go"
+    )
+    kinds = group.add_subparsers(required=True, metavar="WHAT")
+    worker = add_command(
+        kinds, "worker", _worker, "run parts of graphs for other programs", _OF_WORKER, _EXAMPLES_OF_WORKER
+    )
+    worker.add_argument("--task", required=True, metavar="NAME", help="this worker's name: /job:ps/task:0")
+    worker.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help='"host:port" of this machine, by which the others reach it (%(default)s; port 7448)',
+    )
+    worker.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="secret of the cluster; made if it is not there "
+        "(default: $PENSTOCK_GRAPH_KEY, or ~/.config/penstock/graph.key)",
+    )
+    worker.add_argument(
+        "--module",
+        metavar="MODULE",
+        help="a Python module with dicts `functions` and `batches`, for Call and NextBatch nodes",
+    )
+    worker.add_argument(
+        "--slowness",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="make kernels take X times as long, to try a placement (%(default)s)",
+    )
+    place = add_command(
+        kinds, "place", _place, "show where the nodes of a graph go, and why", epilog=_EXAMPLES_OF_PLACE
+    )
+    place.add_argument(
+        "graph", type=Path, metavar="GRAPH", help="JSON text of a graph, as Graph.to_json writes it"
+    )
+    place.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE",
+        help="a machine's TOML with devices, their memory, links and network",
+    )
+    place.add_argument(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="one for each device, those first that are preferred, in place of the machine's",
+    )
+    place.add_argument(
+        "--objective",
+        default="latency",
+        help="latency of one step, node by node; search, the same and improved; or throughput of steps that follow "
+        "each other (%(default)s)",
+    )
+    place.add_argument(
+        "--latency",
+        metavar="TIME",
+        default="50us",
+        help="latency of a message between two devices that no link is named for (%(default)s)",
+    )
+    place.add_argument(
+        "--bandwidth", metavar="RATE", help="between these devices (the machine's network, or 1 GB/s)"
+    )
+    add_output_options(place, plot=False)
+
+
+def _worker(options: argparse.Namespace) -> None:
+    from penstock.graph.workers import KEY, Worker
+    from penstock.graph.workers.access import address_of
+    from penstock.graph.workers.worker import brought_by
+    from penstock.ranks.access import numeric
+    from penstock.report import print_report
+
+    if options.slowness < 1:
+        raise ConfigError(f"--slowness is {options.slowness}; 1 is as fast as can be")
+    path = KEY.path(options.key)
+    if KEY.make(path):
+        print_line(f"made the secret {path}: all processes of the cluster need this file")
+    host, port = address_of(options.listen)
+    functions, batches = brought_by(options.module)
+    worker = Worker(
+        options.task,
+        KEY.read(path),
+        interface=numeric(host),
+        port=port,
+        functions=functions,
+        batches=batches,
+        slowness=options.slowness,
+        report=print_report,
+    )
+    print_line(f"{options.task} listens at {worker.address} (process {os.getpid()})")
+    sys.stdout.flush()
+    with contextlib.closing(worker):
+        worker.wait()
+
+
+def _place(options: argparse.Namespace) -> None:
+    from penstock.graph import Graph, place_graph
+    from penstock.graph.tools.placing import known_of_devices
+    from penstock.loader.setup import read_machine
+    from penstock.store.calls import Calls
+
+    graph = Graph.from_json(options.graph.read_text("utf-8"))
+    machine = read_machine(options.machine, Calls())
+    known = {} if machine is None else known_of_devices(machine)
+    if options.device:
+        known["devices"] = options.device
+    if options.bandwidth is not None:
+        known["bytes_per_second"] = parsed_amount("--bandwidth", parse_rate, options.bandwidth)
+    if not known.get("devices"):
+        raise ConfigError(
+            "no devices are named: give --device for each, or --machine with a file that has [[device]]"
+        )
+    placed = place_graph(
+        graph,
+        latency_seconds=parsed_amount("--latency", parse_seconds, options.latency),
+        **{"bytes_per_second": 1e9, **known},
+        objective=options.objective,
+    )
+    rows = [
+        (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
+    ]
+    table = Table(
+        f"{len(rows)} nodes of {options.graph}",
+        ("node", "device", "finish", "reason"),
+        [(node, device, f"{finish:.3g} s", reason) for node, device, finish, reason in rows],
+    )
+    fields = ("node", "device", "finish_seconds", "reason")
+    show(options, {"results": [dict(zip(fields, row, strict=True)) for row in rows]}, [table])

@@ -1,0 +1,88 @@
+"""Send and Recv: an edge that leads from one worker to another. They are put in when a graph is cut into parts.
+
+Both are asynchronous kernels: a Send hands its values on and is done, or waits until the Recv asks for them; a Recv
+waits without a thread.
+Source: Abadi et al. 2015, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.graph.errors import MismatchError, UnsupportedError
+from penstock.graph.model.node import Node, Spec
+from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.waiting import components_of
+
+
+def _infer_send(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    for spec in specs:
+        if spec.kind not in ("tensor", "variable"):
+            raise MismatchError(f"a {spec.kind} stays on its worker and cannot be sent")
+    return []
+
+
+def _infer_recv(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    return components_of(node.attr["outputs"]) if node.attr["outputs"] else []
+
+
+def _mail(node: Node, resources: Any) -> Any:
+    if resources.mail is None:
+        raise UnsupportedError(
+            f"{node.op} runs on workers alone, which a WorkerSession cuts a graph for",
+            node=node.name,
+            where=node.where,
+        )
+    return resources.mail
+
+
+def _send(node: Node, resources: Any) -> Callable[..., Any]:
+    mail, attr = _mail(node, resources), node.attr
+
+    def send(waiter: Any, *values: Any) -> tuple[()] | None:
+        sent = dict(zip(attr["ports"], values, strict=True))
+        if attr.get("is_asked"):
+            mail.offer(waiter.step.number, attr["node"], attr["to"], sent, waiter)
+            return None
+        mail.send(waiter.step.number, attr["node"], attr["to"], sent)
+        return ()
+
+    return send
+
+
+def _recv(node: Node, resources: Any) -> Callable[..., None]:
+    mail, ports = _mail(node, resources), len(node.outputs)
+
+    def give(waiter: Any, sent: Mapping[int, Any]) -> None:
+        # Outputs that nobody here needs were not sent.
+        values = tuple(sent.get(port) for port in range(ports))
+        waiter.finish(values[0] if ports == 1 else values)
+
+    def receive(waiter: Any) -> None:
+        mail.receive(waiter.step.number, node.name, waiter, give)
+        if asked := node.attr.get("asks"):
+            mail.ask(waiter.step.number, node.name, asked)
+
+    return receive
+
+
+register(
+    Operation(
+        "Send",
+        _infer_send,
+        kind="waiting",
+        inputs=(0, None),
+        attributes={"node": REQUIRED, "ports": REQUIRED, "to": REQUIRED, "is_asked": False},
+        kernels={"cpu": _send},
+    )
+)
+register(
+    Operation(
+        "Recv",
+        _infer_recv,
+        kind="waiting",
+        attributes={"outputs": REQUIRED, "asks": ""},
+        kernels={"cpu": _recv},
+    )
+)

@@ -1,0 +1,77 @@
+"""Pictures: a file's bytes become pixels, by the decoders and transforms of the loader.
+
+A crop's draw depends on what all draws of graphs depend on, so a node that runs elsewhere, such as on a machine that
+decodes for others, gives the same pixels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.graph.errors import MismatchError
+from penstock.graph.model.dtypes import Value, shape_text
+from penstock.graph.model.node import Node, Spec
+from penstock.graph.ops.elementwise import tensor_of
+from penstock.graph.ops.registry import REQUIRED, Operation, register
+
+
+def _infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    spec, size = tensor_of(specs[0], ("bytes",), node.op), node.attr["size"]
+    if spec.shape not in (None, ()):
+        raise MismatchError(f"{node.op} takes one file, and the input has shape {shape_text(spec.shape)}")
+    is_size = isinstance(size, list | tuple) and len(size) == 2
+    if not is_size or not all(type(each) is int and 0 < each < 1 << 15 for each in size):
+        raise MismatchError(f"size is {size!r:.80}; give height and width, in pixels")
+    return [Spec("uint8", (*size, 3))]
+
+
+def _kernel(node: Node) -> Callable[[int, Value], Value]:
+    from penstock.loader.transforms import RandomResizedCrop, Resize
+    from penstock.loader.transforms.pipeline import compile_pipeline
+    from penstock.loader.transforms.stages import Scratch
+
+    size = tuple(node.attr["size"])
+    step = Resize(size) if node.op == "DecodeImage" else RandomResizedCrop(size)
+    pipeline = compile_pipeline([step], 0, "uint8", "NHWC")
+    own = threading.local()
+
+    def decoded(key: int, file: Value) -> Value:
+        if not hasattr(own, "scratch"):
+            own.scratch = Scratch()
+        out = np.empty((*size, 3), np.uint8)
+        draws = pipeline.draw(0, np.array([key >> 1], np.int64))
+        pipeline.run(file.item(), out, draws, 0, own.scratch)
+        return torch.from_numpy(out)
+
+    return decoded
+
+
+def _plain(node: Node) -> Callable[[Value], Value]:
+    decoded = _kernel(node)
+    return lambda file: decoded(0, file)
+
+
+register(
+    Operation("DecodeImage", _infer, inputs=(1, 1), attributes={"size": REQUIRED}, kernels={"cpu": _plain})
+)
+
+
+def _random(node: Node, resources: Any) -> Any:
+    return _kernel(node)
+
+
+register(
+    Operation(
+        "DecodeRandomCrop",
+        _infer,
+        kind="random",
+        inputs=(1, 1),
+        attributes={"size": REQUIRED},
+        kernels={"cpu": _random},
+    )
+)

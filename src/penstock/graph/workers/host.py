@@ -1,0 +1,297 @@
+"""What workers of one host send each other: by a socket without a file, and by memory that both map.
+
+    sender     copies a large part into a block that the receiver maps, too, and small ones into the message
+    receiver   uses the block as it lies there, and clears its first byte once nothing refers to it any more
+
+The thread of a step sends; one thread of the worker receives. Nothing is encrypted: the kernel says that both ends are
+of one user. A socket's address is made of the cluster's secret and of that by which the others know the worker, so who
+is on another host, or behind a proxy, finds none and is sent to over ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import select
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.arena import Arena
+from penstock.errors import ConfigError
+from penstock.local_sockets import peer_of
+
+#: Larger parts go by blocks.
+_SMALL_BYTES = 16 << 10
+#: Of a message without its blocks: a socket's buffer holds several.
+_MOST_MESSAGE_BYTES = 64 << 10
+#: Of the blocks of a connection.
+MOST_BLOCK_BYTES = 1 << 30
+#: In front of a block's data; the first byte says whether the receiver has it.
+_MARK_BYTES = 64
+#: Of each part: its bytes, and its block + 1, or 0 where they follow.
+_PART = struct.Struct("<QQ")
+_ALIGNMENT = 16
+_PADDING = [bytes(-nbytes % _ALIGNMENT) for nbytes in range(_ALIGNMENT)]
+_DESCRIPTOR = struct.Struct("i")
+#: Of one message, as Linux has it.
+_MOST_DESCRIPTORS = 253
+
+
+class HostLink:
+    """A worker's connections to those of its host.
+
+    address: by which the others know this worker. on_parts: called with the parts of messages, in a thread of its own.
+    """
+
+    def __init__(self, secret: bytes, address: str, on_parts: Callable[[list[Any]], None]) -> None:
+        self._secret, self._on_parts = secret, on_parts
+        self._out: dict[str, _Out] = {}
+        self._lock = threading.Lock()
+        self._listening: socket.socket | None = _new_socket()
+        try:
+            self._listening.bind(self._name(address))
+            self._listening.listen(socket.SOMAXCONN)
+        except OSError:  # another worker has this address, so nobody can mean this one
+            self._listening.close()
+            self._listening = None
+        self._over = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="penstock-graph-host", daemon=True)
+        self._thread.start()
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Connect to those of some workers that are on this host, also anew to those that were started again."""
+        for address in addresses:
+            with self._lock:
+                if (known := self._out.get(address)) is not None and known.is_there():
+                    continue
+                if known is not None:
+                    known.close()
+                    del self._out[address]
+                connection = _new_socket()
+                try:
+                    connection.connect(self._name(address))
+                    if peer_of(connection).uid != os.geteuid():
+                        raise PermissionError("the socket is another user's")
+                except OSError:
+                    connection.close()
+                else:
+                    connection.setblocking(False)
+                    self._out[address] = _Out(connection)
+
+    def send(self, address: str, parts: Sequence[Any]) -> bool:
+        """Send a message; return False where the worker is on another host, or cannot take it now."""
+        out = self._out.get(address)
+        return out is not None and out.send(parts)
+
+    def close(self) -> None:
+        """End all connections. Once."""
+        os.eventfd_write(self._over, 1)
+        self._thread.join()
+        for out in self._out.values():
+            out.close()
+        if self._listening is not None:
+            self._listening.close()
+        os.close(self._over)
+
+    def _name(self, address: str) -> str:
+        named = hashlib.blake2b(address.encode("utf-8"), key=self._secret, digest_size=16)
+        return f"\0penstock-graph-{named.hexdigest()}"
+
+    def _run(self) -> None:
+        connections: dict[int, _In] = {}
+        with select.epoll() as polled:
+            polled.register(self._over, select.EPOLLIN)
+            if self._listening is not None:
+                polled.register(self._listening, select.EPOLLIN)
+            try:
+                while True:
+                    for descriptor, _ in polled.poll():
+                        if descriptor == self._over:
+                            return
+                        if descriptor not in connections:
+                            self._accept(polled, connections)
+                        elif (parts := connections[descriptor].receive()) is not None:
+                            self._on_parts(parts)
+                        else:
+                            polled.unregister(descriptor)
+                            connections.pop(descriptor).close()
+            finally:
+                for connection in connections.values():
+                    connection.close()
+
+    def _accept(self, polled: select.epoll, connections: dict[int, _In]) -> None:
+        assert self._listening is not None, "it is ready"
+        with contextlib.suppress(OSError):  # who connected has left
+            connection, _ = self._listening.accept()
+            if peer_of(connection).uid != os.geteuid():
+                connection.close()
+                return
+            polled.register(connection, select.EPOLLIN)
+            connections[connection.fileno()] = _In(connection)
+
+
+class _Out:
+    """A connection to a worker, by which any thread sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        #: Of the blocks, and of the order in which the receiver learns of them.
+        self._lock = threading.Lock()
+        self._blocks: list[Arena] = []
+        self._views: list[np.ndarray[Any, Any]] = []
+
+    def is_there(self) -> bool:
+        """Return whether the worker has not ended."""
+        try:
+            return bool(self._connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def send(self, parts: Sequence[Any]) -> bool:
+        sizes = [memoryview(part).nbytes for part in parts]
+        if max(sizes) <= _SMALL_BYTES and sum(sizes) <= _MOST_MESSAGE_BYTES // 2:
+            return self._send_small(parts, sizes)
+        views = [memoryview(part).cast("B") for part in parts]
+        with self._lock:
+            taken: list[int] = []
+            known = len(self._blocks)
+            head = bytearray()
+            small: list[Any] = []
+            for view in views:
+                if view.nbytes <= _SMALL_BYTES:
+                    head += _PART.pack(view.nbytes, 0)
+                    small += [view, bytes(-view.nbytes % _ALIGNMENT)]
+                elif (block := self._free_block(view.nbytes)) is not None:
+                    self._views[block][0] = 1
+                    self._views[block][_MARK_BYTES : _MARK_BYTES + view.nbytes] = view
+                    head += _PART.pack(view.nbytes, block + 1)
+                    taken.append(block)
+                else:
+                    break
+            has_all = len(head) == _PART.size * len(views)
+            is_sent = has_all and len(head) + sum(map(len, small)) <= _MOST_MESSAGE_BYTES
+            if is_sent:
+                new = [each.descriptor for each in self._blocks[known:]]
+                buffers = [_PART.pack(len(views), len(new)), head, *small]
+                try:
+                    socket.send_fds(self._connection, buffers, new)
+                except OSError:  # it is full, or the worker has ended
+                    is_sent = False
+            if not is_sent:
+                for block in taken:
+                    self._views[block][0] = 0
+                self._forget(known)
+            return is_sent
+
+    def _send_small(self, parts: Sequence[Any], sizes: Sequence[int]) -> bool:
+        count = len(parts)
+        numbers = [count, 0] + [0] * (2 * count)
+        numbers[2::2] = sizes
+        buffers = [_numbers(2 * count + 2).pack(*numbers)]
+        for part, nbytes in zip(parts, sizes, strict=True):
+            buffers += (part, _PADDING[nbytes % _ALIGNMENT])
+        with self._lock:
+            try:
+                self._connection.sendmsg(buffers)
+            except OSError:  # it is full, or the worker has ended
+                return False
+        return True
+
+    def _free_block(self, nbytes: int) -> int | None:
+        """Return the number of a block that nobody uses, a new one if need be; None where there may be no more."""
+        for number, view in enumerate(self._views):
+            if not view[0] and nbytes <= len(view) - _MARK_BYTES <= 2 * nbytes:
+                return number
+        if nbytes + sum(map(len, self._views)) > MOST_BLOCK_BYTES:
+            return None
+        try:
+            block = Arena(nbytes + _MARK_BYTES, is_shared=True)
+        except ConfigError:  # no more descriptors, or no more memory
+            return None
+        self._blocks.append(block)
+        self._views.append(block.array)
+        return len(self._blocks) - 1
+
+    def _forget(self, known: int) -> None:
+        """Forget the blocks that the receiver did not learn of."""
+        self._views[known:] = []
+        for block in self._blocks[known:]:
+            block.close()
+        self._blocks[known:] = []
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+            self._forget(0)
+
+
+class _In:
+    """A connection from a worker of this host, in the receiving thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setblocking(False)
+        self._buffer = bytearray(2 * _MOST_MESSAGE_BYTES)
+        self._blocks: list[Arena] = []
+
+    def receive(self) -> list[Any] | None:
+        """Return the parts of a message, or None where there are no more. They are views of its blocks."""
+        try:
+            size, more = _received(self._connection, self._buffer)
+            for descriptor in more:
+                self._blocks.append(Arena.attach(descriptor))
+            message = memoryview(bytearray(memoryview(self._buffer)[:size]))
+            count, _ = _PART.unpack_from(message)
+            begin = _PART.size * (count + 1)
+            parts: list[Any] = []
+            for nbytes, block in _PART.iter_unpack(message[_PART.size : begin]):
+                if block:
+                    parts.append(_lent(self._blocks[block - 1], nbytes))
+                else:
+                    parts.append(message[begin : begin + nbytes])
+                    begin += nbytes + -nbytes % _ALIGNMENT
+            return parts if len(parts) == count else None
+        except (OSError, struct.error, ValueError, IndexError, ConfigError):
+            return None  # it has ended, or is no worker
+
+    def close(self) -> None:
+        self._connection.close()
+        for block in self._blocks:
+            block.close()
+
+
+def _lent(block: Arena, nbytes: int) -> np.ndarray[Any, Any]:
+    """Return the data of a block, which is marked as free when nothing refers to it any more."""
+    array = np.frombuffer(block.mapping, np.uint8, nbytes, _MARK_BYTES)
+    weakref.finalize(array, memoryview(block.mapping).__setitem__, 0, 0).atexit = False
+    return array
+
+
+def _received(connection: socket.socket, buffer: bytearray) -> tuple[int, list[int]]:
+    """Return the size of a message that is put into a buffer, and the descriptors that came with it."""
+    space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
+    size, ancillary, _, _ = connection.recvmsg_into([buffer], space, socket.MSG_CMSG_CLOEXEC)
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found += [each for (each,) in _DESCRIPTOR.iter_unpack(data[: len(data) // 4 * 4])]
+    return size, found
+
+
+@functools.lru_cache(64)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,0 +1,704 @@
+"""A session whose nodes run on workers: the client places them, cuts each run into parts, and asks once per worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Unpack
+
+from penstock.errors import PenstockError, WaitTimeout
+from penstock.graph import errors
+from penstock.graph.errors import (
+    CancelledError,
+    GraphError,
+    KernelError,
+    MismatchError,
+    WorkerLostError,
+)
+from penstock.graph.model.dtypes import to_client
+from penstock.graph.model.graph import Graph
+from penstock.graph.model.node import Endpoint
+from penstock.graph.run.partition import Part, holds_state, parts_of, task_of
+from penstock.graph.run.reach import inner_nodes
+from penstock.graph.run.session import arranged, asked, fed_values
+from penstock.graph.run.statistics import Statistics
+from penstock.graph.state.resources import check_state
+from penstock.graph.state.saves import Saves, saving
+from penstock.graph.state.tensors import read_state, write_state
+from penstock.graph.tools.placing import known_of_devices, place_graph, placed_nodes
+from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
+from penstock.graph.workers.lanes import StepWriter
+from penstock.graph.workers.link import MOST_PART_BYTES, Link, key_of, offers_of
+from penstock.graph.workers.nodes import sent_nodes
+from penstock.loader.setup import read_machine
+from penstock.policy.graph_placement import Placement
+from penstock.policy.graph_receives import receive_order
+from penstock.ranks.carrier_zmq import ZmqCarrier
+from penstock.report import print_report
+from penstock.store.calls import Calls
+
+#: How long workers may take to answer at all when a session begins.
+HELLO_SECONDS = 20.0
+#: Time between two messages that keep a session: workers end one whose client says nothing for a minute.
+_PING_SECONDS = 5.0
+#: Machines whose times for the same work differ by less are equally fast.
+_NOISE = 1.5
+
+
+class WorkerSession:
+    """Runs a graph on workers.
+
+        with WorkerSession(graph, {"/job:ps/task:0": "tcp://a:4242", ...}, secret) as session:
+            cost = session.run(c, {x: batch})
+
+    It is used as a `Session`, and gives the same bits. A node goes where its `device` says, such as "/job:ps/task:0";
+    what is free goes where it finishes first.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | None,
+        workers: Mapping[str, str],
+        secret: bytes,
+        config: SessionConfig | None = None,
+        *,
+        trace: str | os.PathLike[str] | None = None,
+        report: Callable[[str], None] | None = print_report,
+        **arguments: Unpack[SessionArguments],
+    ) -> None:
+        """Open a session on workers that listen already.
+
+        graph: None: an empty one, for `extend`. workers: addresses by task. secret: of the cluster, 32 bytes.
+        config, arguments: a `SessionConfig`, or the arguments of one.
+        trace: a file for the timeline of all workers, as of `Session`.
+        Raises: WorkerLostError naming the workers that do not answer; MismatchError; ConfigError for arguments next to
+            a config.
+        """
+        if not workers:
+            raise MismatchError("workers is empty; give the address of each task")
+        self._config = config = session_config(config, arguments)
+        self.graph = Graph() if graph is None else graph
+        self.tasks = list(workers)
+        self._addresses, self._secret = dict(workers), secret
+        self._costs = {name: dict(each) for name, each in (config.costs or {}).items()}
+        machine = read_machine(config.machine, Calls())
+        self._known = {
+            "latency_seconds": config.link_latency_seconds,
+            "bytes_per_second": config.link_bytes_per_second,
+            **({} if machine is None else known_of_devices(machine)),
+        }
+        self._preferred: list[str] = self._known.pop("devices", [])
+        self._options = {"regions": config.regions, "check_finite": config.check_finite}
+        self._lock = threading.Lock()
+        self._peers = {task: _Peer() for task in self.tasks}
+        self._silence = Silence(self.tasks, config.lag_seconds)
+        self._name = ""
+        #: Whether all workers have answered that they opened the session of this name.
+        self._is_opened = False
+        self._asks: dict[int, _Ask] = {}
+        self._next = self._parts = 0
+        self._cuts: dict[Any, tuple[int, dict[str, Part]]] = {}
+        self._placement: Placement | None = None
+        self._device: dict[str, str] = {}
+        self._lost: WorkerLostError | None = None
+        #: Whether a run ended with that.
+        self._is_told = False
+        self._folder: str | None = None
+        self._is_closed = False
+        self._trace = (
+            None
+            if trace is None
+            else StepWriter(trace, self.tasks, lambda name: task_of(self._device_of(name)))
+        )
+        carrier = ZmqCarrier(None, MOST_PART_BYTES, keys=key_of(secret, ""))
+        self._link = Link(
+            carrier,
+            self._take,
+            on_tick=self._ping,
+            tick_seconds=min(_PING_SECONDS, (config.lag_seconds or _PING_SECONDS) / 4),
+            on_cut=self._notice,
+            cut_seconds=config.lost_seconds,
+            report=report,
+        )
+        self._link.start()
+        try:
+            self._begin()
+        except BaseException:
+            self._link.close()
+            if self._trace is not None:
+                self._trace.close()
+            raise
+
+    # -- Running ---------------------------------------------------------------------------------------------
+
+    def extend(self, nodes: Any) -> None:
+        """Add nodes to the graph, as `Graph.extend` does."""
+        self._check_open()
+        self.graph.extend(nodes)
+
+    def run(
+        self,
+        fetches: Any = (),
+        feeds: Mapping[Any, Any] | None = None,
+        targets: Sequence[Any] = (),
+        *,
+        statistics: Statistics | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Any:
+        """Run what the fetches and targets need, on all workers that it needs, and return the fetched values.
+
+        As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; WorkerLostError when
+        a worker ends or stops, which names it and nodes that it had to run. The next run begins with the state of the
+        last save, or anew where there is none.
+        """
+        self._check_open()
+        wanted, arrange = arranged(fetches)
+        places, operations = asked(self.graph, wanted, targets)
+        endpoints = list(dict.fromkeys(endpoint for endpoint in places if endpoint is not None))
+        fed, values = fed_values(self.graph, feeds or {})
+        self._recover()
+        number, parts = self._cut(endpoints, operations, fed)
+        found: dict[Endpoint, Any] = {
+            endpoint: to_client(value)
+            for endpoint, value in zip(fed, values, strict=True)
+            if endpoint in endpoints
+        }
+        if parts:
+            for task, answer in self._step(number, parts, fed, values, statistics, timeout_seconds).items():
+                results = zip(parts[task].fetches, answer["values"], strict=True)
+                found.update({endpoints[place]: value for place, value in results})
+                if statistics is not None:
+                    self._count(statistics, task, answer["statistics"])
+        return arrange([None if each is None else to_client(found[each]) for each in places])
+
+    def _step(
+        self,
+        number: int,
+        parts: dict[str, Part],
+        fed: list[Endpoint],
+        values: list[Any],
+        statistics: Statistics | None,
+        timeout_seconds: float | None,
+    ) -> dict[str, dict[str, Any]]:
+        messages = {
+            task: {
+                "kind": "run",
+                "part": number,
+                "fetches": [str(endpoint) for endpoint in part.fetches.values()],
+                "feeds": {str(fed[place]): values[place] for place in part.feeds},
+                "targets": part.targets,
+                "counts": statistics is not None,
+                "records": self._trace is not None,
+            }
+            for task, part in parts.items()
+        }
+        traced = None if self._trace is None else self._trace.begin()
+        recorded: dict[str, Any] = {}
+        ask = self._ask(messages, holds={task: list(part.holds) for task, part in parts.items()})
+        try:
+            answers = ask.wait(timeout_seconds)
+            recorded = {task: answer["recorded"] for task, answer in answers.items() if "recorded" in answer}
+            return answers
+        except BaseException as error:
+            self._is_told = self._is_told or isinstance(error, WorkerLostError)
+            self._abort(ask, str(error) or type(error).__name__)
+            raise
+        finally:
+            if self._trace is not None and traced is not None:
+                offset = {task: peer.clock_offset_seconds for task, peer in self._peers.items()}
+                self._trace.end(*traced, recorded, offset)
+
+    def _count(self, statistics: Statistics, task: str, counted: Mapping[str, Any]) -> None:
+        """Add what a worker counted of its own nodes; Sends and Recvs are none."""
+        statistics.received_bytes[task] = counted["received_bytes"]
+        for name, count in counted["kernels"].items():
+            device = self._device_of(name)
+            if task_of(device) == task:
+                statistics.kernels[name] = statistics.kernels.get(name, 0) + count
+                statistics.seconds[name] = statistics.seconds.get(name, 0.0) + counted["seconds"][name]
+                statistics.devices[name] = device
+                if name in counted["nbytes"]:
+                    statistics.nbytes[name] = counted["nbytes"][name]
+
+    def _device_of(self, name: str) -> str:
+        """Return the device of a node, or of the loop that it is in; "" if there is none."""
+        while name and name not in self._device:
+            name = name.rpartition("/")[0]
+        return self._device.get(name, "")
+
+    # -- Placement -------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> list[str]:
+        """Return the devices of all workers, the preferred ones first: the machine's, then those that are no CPU."""
+        found = [device for peer in self._peers.values() for device in peer.devices]
+        rest = [device for device in found if device not in self._preferred]
+        return [*self._preferred, *sorted(rest, key=lambda device: "/device:cpu" in device)]
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Return the process id of each task."""
+        return {task: peer.pid for task, peer in self._peers.items()}
+
+    def placement(self) -> Placement:
+        """Return where each node of the graph runs, and why.
+
+        A node stays where it was placed first. Raises: InfeasibleError, UnsupportedError.
+        """
+        with self.graph.lock:
+            if self._placement is None or len(self._placement.device) < len(self.graph.nodes):
+                self._placement = place_graph(
+                    self.graph,
+                    self.devices,
+                    **self._known,
+                    fixed=self._device,
+                    costs=self._costs,
+                    objective=self._config.objective,
+                )
+                self._device.update(self._placement.device)
+            return self._placement
+
+    def learn(
+        self, fetches: Any = (), feeds: Mapping[Any, Any] | None = None, targets: Sequence[Any] = ()
+    ) -> dict[str, dict[str, Any]]:
+        """Run something node by node, measure it, and place what has no state by that from now on.
+
+        Returns: by node, `cost` (seconds by device) and `bytes` (of its output), as `costs=` takes them. A kernel's
+        time on other workers follows from how long they take for one product of matrices.
+        """
+        statistics = Statistics()
+        before, self._options = self._options, {**self._options, "regions": False}
+        try:
+            self._cuts.clear()
+            self.run(fetches, feeds, targets, statistics=statistics)
+        finally:
+            self._options = before
+            self._cuts.clear()
+        reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
+        with self.graph.lock:
+            for name, seconds in statistics.seconds.items():
+                if name in self.graph.nodes:
+                    each = seconds / statistics.kernels[name]
+                    own = reference[task_of(statistics.devices[name])]
+                    self._costs[name] = {
+                        "cost": {d: each * _speed(reference[task_of(d)] / own) for d in self.devices},
+                        "bytes": statistics.nbytes.get(name, 0),
+                    }
+            stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
+            self._device = {name: device for name, device in self._device.items() if name in stays}
+            self._placement = None
+        return dict(self._costs)
+
+    def _cut(
+        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]
+    ) -> tuple[int, dict[str, Part]]:
+        key = (tuple(endpoints), tuple(operations), tuple(fed))
+        found = self._cuts.get(key)
+        if found is not None:
+            return found
+        with self.graph.lock:
+            if key not in self._cuts:
+                device = self.placement().device
+                task = {name: task_of(each) for name, each in device.items()}
+                parts = parts_of(self.graph, task, endpoints, operations, fed, self._receives())
+                self._parts += 1
+                number = self._parts
+                for where, part in parts.items():
+                    self._tell(
+                        where, {"kind": "part", "part": number, **self._options, **sent_nodes(part.nodes)}
+                    )
+                self._cuts[key] = (number, parts)
+            return self._cuts[key]
+
+    def _receives(self) -> dict[tuple[str, str], str]:
+        """Return, by node and worker that needs it, the node there after which it is early enough to ask for it."""
+        if not (self._costs and self._config.orders_receives):
+            return {}
+        nodes = placed_nodes(self.graph, self.devices, costs=self._costs)
+        link = self._known["latency_seconds"], self._known["bytes_per_second"]
+        order = receive_order(nodes, self.placement(), *link)
+        return {(each.source, task_of(each.device)): each.after for each in order if each.after}
+
+    # -- State -----------------------------------------------------------------------------------------------
+
+    def save(self, folder: str) -> None:
+        """Save the state of all workers as one snapshot, as `Session.save` does; call it while no run is under way."""
+        self._check_open()
+        write_state(folder, self.state())
+        self._folder = folder
+
+    def restore(self, folder: str) -> None:
+        """Go on from what `save` of this or of a `Session` wrote; call it while no run is under way."""
+        self._check_open()
+        self.load(read_state(folder))
+        self._folder = folder
+
+    def saving(self, folder: str, schedule: Any, *, keep: int = 1) -> AbstractContextManager[Saves]:
+        """Continue from the newest state of a folder, and save there when the schedule says: see `Session.saving`."""
+        self._check_open()
+        self._recover(restores=False)
+        self._folder = folder
+        return saving(self, folder, schedule, keep)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of all workers: variables, queues, positions of readers, counts of draws."""
+        answers = self._ask({task: {"kind": "state"} for task in self.tasks}).wait(None)
+        resources, runs = [], []
+        for answer in answers.values():
+            resources += answer["state"]["resources"]
+            runs += answer["state"]["runs"]
+        return {"graph_state": 1, "resources": resources, "runs": runs}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Raises: CorruptError if this is no such state."""
+        check_state(state)
+        self._ask({task: {"kind": "load", "state": each} for task, each in self._shares(state).items()}).wait(
+            None
+        )
+
+    def _shares(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the state of each worker: what nodes that are placed on it hold."""
+        shares: dict[str, dict[str, Any]] = {
+            task: {"graph_state": 1, "resources": [], "runs": []} for task in self.tasks
+        }
+        task = {name: task_of(each) for name, each in self.placement().device.items()}
+        home: dict[tuple[str, str], str] = {}
+        for node in self.graph.nodes.values():
+            for each in inner_nodes(node):
+                name = each.attr.get("shared_name") or each.attr.get("batches") or each.name
+                home.setdefault((each.attr.get("container") or "", name), task[node.name])
+        for each in state["resources"]:
+            where = home.get((each["container"], each["name"]), self.tasks[0])
+            shares[where]["resources"].append(each)
+        for name, count in state["runs"]:
+            shares[task_of(self._device_of(name)) or self.tasks[0]]["runs"].append([name, count])
+        return shares
+
+    # -- Workers ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Greet all workers, and open a session on each.
+
+        Raises: WorkerLostError, also for a worker that was lost since it answered.
+        """
+        self._name, self._is_opened = "", False
+        self._link.connect(dict(enumerate(offers_of(self._secret, self._addresses).values())))
+        began = time.perf_counter()
+        greeted = self._ask({task: {"kind": "hello"} for task in self.tasks})
+        try:
+            answers = greeted.wait(HELLO_SECONDS)
+        except WaitTimeout:
+            silent = ", ".join(f"{task} at {self._addresses[task]}" for task in greeted.pending())
+            raise WorkerLostError(
+                f"no answer from {silent} in {HELLO_SECONDS:.0f} s: start each worker with this cluster's secret, and "
+                "give the address that it prints"
+            ) from None
+        for task, answer in answers.items():
+            if answer.get("task") != task:
+                raise MismatchError(
+                    f"the worker at {self._addresses[task]} is {answer.get('task')!r:.80}, and {task!r} was asked for"
+                )
+            peer = self._peers[task]
+            peer.pid, peer.devices = int(answer["pid"]), list(answer["devices"])
+            peer.reference_seconds = float(answer["reference_seconds"])
+            # Of one host, all have one clock; of others, it is known as far as the greeting took.
+            now, clock = time.perf_counter(), float(answer["clock"])
+            peer.clock_offset_seconds = 0.0 if began <= clock <= now else (began + now) / 2 - clock
+            # It answered up to HELLO_SECONDS ago, and was not asked since.
+            self._silence.hear(task, time.monotonic())
+            peer.is_here = True
+        found = [device for peer in self._peers.values() for device in peer.devices]
+        if missing := [device for device in self._preferred if device not in found]:
+            raise MismatchError(
+                f"the machine has {', '.join(missing)}, and the workers have {', '.join(found)}: leave out of its file "
+                "what is not there, or name the workers as it does"
+            )
+        self._name = uuid.uuid4().hex
+        self._cuts.clear()
+        opening = {
+            "kind": "open",
+            "addresses": self._addresses,
+            "seed": self._config.seed,
+            "shares_memory": self._config.shares_memory,
+            "is_lossy": self._config.is_lossy,
+        }
+        self._ask(dict.fromkeys(self.tasks, opening)).wait(HELLO_SECONDS)
+        self._is_opened = True
+        with self._lock:
+            if self._lost is not None and not all(peer.is_here for peer in self._peers.values()):
+                raise self._lost
+            self._lost = None
+
+    def _recover(self, *, restores: bool = True) -> None:
+        """Begin anew if a worker was lost, with the state of the last save.
+
+        Raises: WorkerLostError if no run has ended with it yet, so that nobody goes back to a save unknowingly.
+        """
+        with self._lock:
+            if self._lost is None:
+                return
+            if restores and not self._is_told:
+                self._is_told = True
+                raise self._lost
+        self._begin()
+        if restores and self._folder is not None:
+            self.load(read_state(self._folder))
+
+    def _tell(self, task: str, message: Mapping[str, Any]) -> None:
+        self._link.ask(self.tasks.index(task), {"session": self._name, **message})
+
+    def _ask(
+        self, messages: Mapping[str, Mapping[str, Any]], holds: Mapping[str, list[str]] | None = None
+    ) -> _Ask:
+        """Send each worker a request; what returns collects the answers."""
+        with self._lock:
+            if self._lost is not None and holds is not None:
+                raise self._lost
+            self._next += 1
+            number = self._next
+            ask = self._asks[number] = _Ask(self, number, list(messages), dict(holds or {}))
+            oldest = min(self._asks)
+        for task, message in messages.items():
+            self._tell(task, {**message, "ask": number, "step": number, "oldest": oldest})
+        return ask
+
+    def _abort(self, ask: _Ask, why: str) -> None:
+        """End what is still under way of a step, and wait until the workers that live have ended it."""
+        for task in ask.pending():
+            self._tell(task, {"kind": "abort", "step": ask.number, "why": f"the step was ended: {why}"})
+        ask.settle(self._config.lost_seconds)
+
+    def _take(self, number: int, who: Any, message: dict[str, Any]) -> None:
+        """Act on an answer, in the link's thread."""
+        task = self.tasks[number]
+        peer = self._peers[task]
+        self._silence.hear(task, time.monotonic())
+        kind = message["kind"]
+        if kind in ("pong", "unknown"):
+            # What answers an earlier session was on its way while the worker was lost; and a ping of this one may
+            # reach a worker before the message that opens it.
+            is_of_this = self._name and message.get("session") == self._name
+            if is_of_this and self._is_opened and peer.is_here and not message.get("has"):
+                self._lose(task, "was started again, or forgot this session")
+            elif is_of_this and peer.is_here and self._config.lag_seconds is not None:
+                node, seconds = max(message["busy"], key=lambda each: each[1], default=("", 0.0))
+                if seconds >= self._config.lag_seconds:
+                    self._lose(
+                        task,
+                        f"lags: {node!r} runs for {seconds:.1f} s; lag_seconds is {self._config.lag_seconds:g}",
+                    )
+            return
+        with self._lock:
+            ask = self._asks.get(message.get("ask", -1))
+        if ask is not None:
+            ask.take(task, message)
+
+    def _ping(self) -> None:
+        """Tell all workers that this client lives, in the link's thread; they answer whether they know its session."""
+        # Before their silence is looked at: `_begin` notes first that a worker was heard, and then that it is here.
+        here = [task for task, peer in self._peers.items() if peer.is_here]
+        silent = self._silence.too_long(time.monotonic())
+        for task in here:
+            if task in silent:
+                self._lose(
+                    task, f"lags: Python there answers nothing for {silent[task]:.1f} s, as in one long call"
+                )
+            else:
+                asks_busy = self._config.lag_seconds is not None
+                ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
+                self._link.ask(self.tasks.index(task), ping)
+
+    def _notice(self, number: int) -> None:
+        """Act on a connection that was cut, in the link's thread."""
+        task = self.tasks[number]
+        if self._peers[task].is_here:
+            self._lose(task, f"has ended, or did not answer for {self._config.lost_seconds:g} s")
+
+    def _lose(self, task: str, why: str) -> None:
+        with self._lock:
+            self._peers[task].is_here = False
+            asks = list(self._asks.values())
+            self._lost, self._is_told = self._lost_error(task, why, []), False
+        for ask in asks:
+            held = ask.holds.get(task, [])
+            ask.fail(self._lost_error(task, why, held), gone=task)
+
+    def _lost_error(self, task: str, why: str, held: Sequence[str]) -> WorkerLostError:
+        of_step = ""
+        if held:
+            more = f" and {len(held) - 3} more" if len(held) > 3 else ""
+            of_step = f"; the step waits for {', '.join(map(repr, held[:3]))}{more} on it"
+        node = held[0] if held else ""
+        return WorkerLostError(
+            f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}",
+            node=node,
+            where=self.graph.nodes[node].where if node else "",
+        )
+
+    def forget(self, number: int) -> None:
+        """Drop a request that is over."""
+        with self._lock:
+            self._asks.pop(number, None)
+
+    # -- Closing ---------------------------------------------------------------------------------------------
+
+    def end_workers(self) -> None:
+        """Let each worker stop waiting for clients: `Worker.wait` returns there."""
+        for task in self.tasks:
+            self._tell(task, {"kind": "end"})
+
+    def close(self) -> None:
+        """End the session on all workers: runs that wait raise CancelledError. May be called twice."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            asks = list(self._asks.values())
+        for ask in asks:
+            ask.fail(CancelledError("the session was closed while this run was under way"))
+        for task in self.tasks:
+            self._tell(task, {"kind": "close"})
+        self._link.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CancelledError("the session is closed")
+
+    def __enter__(self) -> WorkerSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Peer:
+    """What the client knows of a worker. is_here: between its first answer and its loss."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.is_here = False
+        self.devices: list[str] = []
+        self.reference_seconds = self.clock_offset_seconds = 0.0
+
+
+class Silence:
+    """How long each worker has been silent. Time in which this process did not listen counts for nobody.
+
+    most_seconds: of silence; None: any.
+    """
+
+    def __init__(self, tasks: Sequence[str], most_seconds: float | None) -> None:
+        self._most_seconds = most_seconds
+        self._heard = dict.fromkeys(tasks, 0.0)
+        self._looked = 0.0
+
+    def hear(self, task: str, now: float) -> None:
+        """Note that a worker answered."""
+        self._heard[task] = now
+
+    def too_long(self, now: float) -> dict[str, float]:
+        """Return, by worker, the silence of those that are silent for too long; called several times in most_seconds.
+
+        Who calls this late was kept from running, as by a long call in another thread: answers may lie there unread.
+        """
+        if self._most_seconds is None:
+            return {}
+        looked, self._looked = self._looked, now
+        if now - looked > self._most_seconds / 2:
+            self._heard = dict.fromkeys(self._heard, now)
+        return {task: now - heard for task, heard in self._heard.items() if now - heard > self._most_seconds}
+
+
+class _Ask:
+    """A request to some workers, and their answers.
+
+    holds: what each has to run for it.
+    """
+
+    def __init__(
+        self, session: WorkerSession, number: int, tasks: list[str], holds: dict[str, list[str]]
+    ) -> None:
+        self.number, self.holds = number, holds
+        self._session = session
+        self._pending = dict.fromkeys(tasks)
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._error: PenstockError | None = None
+        self._changed = threading.Condition()
+
+    def pending(self) -> list[str]:
+        """Return the workers that did not answer yet."""
+        with self._changed:
+            return list(self._pending)
+
+    def take(self, task: str, message: dict[str, Any]) -> None:
+        """Take an answer."""
+        with self._changed:
+            self._pending.pop(task, None)
+            if message["kind"] == "failed":
+                self._error = self._error or _error_of(message["error"], task)
+            else:
+                self._answers[task] = message
+            self._changed.notify_all()
+
+    def fail(self, error: PenstockError, gone: str | None = None) -> None:
+        """End the request with an error. gone: a worker that will not answer."""
+        with self._changed:
+            if gone is not None:
+                self._pending.pop(gone, None)
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None) -> dict[str, dict[str, Any]]:
+        """Return the answer of each worker.
+
+        Raises: the first error; WaitTimeout.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            with self._changed:
+                while self._pending and self._error is None:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise WaitTimeout(
+                            f"the run took longer than its timeout: {', '.join(self._pending)} is at it"
+                        )
+                    self._changed.wait(left)
+                if self._error is not None:
+                    raise self._error
+                return self._answers
+        finally:
+            if not self._pending:
+                self._session.forget(self.number)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all workers answered, so long at most."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while self._pending and time.monotonic() < end:
+                self._changed.wait(end - time.monotonic())
+        self._session.forget(self.number)
+
+
+def _speed(ratio: float) -> float:
+    """Return how much longer a machine takes than another; what may be noise is none."""
+    return ratio if not 1 / _NOISE < ratio < _NOISE else 1.0
+
+
+_BY_KIND = {
+    each.kind: each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, GraphError)
+}
+
+
+def _error_of(document: Mapping[str, str], task: str) -> PenstockError:
+    """Return the error that a worker reported."""
+    kind = _BY_KIND.get(document["kind"], KernelError)
+    text = document["text"] if document["kind"] in _BY_KIND else f"on {task}: {document['text']}"
+    return kind(text, node=document["node"], where=document["where"])

@@ -1,0 +1,422 @@
+"""A worker: it keeps the state of sessions, runs their parts, and sends other workers what they wait for.
+
+    client    hello, open, part, run, abort, state, load, close, ping, end    -> an answer to each but abort, close, end
+    worker    values: outputs of a node, for a step of a session
+
+One thread has the connections, another those to workers of this host; each step has one while it is under way, which
+sends. A session ends with `close`, or when its client
+says nothing for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.graph.errors import CancelledError, CorruptError, GraphError
+from penstock.graph.model.graph import Graph
+from penstock.graph.run.session import Session
+from penstock.graph.run.statistics import Statistics
+from penstock.graph.run.timeline import name_of
+from penstock.graph.state.resources import Resources
+from penstock.graph.workers.host import HostLink
+from penstock.graph.workers.lanes import StepRecorder
+from penstock.graph.workers.link import CLIENT, MOST_PART_BYTES, Link, key_of, offers_of
+from penstock.graph.workers.mail import Mail, Values
+from penstock.graph.workers.nodes import received_nodes
+from penstock.graph.workers.wire import halved, packed, packed_values, unpacked
+from penstock.ranks.carrier_zmq import ZmqCarrier
+
+if TYPE_CHECKING:  # of an extra
+    from penstock.ranks.carrier_mpi import MpiCarrier
+
+#: A session whose client says nothing for so long is over.
+FORGOTTEN_SECONDS = 60.0
+#: Larger messages do not go by MPI, whose carrier takes no longer ones.
+MOST_MPI_BYTES = 1 << 29
+_TICK_SECONDS = 5.0
+_MOST_STEPS = 512
+_REFERENCE_SIZE, _REFERENCE_TIMES = 256, 5
+
+
+class Worker:
+    """Serves the clients of a cluster as one task of it.
+
+    task: its name, such as "/job:worker/task:0". secret: of the cluster, 32 bytes. interface, port: where it listens;
+    port 0 is a free one, and `address` tells. functions, batches: what Call and NextBatch nodes on it name.
+    slowness: makes each kernel take so many times as long, to try how a placement copes.
+    Raises: ConfigError where it cannot listen.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        secret: bytes,
+        *,
+        interface: str = "127.0.0.1",
+        port: int = 0,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        batches: Mapping[str, Iterable[Any] | Callable[[], Iterable[Any]]] | None = None,
+        slowness: float = 1.0,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self.task = task
+        self._secret = secret
+        self._brought = (functions, batches)
+        self._slowness = slowness
+        self._reference_seconds = slowness * _reference_seconds()
+        self._sessions: dict[str, _Hosted] = {}
+        self._is_over = threading.Event()
+        carrier = ZmqCarrier(interface, MOST_PART_BYTES, keys=key_of(secret, task), port=port)
+        carrier.admits_later = True  # a worker, when a client says which there are
+        carrier.admit(key_of(secret, "").public, CLIENT)
+        self.address = carrier.offer["address"]
+        self._threads = ThreadPoolExecutor(_MOST_STEPS, thread_name_prefix="penstock-graph-step")
+        #: By address and task, the number that the link has for a worker: clients may list different ones.
+        self._numbers: dict[tuple[str, str], int] = {}
+        #: Of an MPI job: connection and rank of each task.
+        self._mpi: tuple[Link, dict[str, int]] | None = None
+        self.host = HostLink(secret, self.address, self._take_parts)
+        self.link = Link(
+            carrier, self._take, on_tick=self._tick, tick_seconds=_TICK_SECONDS, posts=True, report=report
+        )
+        self.link.start()
+
+    def send_by(self, carrier: MpiCarrier, tasks: Sequence[str]) -> None:
+        """Send workers of other hosts by MPI what they need in steps. Once, before `close`. tasks: by rank."""
+        carrier.connect({rank: {"process": rank} for rank in range(len(tasks))})
+        link = Link(carrier, lambda rank, who, message: self._take_values(message))
+        link.start()
+        self._mpi = (link, {task: rank for rank, task in enumerate(tasks)})
+
+    def wait(self) -> None:
+        """Return when the worker is closed, or a client has ended it."""
+        self._is_over.wait()
+
+    def close(self) -> None:
+        """End all sessions and connections."""
+        for name in list(self._sessions):
+            self._close(name)
+        self._threads.shutdown()
+        self.link.close()
+        self.host.close()
+        if self._mpi is not None:
+            self._mpi[0].close()
+        self._is_over.set()
+
+    # -- In the link's thread ---------------------------------------------------------------------------------
+
+    def _take(self, number: int, who: Any, message: dict[str, Any]) -> None:
+        """Act on a message: at once, or in another thread."""
+        kind = message["kind"]
+        if number != CLIENT:
+            self._take_values(message)
+            return
+        hosted = self._sessions.get(message.get("session", ""))
+        if hosted is not None:
+            hosted.heard = time.monotonic()
+        answer = _ANSWERS.get(kind)
+        if answer is None:
+            self.link.answer(
+                who, {"kind": "failed", "error": _error(CorruptError(f"no request is {kind!r:.40}"))}
+            )
+        elif hosted is None and kind not in ("hello", "open", "ping", "end"):
+            if kind not in ("abort", "close"):
+                self.link.answer(who, {"kind": "unknown", **_about(message)})
+        else:
+            try:
+                answer(self, who, message, hosted)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                wrong = CorruptError(f"the request {kind!r} is malformed: {type(error).__name__}: {error}")
+                self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(wrong)})
+
+    def _take_parts(self, parts: list[Any]) -> None:
+        """Act on what a worker of this host sent, in the thread of `host`."""
+        with contextlib.suppress(CorruptError):
+            self._take_values(unpacked(parts))
+
+    def _take_values(self, message: dict[str, Any]) -> None:
+        hosted = self._sessions.get(message.get("session", ""))
+        if hosted is not None and message["kind"] == "asked":
+            # What is sent then may be large, and this thread is for all.
+            self._threads.submit(hosted.mail.asked, message["step"], message["node"], message["by"])
+        elif hosted is not None and message["kind"] == "values":
+            # Another worker's fault is not this one's end.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                values = {int(port): value for port, value in message["values"]}
+                hosted.mail.put(int.from_bytes(message["step"], "little"), message["node"], values)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for name, hosted in list(self._sessions.items()):
+            if now - hosted.heard > FORGOTTEN_SECONDS:
+                self._close(name)
+
+    def _hello(self, who: Any, message: dict[str, Any], hosted: Any) -> None:
+        self.link.answer(
+            who,
+            {
+                "kind": "hello",
+                **_about(message),
+                "task": self.task,
+                "pid": os.getpid(),
+                "devices": devices_here(self.task),
+                "reference_seconds": self._reference_seconds,
+                "clock": time.perf_counter(),
+            },
+        )
+
+    def _ping(self, who: Any, message: dict[str, Any], hosted: Any) -> None:
+        busy = hosted.busy() if hosted is not None and message["asks_busy"] else []
+        self.link.answer(who, {"kind": "pong", **_about(message), "has": hosted is not None, "busy": busy})
+
+    def _open(self, who: Any, message: dict[str, Any], hosted: Any) -> None:
+        others = {task: address for task, address in message["addresses"].items() if task != self.task}
+        numbers = {
+            task: self._numbers.setdefault((address, task), len(self._numbers))
+            for task, address in others.items()
+        }
+        offers = offers_of(self._secret, others)
+        self.link.connect({numbers[task]: offer for task, offer in offers.items()})
+        here = list(others.values()) if message["shares_memory"] else []
+        self.host.connect(here)
+
+        heads: dict[str, dict[Any, Any]] = {}
+
+        def send(to: str, step: int, node: str, values: Values | None) -> None:
+            about = {"kind": "values", "session": message["session"], "node": node}
+            if values is None:
+                parts = packed({**about, "kind": "asked", "step": step, "by": self.task})
+            else:
+                sent = halved(values) if message["is_lossy"] else values
+                parts = packed_values(heads.setdefault(node, {}), about, step, sent)
+            if here and self.host.send(others[to], parts):
+                return
+            if self._mpi is not None and to in self._mpi[1] and sum(map(len, parts)) < MOST_MPI_BYTES:
+                self._mpi[0].post(self._mpi[1][to], parts)
+            else:
+                self.link.post(numbers[to], parts)
+
+        self._sessions[message["session"]] = _Hosted(self, send, int(message["seed"]))
+        self.link.answer(who, {"kind": "opened", **_about(message)})
+
+    def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        hosted.parts[message["part"]] = self._threads.submit(hosted.make_part, message)
+
+    def _run(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        hosted.mail.begin(int(message["oldest"]))
+        self._later(who, message, hosted.run)
+
+    def _abort(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        hosted.abort(int(message["step"]), message["why"])
+
+    def _state(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        self._later(who, message, hosted.state)
+
+    def _load(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        self._later(who, message, hosted.load)
+
+    def _later(
+        self,
+        who: Any,
+        message: dict[str, Any],
+        act: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        """Answer a request with what a function gives, in a thread of its own."""
+
+        def answer() -> None:
+            try:
+                found = {"kind": "done", **_about(message), **act(message)}
+            except Exception as error:
+                found = {"kind": "failed", **_about(message), "error": _error(error)}
+            self.link.answer(who, found)
+
+        self._threads.submit(answer)
+
+    def _forget(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        self._close(message["session"])
+
+    def _end(self, who: Any, message: dict[str, Any], hosted: Any) -> None:
+        self._is_over.set()
+
+    def _close(self, name: str) -> None:
+        hosted = self._sessions.pop(name, None)
+        if hosted is not None:
+            hosted.close()
+
+
+_ANSWERS: dict[str, Callable[..., None]] = {
+    "hello": Worker._hello,
+    "ping": Worker._ping,
+    "open": Worker._open,
+    "part": Worker._part,
+    "run": Worker._run,
+    "abort": Worker._abort,
+    "state": Worker._state,
+    "load": Worker._load,
+    "close": Worker._forget,
+    "end": Worker._end,
+}
+
+
+class _Hosted:
+    """A client's session on this worker: its state, and the parts of graphs that it runs."""
+
+    def __init__(
+        self, worker: Worker, send: Callable[[str, int, str, Values | None], None], seed: int
+    ) -> None:
+        self.heard = time.monotonic()
+        self._task = worker.task
+        self.parts: dict[int, Future[Session]] = {}
+        self.mail = Mail(send)
+        self.resources = Resources(seed, *worker._brought)
+        self.resources.mail = self.mail
+        self._slowness = worker._slowness
+        self._aborted: dict[int, str] = {}
+        self._lock = threading.Lock()
+        #: By step: what it ran when `busy` was asked, and since when it was seen at that.
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def make_part(self, message: dict[str, Any]) -> Session:
+        """Return a session over a part of the client's graph."""
+        return Session(
+            Graph(received_nodes(message)),
+            resources=self.resources,
+            regions=bool(message["regions"]),
+            check_finite=bool(message["check_finite"]),
+            slowness=self._slowness,
+        )
+
+    def run(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run a part as a step, and return what was fetched."""
+        step = int(message["step"])
+        statistics = Statistics() if message["counts"] else None
+        recorder = StepRecorder(self._task, step) if message["records"] else None
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end, step)
+            if statistics is not None:
+                stack.enter_context(self.mail.watched())
+            session = self.parts[message["part"]].result()
+            with self._lock:
+                why = self._aborted.get(step)
+                self._aborted = {
+                    each: text for each, text in self._aborted.items() if each >= message["oldest"]
+                }
+            if why is not None:
+                raise CancelledError(why)
+            values = session.run(
+                message["fetches"],
+                message["feeds"],
+                message["targets"],
+                statistics=statistics,
+                number=step,
+                lane=None if recorder is None else recorder.lane,
+            )
+        found: dict[str, Any] = {"values": values}
+        if recorder is not None:
+            found["recorded"] = recorder.found()
+        if statistics is not None:
+            found["statistics"] = {
+                "kernels": statistics.kernels,
+                "seconds": statistics.seconds,
+                "nbytes": statistics.nbytes,
+                "received_bytes": self.mail.peak_bytes,
+            }
+        return found
+
+    def _end(self, step: int) -> None:
+        self.mail.end(step)
+        with self._lock:
+            self._aborted.pop(step, None)
+
+    def state(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of this worker."""
+        return {"state": self.resources.state()}
+
+    def load(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Go on from a state."""
+        self.resources.load(message["state"])
+        return {}
+
+    def abort(self, step: int, why: str) -> None:
+        """End a step that another worker cannot go on with, also one that has not begun yet."""
+        with self._lock:
+            self._aborted[step] = why
+        for session in self._sessions():
+            session.cancel(step, CancelledError(why))
+
+    def busy(self) -> list[tuple[str, float]]:
+        """Return the node that each step runs, and for how many seconds at least."""
+        now = time.monotonic()
+        seen = {
+            step.number: (at, since if known is at else now)
+            for session in self._sessions()
+            for step in session.steps()
+            if (at := step.under_way) is not None
+            for known, since in [self._seen.get(step.number, (None, now))]
+        }
+        self._seen = seen
+        return [(name_of(at[0]), now - since) for at, since in seen.values()]
+
+    def _sessions(self) -> list[Session]:
+        parts = list(self.parts.values())
+        return [part.result() for part in parts if part.done() and part.exception() is None]
+
+    def close(self) -> None:
+        """End the session."""
+        for session in self._sessions():
+            session.close()
+        self.resources.close()
+
+
+def brought_by(module: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a Python module has for Call and NextBatch nodes: its `functions` and `batches`.
+
+    module: importable from the working directory, too; None: there are none. Raises: ConfigError.
+    """
+    if module is None:
+        return {}, {}
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"the module {module!r} cannot be imported for its nodes: {error}") from error
+    return getattr(found, "functions", {}), getattr(found, "batches", {})
+
+
+def _reference_seconds() -> float:
+    """Return how long this machine takes for one product of matrices, by which machines are compared."""
+    matrix = torch.ones(_REFERENCE_SIZE, _REFERENCE_SIZE)
+    took = []
+    for _ in range(_REFERENCE_TIMES):
+        begin = time.perf_counter()
+        torch.mm(matrix, matrix)
+        took.append(time.perf_counter() - begin)
+    return min(took)
+
+
+def devices_here(task: str) -> list[str]:
+    """Return the names of a task's devices on this machine, those first that are preferred."""
+    kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [f"{task}/device:{kind}" for kind in (*kinds, "cpu:0")]
+
+
+def _about(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: message[name] for name in ("session", "step", "ask") if name in message}
+
+
+def _error(error: BaseException) -> dict[str, str]:
+    if isinstance(error, GraphError):
+        return {"kind": error.kind, "text": error.text, "node": error.node, "where": error.where}
+    kind = "penstock" if isinstance(error, PenstockError) else "kernel"
+    return {"kind": kind, "text": f"{type(error).__name__}: {error}", "node": "", "where": ""}

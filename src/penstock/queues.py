@@ -1,0 +1,21 @@
+"""Waiting for a queue no longer than allowed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def get_within(queue: SimpleQueue[T], seconds: float | None) -> T:
+    """Return the next item of a queue; None: wait for it however long that takes. Raises: Empty after so many seconds.
+
+    `get(timeout=...)` alone may wait forever: where the queue's lock is free it takes that first, then computes how
+    much time is left, and takes less than none for no limit (CPython 3.11). A thread that a busy machine suspends in
+    between is late. A look that waits for nothing takes the lock before.
+    """
+    with suppress(Empty):
+        return queue.get_nowait()
+    return queue.get(timeout=seconds)

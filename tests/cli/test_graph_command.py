@@ -1,0 +1,54 @@
+"""`penstock graph`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.graph import Graph
+
+MACHINE = """
+source = {read = "1 MB/s"}
+storage = [{name = "staging", capacity = "1 GB", threads = 1, read = "1 GB/s"}]
+
+[[device]]
+name = "/job:b/task:17/device:cpu:0"
+memory = "1 GB"
+
+[[device]]
+name = "/job:b/task:1/device:cpu:0"
+
+[[link]]
+between = ["/job:b/task:1/device:cpu:0", "/job:b/task:17/device:cpu:0"]
+latency = "7 s"
+"""
+
+
+def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = Graph()
+    x = graph.constant(1.0, name="x")
+    graph.add("Neg", x, name="far", device="/job:b/task:1")
+    path = tmp_path / "graph.json"
+    path.write_text(graph.to_json())
+    devices = ["--device", "/job:b/task:17/device:cpu:0", "--device", "/job:b/task:1/device:cpu:0"]
+
+    assert main(["graph", "place", str(path), *devices, "--latency", "1 s", "--json"]) == 0
+
+    first, far = json.loads(capsys.readouterr().out)["results"]
+    assert (first["node"], first["device"]) == ("x", "/job:b/task:17/device:cpu:0")
+    assert (far["device"], far["finish_seconds"]) == ("/job:b/task:1/device:cpu:0", 1.0)
+    machine = tmp_path / "machine.toml"
+    machine.write_text(MACHINE)
+    words = ["graph", "place", str(path), "--machine", str(machine), "--json", "--objective"]
+    for objective, seconds in (("latency", 7.0), ("throughput", 0.0)):  # the constant goes with its user
+        assert main([*words, objective]) == 0
+        assert json.loads(capsys.readouterr().out)["results"][1]["finish_seconds"] == seconds
+    assert main([*words, "speed"]) == 1
+    assert "objective is 'speed'; give one of latency, search, throughput" in capsys.readouterr().err
+    assert main(["graph", "place", str(path)]) == 1
+    assert "--machine" in capsys.readouterr().err
+    assert main(["graph", "place", str(path), "--device", "cpu:0"]) == 1
+    assert "node 'far'" in capsys.readouterr().err

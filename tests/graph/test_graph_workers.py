@@ -1,0 +1,694 @@
+"""A graph on workers gives the bits of one process; what fails on one ends the step on all, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.graph.graphs import any_value
+from tests.patience import patient
+
+from penstock.errors import ConfigError, WaitTimeout
+from penstock.graph import (
+    CorruptError,
+    Graph,
+    InfeasibleError,
+    KernelError,
+    MismatchError,
+    Session,
+    Statistics,
+    UnsupportedError,
+    WorkerLostError,
+    gradients,
+    write_tfrecords,
+)
+from penstock.graph.workers import LocalWorkers, SessionConfig
+from penstock.graph.workers import session as client
+from penstock.graph.workers import worker as hosting
+from penstock.graph.workers.mail import Mail
+from penstock.graph.workers.session import WorkerSession
+from penstock.graph.workers.wire import packed, packed_values, unpacked
+from penstock.graph.workers.worker import Worker
+from penstock.measure.chrome import write_chrome
+from penstock.trace import read_trace
+
+SECRET = os.urandom(32)
+TASKS = [f"/job:worker/task:{number}" for number in range(3)]
+
+
+def fail(given: Any) -> Any:
+    raise OSError("the disk is gone")
+
+
+def new_worker(task: str, port: int = 0) -> Worker:
+    return Worker(task, SECRET, port=port, functions={"fail": fail})
+
+
+@pytest.fixture
+def workers() -> Iterator[dict[str, str]]:
+    """Three workers of this process; their addresses."""
+    started = [new_worker(task) for task in TASKS]
+    yield {each.task: each.address for each in started}
+    for each in started:
+        each.close()
+
+
+def opened(graph: Graph, workers: dict[str, str], **options: Any) -> WorkerSession:
+    return WorkerSession(graph, workers, SECRET, report=None, **options)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed < 2 else pytest.mark.slow) for seed in range(60)]
+)
+def test_a_random_graph_parted_at_random_gives_the_bits_of_one_process(
+    workers: dict[str, str], seed: int
+) -> None:
+    """Loops, conditions, their gradients, draws, and a variable that one worker changes and all read."""
+    random, generator = Random(seed), np.random.default_rng(seed)
+    graph = Graph()
+    xs = [graph.placeholder("float64", [2], name=f"x{place}") for place in range(3)]
+    pool, count = list(xs), graph.placeholder("int32", [], name="count")
+    with graph.on_device(random.choice(TASKS)):
+        w = graph.variable("float64", [2], initial=np.ones(2), name="w")
+        read = graph.add("Read", w)
+    for _ in range(6):
+        with graph.on_device(random.choice(TASKS)):
+            pool.append(any_value(graph, random, [*pool, read], [count]))
+            pool.append(pool[-1] * graph.add("RandomUniform", shape=[2], dtype="float64"))
+    y = graph.add("Sum", graph.add("Concat", *pool[3:], axis=0))
+    slopes = [each for each in gradients(graph, y, xs) if each is not None]
+    train = graph.add("AssignAdd", w, slopes[0] if slopes else pool[-1], controls=[y.endpoint.node])
+    init = graph.initialize_all()
+    feeds: dict[str, Any] = {f"x{place}": generator.normal(size=2) for place in range(3)}
+    feeds["count"] = int(generator.integers(4))
+    with opened(graph, workers, seed=seed) as parted, Session(graph, seed=seed) as whole:
+        for each in (parted, whole):
+            each.run(init)
+        for _ in range(2):
+            counted, expected = Statistics(), Statistics()
+            found = parted.run([y, *slopes, train, "x0:0"], feeds, statistics=counted)
+            for one, other in zip(
+                found, whole.run([y, *slopes, train, "x0:0"], feeds, statistics=expected), strict=True
+            ):
+                assert one.dtype == other.dtype
+                assert np.array_equal(one, other)
+        assert {name: counted.kernels[name] for name in counted.kernels} == expected.kernels
+
+
+def test_the_state_of_all_workers_is_that_of_one_session(workers: dict[str, str], tmp_path: Any) -> None:
+    graph = Graph()
+    with graph.on_device(TASKS[1]):
+        total = graph.variable("int64", [], initial=0, name="total")
+        queue = graph.add("FIFOQueue", capacity=9, components=[["int64", []]], name="queue")
+    with graph.on_device(TASKS[2]):
+        draw = graph.add("RandomUniform", shape=[2], name="draw")
+        names = graph.variable("bytes", [2], initial=np.array([b"\xff", b""], object), name="names")
+    put = graph.add_node("Enqueue", queue, graph.add("AssignAdd", total, graph.constant(1, dtype="int64")))
+    get = graph.add("Dequeue", queue)
+    init = graph.initialize_all()
+    with opened(graph, workers, seed=5) as parted:
+        parted.run(init)
+        for _ in range(3):
+            parted.run([put, draw])
+        parted.save(str(tmp_path))
+        expected = parted.run([get, draw, total, names])
+    by_value = opened(graph, workers, config=SessionConfig(seed=5))
+    with Session(graph, seed=5) as whole, by_value as again:
+        for each in (whole, again):
+            each.restore(str(tmp_path))
+            for one, other in zip(each.run([get, draw, total, names]), expected, strict=True):
+                assert np.array_equal(one, other)
+    assert expected[0] == 1
+    assert expected[2] == 3
+    assert expected[3].tolist() == [b"\xff", b""]
+
+
+def test_an_error_of_one_worker_ends_the_step_on_all_and_takes_nothing(workers: dict[str, str]) -> None:
+    """The second worker waits for what the first fails to give, and the third for an element of a queue."""
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    with graph.on_device(TASKS[0]):
+        bad = graph.add("Call", x, function="fail", outputs=[["float32", []]], name="bad")
+    with graph.on_device(TASKS[1]):
+        after = graph.add("Neg", bad, name="after")
+    with graph.on_device(TASKS[2]):
+        queue = graph.add("FIFOQueue", capacity=2, components=[["float32", []]], name="queue")
+        get = graph.add("Dequeue", queue, name="get")
+        put = graph.add_node("Enqueue", queue, x, name="put")
+    with opened(graph, workers) as session:
+        with pytest.raises(KernelError, match=r"node 'bad' .*the disk is gone"):
+            session.run([after, get], {x: 1.0})
+        with pytest.raises(WaitTimeout, match=r"/job:worker/task:2 is at it"):
+            session.run(get, timeout_seconds=0.05)
+        waiting = threading.Thread(target=lambda: found.append(session.run(get)))
+        found: list[Any] = []
+        waiting.start()
+        session.run(put, {x: 7.0})
+        waiting.join(30)
+        assert found == [7.0]
+
+
+def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the preferred one as long as nothing is known, and keeps the variable."""
+    times = iter([5.0, 1.0])
+    monkeypatch.setattr(hosting, "_reference_seconds", lambda: next(times))
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        w = graph.variable("float32", [300, 300], initial=np.eye(300, dtype=np.float32), name="w")
+    x = graph.placeholder("float32", [300, 300], name="x")
+    y = x
+    for number in range(3):
+        y = graph.add("MatMul", y, y, name=f"product{number}")
+    total = graph.add("Sum", y + w, name="total")
+    slow, fast = new_worker(TASKS[0]), new_worker(TASKS[1])
+    feeds = {x: np.eye(300, dtype=np.float32)}
+    init = graph.initialize_all()
+    with opened(graph, {TASKS[0]: slow.address, TASKS[1]: fast.address}, link_latency_seconds=0.0) as session:
+        session.run(init)
+        assert session.run(total, feeds) == 600
+        assert set(session.placement().device.values()) == {f"{TASKS[0]}/device:cpu:0"}
+        costs = session.learn(total, feeds)
+        assert session.run(total, feeds) == 600
+        device = session.placement().device
+    slow.close()
+    fast.close()
+    assert costs["product1"]["bytes"] == 300 * 300 * 4
+    assert costs["product1"]["cost"][f"{TASKS[0]}/device:cpu:0"] == pytest.approx(
+        5 * costs["product1"]["cost"][f"{TASKS[1]}/device:cpu:0"]
+    )
+    assert device["w"] == f"{TASKS[0]}/device:cpu:0"
+    assert device["product1"] == f"{TASKS[1]}/device:cpu:0"
+
+
+def test_a_machine_says_what_a_device_holds_and_which_is_preferred(
+    workers: dict[str, str], tmp_path: Any
+) -> None:
+    devices = [f"{task}/device:cpu:0" for task in TASKS]
+    file = tmp_path / "machine.toml"
+    file.write_text(MACHINE.format(devices[2], devices[1]))
+    graph = Graph()
+    w = graph.variable("float32", [100], initial=np.ones(100, np.float32), name="w")
+    total = graph.add("Sum", graph.add("Read", w), name="total")
+    init = graph.initialize_all()
+    with opened(graph, workers, machine=file) as session:
+        assert session.devices == [devices[2], devices[1], devices[0]]
+        session.run(init)
+        assert session.run(total) == 100
+        assert session.placement().device["w"] == devices[1]
+    file.write_text(MACHINE.format(devices[2], "/job:worker/task:9/device:cpu:0"))
+    with pytest.raises(
+        MismatchError, match=r"the machine has /job:worker/task:9/device:cpu:0, and the workers"
+    ):
+        opened(graph, workers, machine=file)
+
+
+#: The first device has no space for 100 numbers.
+MACHINE = """
+[source]
+read = "1 GB/s"
+
+[[storage]]
+name = "staging"
+capacity = "1 GiB"
+threads = 1
+read = "1 GB/s"
+
+[[device]]
+name = "{}"
+memory = "399 B"
+
+[[device]]
+name = "{}"
+"""
+
+
+def test_large_tensors_lie_in_memory_of_both_and_its_blocks_are_used_again() -> None:
+    """Two clients, each with workers of its own choice and order; one keeps what it got in a variable."""
+    started = {task: new_worker(task) for task in TASKS}
+    addresses = {task: each.address for task, each in started.items()}
+    graph = Graph()
+    x = graph.placeholder("float64", [None], name="x")
+    with graph.on_device(TASKS[1]):
+        y = graph.add("Neg", x)
+    with graph.on_device(TASKS[2]):
+        kept = graph.variable("float64", [1 << 16], name="kept")
+        keep = graph.add("Assign", kept, y, name="keep")
+        total = graph.add("Sum", y, name="total")
+    with (
+        opened(graph, addresses) as first,
+        opened(graph, {task: addresses[task] for task in TASKS[:0:-1]}) as second,
+        opened(graph, addresses, shares_memory=False) as apart,
+    ):
+        for number in range(6):
+            assert first.run(total, {x: np.full(1 << 16, float(number))}) == -number << 16
+            assert second.run(total, {x: np.full(3, float(number))}) == -3 * number
+        assert len(started[TASKS[1]].host._out[addresses[TASKS[2]]]._blocks) == 1
+        second.run(keep, {x: np.arange(1.0 * (1 << 16))})
+        assert first.run(total, {x: np.ones(1 << 16)}) == -(1 << 16)
+        assert np.array_equal(second.run(kept), -np.arange(1 << 16))
+        assert len(started[TASKS[1]].host._out[addresses[TASKS[2]]]._blocks) == 2
+        assert apart.run(total, {x: np.ones(1 << 16)}) == -(1 << 16)
+        assert len(started[TASKS[1]].host._out[addresses[TASKS[2]]]._blocks) == 2
+        assert apart.run(total, {x: np.zeros(0)}) == 0
+    for each in started.values():
+        each.close()
+
+
+def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:
+    """The first worker has all of eight tensors at once; the second needs one after the other."""
+    graph, costs = Graph(), {}
+    x = graph.placeholder("float32", [1000], name="x")
+    with graph.on_device(TASKS[0]):
+        sources = [graph.add("Mul", x, graph.constant(np.float32(k)), name=f"source{k}") for k in range(8)]
+    with graph.on_device(TASKS[1]):
+        total = graph.add("Neg", sources[0], name="total0")
+        for k in range(1, 8):
+            total = graph.add("Add", total, sources[k], name=f"total{k}")
+    for name in graph.nodes:
+        costs[name] = {
+            "cost": {f"{task}/device:cpu:0": float("total" in name) for task in TASKS},
+            "bytes": 4000,
+        }
+    feeds = {x: np.arange(1000, dtype=np.float32)}
+    peaks, found = [], []
+    for orders in (True, False):
+        with opened(graph, workers, costs=costs, orders_receives=orders) as session:
+            own = [0]
+            # On a busy machine, the first worker may send no sooner than the second needs it.
+            while len(own) <= (3 if orders else 100) and (orders or max(own) <= 3 * 4000):
+                counted = Statistics()
+                found.append(session.run(total, feeds, statistics=counted))
+                own.append(counted.received_bytes[TASKS[1]])
+            peaks.append(max(own))
+    assert peaks[0] <= 3 * 4000 < peaks[1]
+    assert all(np.array_equal(each, 28 * feeds[x]) for each in found)
+
+
+def test_lossy_sends_lose_the_lower_halves_between_workers_alone(workers: dict[str, str]) -> None:
+    """The values of section 5.5: what is cut off is filled with zeros, and NaN stays NaN; other types are exact."""
+    graph = Graph()
+    x, n = graph.placeholder("float32", [3], name="x"), graph.placeholder("float64", [1], name="n")
+    with graph.on_device(TASKS[0]):
+        here, exact = graph.add("Neg", x), graph.add("Neg", n)
+    with graph.on_device(TASKS[1]):
+        there, same = graph.add("Neg", here), graph.add("Neg", exact)
+    given = np.array([1 / 3, np.nan, -1e30], np.float32)
+    kept = (given.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    with opened(graph, workers, is_lossy=True) as session:
+        near, far, wide = session.run([here, there, same], {x: given, n: np.array([1 / 3])})
+    assert np.array_equal(near, -given, equal_nan=True)
+    assert np.array_equal(far, kept, equal_nan=True)
+    assert wide[0] == 1 / 3
+
+
+def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for_it(
+    workers: dict[str, str], tmp_path: Path
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [2], name="x")
+    with graph.on_device(TASKS[0]):
+        here = graph.add("Neg", x, name="here")
+    with graph.on_device(TASKS[2]):
+        there = graph.add("Exp", here, name="there")
+    with opened(graph, workers, trace=tmp_path / "run.trace") as session:
+        for _ in range(2):
+            session.run(there, {x: [1, 2]})
+    trace = read_trace(tmp_path / "run.trace")
+    write_chrome(trace, tmp_path / "run.json")
+
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {
+        f"rank 0 on {TASKS[0]}",
+        f"rank 2 on {TASKS[2]}",
+    }
+    found = {(e["name"], e["pid"]) for e in events if e["ph"] == "X"}
+    assert found >= {("here", 0), ("here received from rank 0", 2), ("there", 2)}
+    tensors = [(e["ph"], e["pid"]) for e in events if e["name"] == "tensor"]
+    assert tensors == [("s", 0), ("f", 2)] * 2
+    assert trace.is_complete
+
+
+class Counting:
+    """A proxy that counts the bytes of its connections, both ways."""
+
+    def __init__(self, address: str) -> None:
+        self.nbytes = 0
+        self._to = (address.split(":")[1].strip("/"), int(address.rpartition(":")[2]))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listening.accept()
+                there = socket.create_connection(self._to)
+                self._open += [here, there]
+                for pair in ((here, there), (there, here)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=pair))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.nbytes += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._open:
+            each.close()
+
+
+def test_no_batch_that_a_worker_reads_passes_through_the_client() -> None:
+    """The client reaches the worker by a proxy; 4 MB of batches are read and used, and their sums are fetched."""
+    batches = [np.full((1 << 17,), number, np.float64) for number in range(4)]
+    worker = Worker(TASKS[0], SECRET, batches={"train": batches})
+    proxy = Counting(worker.address)
+    graph = Graph()
+    x = graph.add("NextBatch", batches="train", outputs=[["float64", [1 << 17]]], name="x")
+    total = graph.add("Sum", x)
+    with opened(graph, {TASKS[0]: proxy.address}) as session:
+        assert [session.run(total) for _ in batches] == [float(number << 17) for number in range(4)]
+    worker.close()
+    proxy.close()
+    assert 0 < proxy.nbytes < 100_000
+
+
+def test_pictures_are_decoded_and_cropped_where_the_placement_says_and_are_the_same(
+    workers: dict[str, str], tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 10, 3), np.uint8)
+    pictures = [cv2.imencode(".png", each[..., ::-1])[1].tobytes() for each in pixels]  # of BGR
+    write_tfrecords(tmp_path / "pictures", [*pictures, b"no picture"])
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        file = graph.add("TFRecords", files=[str(tmp_path / "pictures")], name="file")
+    image = graph.add("DecodeImage", file, size=[8, 10], name="image")
+    crop = graph.add("DecodeRandomCrop", file, size=[4, 5], name="crop")
+    least = {f"{task}/device:cpu:0": float(task != TASKS[2]) for task in TASKS}
+    costs = {name: {"cost": least} for name in ("image", "crop")}
+    crops = []
+    with opened(graph, workers, costs=costs) as parted, Session(graph) as whole:
+        for each in pixels:
+            found, expected = parted.run([image, crop]), whole.run([image, crop])
+            assert np.array_equal(found[0], each)
+            assert np.array_equal(found[1], expected[1])
+            crops.append(found[1].tobytes())
+        assert parted.placement().device["image"] == f"{TASKS[2]}/device:cpu:0"
+        with pytest.raises(KernelError, match=r"node 'image' .*no.* image"):
+            parted.run(image)
+    assert len(set(crops)) == 3
+    for size in ([8], [0, 5], "big"):
+        with pytest.raises(MismatchError, match="give height and width"):
+            graph.add("DecodeImage", file, size=size)
+
+
+def run_until_lost(session: WorkerSession, what: Any) -> None:
+    """Run until what is lost is noticed."""
+    while True:
+        session.run(what)
+
+
+def test_a_lost_worker_is_named_and_all_go_on_from_the_save(tmp_path: Any) -> None:
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        w = graph.variable("float32", [], initial=1.0, name="w")
+    with graph.on_device(TASKS[1]):
+        grow = w * 2.0
+    up = graph.add("Assign", w, grow, name="up")
+    init = graph.initialize_all()
+    first, second = new_worker(TASKS[0]), new_worker(TASKS[1])
+    port = int(second.address.rpartition(":")[2])
+    with opened(graph, {TASKS[0]: first.address, TASKS[1]: second.address}) as session:
+        session.run(init)
+        assert session.run(up) == 2.0
+        session.save(str(tmp_path))
+        assert session.run(up) == 4.0
+        second.close()
+        named = rf"^(node .*: )?{TASKS[1]} \(process {os.getpid()}, tcp://"
+        with pytest.raises(WorkerLostError, match=named):
+            run_until_lost(session, up)
+        second = new_worker(TASKS[1], port)
+        # All workers go on from the save: 2, and not from what the first one held.
+        assert session.run(up) == 4.0
+    first.close()
+    second.close()
+
+
+def test_a_worker_that_runs_one_node_for_too_long_is_given_up_though_it_answers() -> None:
+    gate = threading.Event()
+    worker = Worker(TASKS[0], SECRET, functions={"stuck": lambda given: given if gate.wait(600) else None})
+    graph = Graph()
+    w = graph.variable("float32", [], initial=1.0, name="w")
+    stuck = graph.add("Call", graph.add("Read", w), function="stuck", outputs=[["float32", []]], name="stuck")
+    init = graph.initialize_all()
+    lag = {"lag_seconds": patient(0.5)}
+    with contextlib.closing(worker), opened(graph, {TASKS[0]: worker.address}, **lag) as session:
+
+        def train() -> Any:
+            session.run(init)
+            return session.run(stuck)
+
+        try:
+            with pytest.raises(WorkerLostError, match=rf"{TASKS[0]} \(process .* lags: 'stuck' runs for"):
+                train()
+        finally:
+            gate.set()
+        found = None
+        while found is None:
+            with contextlib.suppress(WorkerLostError):  # a busy machine lags, too
+                found = train()
+        assert found == 1.0
+
+
+def test_silence_counts_only_while_the_client_listens() -> None:
+    silence = client.Silence(["a", "b"], 4.0)
+    assert silence.too_long(1000.0) == {}  # the first look is a late one
+    for now in range(1001, 1004):
+        silence.hear("a", now)
+        assert silence.too_long(now) == {}
+    assert silence.too_long(1010.0) == {}  # kept from running for 7 s: the answers lie there unread
+    for now in range(1011, 1015):
+        silence.hear("a", now)
+        assert silence.too_long(now) == {}
+    assert silence.too_long(1015.0) == {"b": 5.0}
+    assert client.Silence(["a"], None).too_long(1000.0) == {}
+
+
+def test_a_worker_that_answered_long_before_the_others_is_no_lost_one(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, wait = WorkerSession._ask, client._Ask.wait
+
+    def wait_long(self: Any, seconds: float | None) -> Any:
+        answers = wait(self, seconds)
+        if self._session._name == "":
+            self._session._silence.hear(TASKS[0], -1e9)
+        return answers
+
+    def ask_after_ping(self: Any, messages: Any, holds: Any = None) -> Any:
+        if self._name:
+            self._ping()  # as it may come: with the name of a session that no worker has opened
+        return ask(self, messages, holds)
+
+    monkeypatch.setattr(client._Ask, "wait", wait_long)
+    monkeypatch.setattr(WorkerSession, "_ask", ask_after_ping)
+    graph = Graph()
+    two = graph.constant(2.0)
+    with opened(graph, workers, lag_seconds=1000.0) as session:
+        assert session.run(two) == 2.0
+
+
+def test_a_worker_that_is_lost_before_its_session_opens_is_named(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = WorkerSession._ask
+
+    def ask_and_lose(self: Any, messages: Any, holds: Any = None) -> Any:
+        if self._name:
+            self._lose(TASKS[1], "has ended")
+        return ask(self, messages, holds)
+
+    monkeypatch.setattr(WorkerSession, "_ask", ask_and_lose)
+    with pytest.raises(WorkerLostError, match=rf"{TASKS[1]} \(process .* has ended"):
+        opened(Graph(), workers)
+
+
+def test_tensors_that_wait_from_one_watch_to_the_next_are_counted_once() -> None:
+    mail = Mail(lambda *_: None)
+    mail.put(1, "early", {0: torch.zeros(2)})
+    with mail.watched():
+        mail.put(1, "late", {0: torch.zeros(3)})
+    for _ in range(2):
+        with mail.watched():
+            assert mail.peak_bytes == 8 + 12
+    mail.end(1)
+    with mail.watched():
+        assert mail.peak_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_is_lost_within_five_seconds(how: signal.Signals) -> None:
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        queue = graph.add("FIFOQueue", capacity=1, components=[["float32", []]], name="queue")
+        got = graph.add("Dequeue", queue, name="got")
+    with graph.on_device(TASKS[1]):
+        far = graph.add("Neg", got, name="far")
+    with (
+        LocalWorkers(2) as workers,
+        WorkerSession(graph, workers.addresses, workers.secret, report=None) as session,
+    ):
+        threading.Timer(1.0, os.kill, (session.processes[TASKS[1]], how)).start()
+        with pytest.raises(WorkerLostError, match=rf"node 'far' .*{TASKS[1]} \(process"):
+            session.run(far, timeout_seconds=1 + patient(5))
+        os.kill(session.processes[TASKS[1]], signal.SIGCONT if how is signal.SIGSTOP else 0)
+
+
+def test_who_has_another_secret_reaches_nobody(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HELLO_SECONDS", 0.5)
+    with pytest.raises(
+        WorkerLostError, match=r"no answer from /job:worker/task:0 at .*this cluster's secret"
+    ):
+        WorkerSession(Graph(), workers, os.urandom(32), report=None)
+
+
+def test_arguments_beside_a_config_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="seed given beside a SessionConfig, which has all arguments"):
+        opened(Graph(), workers, config=SessionConfig(regions=False), seed=1)
+    with pytest.raises(MismatchError, match="seed is -1; give an integer"):
+        SessionConfig(seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lost_seconds", 0),
+        ("lost_seconds", math.inf),
+        ("lag_seconds", 0.0),
+        ("lag_seconds", "4 s"),
+        ("link_latency_seconds", -1e-6),
+        ("link_bytes_per_second", 0),
+        ("link_bytes_per_second", math.nan),
+    ],
+)
+def test_times_and_rates_that_are_none_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} is "):
+        SessionConfig(**{field: value})
+
+
+def test_constraints_that_contradict_each_other_are_refused_by_name(workers: dict[str, str]) -> None:
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        w = graph.variable("float32", [], initial=1.0, name="w")
+    with graph.on_device(TASKS[1]):
+        graph.add("Assign", w, 2.0, name="up")
+    with (
+        opened(graph, workers) as session,
+        pytest.raises(InfeasibleError, match=r"'w' on .*'up' on .*task:1"),
+    ):
+        session.run("up")
+
+    def body(i: Any) -> Any:
+        with graph.on_device(TASKS[2]):
+            return i + 1
+
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        (out,) = graph.while_loop(lambda i: i < 3, body, [0])
+    with opened(graph, workers) as session, pytest.raises(UnsupportedError, match=r"runs on one device"):
+        session.run(out)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("$"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(plain)
+def test_what_is_sent_arrives_as_it_was(tree: Any) -> None:
+    assert unpacked(packed({"kind": "k", "tree": tree})) == {"kind": "k", "tree": tree}
+
+
+def test_arrays_arrive_as_they_were_and_no_size_is_believed() -> None:
+    sent: list[Any] = [
+        torch.tensor(3.5),
+        torch.arange(6, dtype=torch.int64).reshape(2, 3).T,
+        torch.zeros(0, 2),
+        torch.tensor([1 + 2j]).conj(),
+        np.array([[True, False]]),
+        np.array([b"\xff", b""], object),
+    ]
+    parts = packed({"kind": "k", "of": sent})
+    for one, other in zip(unpacked([bytes(each) for each in parts])["of"], sent, strict=True):
+        assert type(one) is type(other)
+        assert one.dtype == other.dtype
+        assert np.array_equal(
+            np.asarray(one), np.asarray(other.resolve_conj() if hasattr(other, "conj_physical") else other)
+        )
+    for wrong in (
+        [b"nonsense"],
+        [b"[2,{}]"],
+        [b'[1,{"kind":7}]'],
+        [b'[1,{"kind":"k","of":{"$":"tensor","at":1,"shape":[1099511627776],"dtype":"float32"}}]', b"1234"],
+        [b'[1,{"kind":"k","of":{"$":"tensor","at":5,"shape":[],"dtype":"float32"}}]', b"1234"],
+        [b'[1,{"kind":"k","of":{"$":"array","at":1,"shape":[1],"dtype":"O"}}]', b"12345678"],
+        [b'[1,{"kind":"k","of":{"$":"tensor","at":1,"shape":[1],"dtype":"bytes"}}]', b"1234"],
+        [b'[1,{"kind":"k","of":{"$":"tensor","at":1,"shape":[-1],"dtype":"float32"}}]', b"1234"],
+    ):
+        with pytest.raises(CorruptError):
+            unpacked(wrong)
+    outputs = {0: torch.tensor([1 + 2j]).conj(), 2: torch.arange(6).reshape(2, 3)}
+    heads: dict[Any, Any] = {}
+    for step in (7, 8):  # the second has the head of the first
+        made = packed_values(heads, {"kind": "values", "node": "n"}, step, outputs)
+        parts = [memoryview(bytearray(each)) for each in made]
+        found = unpacked(parts)
+        assert (found["kind"], found["node"], int.from_bytes(found["step"], "little")) == (
+            "values",
+            "n",
+            step,
+        )
+        assert [port for port, _ in found["values"]] == [0, 2]
+        for (_, one), other in zip(found["values"], outputs.values(), strict=True):
+            assert torch.equal(one, other.resolve_conj())
+        for each in (parts[:-1], [*parts[:2], parts[3], parts[2]]):
+            with pytest.raises(CorruptError):
+                unpacked(each)
