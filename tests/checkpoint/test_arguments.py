@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.checkpoint.snapshot_files import opened
+from tests.for_each import for_each
 
 from penstock.checkpoint import (
     AutoDistance,
@@ -31,13 +32,13 @@ def state(step: int) -> dict[str, Any]:
     return {"weight": np.arange(5.0) + step}
 
 
-@pytest.mark.parametrize("wrong", [123, None, b"abc", 1.5, [], ""])
+@for_each("wrong", [123, None, b"abc", 1.5, [], ""])
 def test_what_is_no_folder_is_refused_by_its_name(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^folder is .*give the path of a folder"):
         SnapshotStore(wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "wrong", "rule"),
     [
         ("fast", 3, "give the path"),
@@ -156,15 +157,13 @@ def test_a_time_beyond_what_the_system_counts_is_for_ever() -> None:
     assert checked_timeout(np.float32(0.5)) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("whole", "offsets"), [(4, 0), ("ab", "cd"), (None, None), ((4.5, 3), (0, 0)), ((4, "3"), (0, 0))]
-)
+@for_each(("whole", "offsets"), [(4, 0), ("ab", "cd"), (None, None), ((4.5, 3), (0, 0)), ((4, "3"), (0, 0))])
 def test_a_shard_says_which_numbers_it_needs(whole: Any, offsets: Any) -> None:
     with pytest.raises(ConfigError, match=r"^whole of a Shard is .*give 2 integers"):
         Shard(np.zeros((2, 3)), whole, offsets)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "wrong", "rule"),
     [
         ("grace_seconds", True, "give the seconds"),
@@ -190,7 +189,7 @@ def test_what_stops_on_a_signal_is_entered_once() -> None:
         pass
 
 
-@pytest.mark.parametrize("wrong", [None, 3, [], "text", {3: 1}])
+@for_each("wrong", [None, 3, [], "text", {3: 1}])
 def test_what_is_no_state_of_generators_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^state is .*random_state"):
         set_random_state(wrong)
@@ -198,7 +197,7 @@ def test_what_is_no_state_of_generators_is_refused(wrong: Any) -> None:
         set_random_state({"cuda": 3})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "wrong"),
     [
         ("restore_ratio", "x"),
@@ -222,7 +221,7 @@ def test_an_unknown_framework_is_refused_also_where_it_would_not_count(folder: P
             store.restore(into=into, framework="jax")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", ["60 s", None, 0, float("nan")])
+@for_each("wrong", ["60 s", None, 0, float("nan")])
 def test_ranks_are_waited_for_some_seconds(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^timeout_seconds is .*more than 0"):
         ranks_of_this_job(timeout_seconds=wrong)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint.exporting import open_readable
+from penstock.checkpoint.interop.exporting import open_readable
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, FormatError
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests.for_each import for_each
 from tests.forking import Forks
 from tests.ranks.jobs import start_process
 
@@ -163,7 +164,7 @@ def test_a_process_forked_from_the_training_ends_by_the_signal_as_it_would_have(
     assert not stop.requested
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ({"grace_seconds": 0}, "grace_seconds is 0"),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
+from tests.for_each import for_each
 
 from penstock.checkpoint import alone
 from penstock.checkpoint.saving import BackgroundSave, Saved
@@ -55,7 +56,7 @@ def test_an_argument_that_cannot_be_used_is_refused_before_anything_is_made(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "told"),
     [
         ({"last": "3"}, "last is '3'"),

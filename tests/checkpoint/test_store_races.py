@@ -14,8 +14,8 @@ from tests.checkpoint.snapshot_files import opened, same, training
 from tests.ranks.in_memory import run
 
 from penstock.checkpoint import Keep, SnapshotStore
-from penstock.checkpoint.exporting import open_readable
 from penstock.checkpoint.files.reading import Chain
+from penstock.checkpoint.interop.exporting import open_readable
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.sync.wire import Refresher
 from penstock.checkpoint.tiers.catalog import MOST_LOOKS

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
+from tests.for_each import for_each
 from tests.forking import Forks
 from tests.ranks.in_memory import MemoryJob, run
 from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, torchrun_job, wait_for
@@ -504,8 +505,8 @@ def test_a_rank_that_fails_by_itself_waits_for_no_other_when_its_store_closes(tm
     assert run(2, judged) == ["KeyboardInterrupt", "ZeroDivisionError"]
 
 
-@pytest.mark.parametrize("schedule", [None, NeverDue()], ids=["save", "is_due"])
-@pytest.mark.parametrize("leaver", [0, 1])
+@for_each("schedule", [None, NeverDue()], ids=["save", "is_due"])
+@for_each("leaver", [0, 1])
 def test_a_rank_that_leaves_the_block_by_an_exception_is_named_by_the_others_at_their_next_call(
     tmp_path: Path, leaver: int, schedule: Any
 ) -> None:
@@ -627,7 +628,7 @@ def test_only_the_blocks_that_a_part_meets_are_read(tmp_path: Path, monkeypatch:
 # -- What a Shard is, and is not -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("array", "whole", "offsets", "told"),
     [
         (np.zeros(3), (5,), (3,), r"shape \(3,\) at \(3,\) does not lie within the whole, \(5,\)"),

@@ -12,6 +12,7 @@ saves before a scheduler ends the job; `Refresher` keeps the weights of an infer
     tiers/    where snapshots lie: folders, object stores, and what is there
     drain/    from the fast tier to the slow one
     sync/     weights on the wire
+    interop/  other people's checkpoints: read, written and sealed
 
 `store` saves by what is `opened`. `writer` obeys what `penstock.policy.saving` decides, `housekeeping` what
 `penstock.policy.retention` does.

@@ -125,13 +125,6 @@ def made_ranks(make: Any) -> Ranks:
     return ranks
 
 
-def checked_report(report: Any) -> Callable[[str], None] | None:
-    """Return what lines are reported to. Raises: ConfigError."""
-    rule = "it is a function that is given a line, such as print, or None"
-    check_given("report", report, is_one=report is None or callable(report), rule=rule)
-    return report  # type: ignore[no-any-return]
-
-
 def checked_options(options: Any) -> Mapping[str, Any] | None:
     """Return options of a driver. Raises: ConfigError."""
     is_one = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)

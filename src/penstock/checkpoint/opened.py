@@ -25,7 +25,7 @@ from penstock.checkpoint.tiers.tier import Tier
 from penstock.checkpoint.writer import SnapshotWriter
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, printable
-from penstock.flow.recorder import Recorder
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.ranks import Ranks, alone
 from penstock.trace.schema import Kind
 from penstock.trace.trace import JSON
@@ -67,13 +67,14 @@ class OpenedStore:
         settings: StoreSettings,
         ranks: Ranks,
         report: Callable[[str], None],
-        recorder: Recorder | None = None,
+        spans: SnapshotSpans,
     ) -> None:
-        """ranks: those that write together. report: never fails, and keeps no owner of this alive.
+        """ranks: those that write together. report: never fails, and keeps no owner of this alive. spans: closed
+            with this.
 
         Raises: ConfigError naming a folder that is none of its own; DataError.
         """
-        self.settings = settings
+        self.settings, self.spans = settings, spans
         self._report = report
         #: Whether the free space was checked before the first save.
         self.is_space_checked = False
@@ -84,7 +85,7 @@ class OpenedStore:
         self.drainer: Drainer | None = None
         drains: SnapshotWriter | None = None
         if settings.fast is not None:
-            drains, self.drainer = self._made_drainer(recorder)
+            drains, self.drainer = self._made_drainer()
         self.writer = SnapshotWriter(
             self.catalog,
             settings.encoding,
@@ -93,7 +94,7 @@ class OpenedStore:
             holds_reference=settings.holds_reference,
             drains=drains,
             threads=settings.threads,
-            recorder=recorder,
+            spans=spans,
         )
         #: While it is open another process compiles the codec, and blocks are stored as they are until it is done.
         self._lease = Lease(report)
@@ -104,7 +105,7 @@ class OpenedStore:
         # A store that nobody closes is not written by anybody any more: its folders are others'.
         weakref.finalize(self, _let_go_unclosed, os.getpid(), self.housekeeping, self.drainer).atexit = False
 
-    def _made_drainer(self, recorder: Recorder | None) -> tuple[SnapshotWriter, Drainer]:
+    def _made_drainer(self) -> tuple[SnapshotWriter, Drainer]:
         """Return the writer of drains, and what drains by it."""
         settings = self.settings
         fast, slow = self.catalog.tiers
@@ -117,7 +118,7 @@ class OpenedStore:
             self.housekeeping,
             alone(),
             cap=None if rate is None else Cap(slow.name, rate, stop=stop),
-            recorder=recorder,
+            spans=self.spans,
             span=Kind.DRAIN,
         )
         apart = None
@@ -179,6 +180,7 @@ class OpenedStore:
         self.writer.held = None
         self.housekeeping.close()
         self._lease.close()
+        self.spans.close()
 
 
 def _tiers_of(settings: StoreSettings) -> list[Tier]:

@@ -9,16 +9,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
-from penstock.checkpoint.arguments import checked_report
 from penstock.errors import ConfigError, RankError, WaitTimeout
 from penstock.ranks import named_ranks
 from penstock.ranks.agreement import Messages, StopAgreement
 from penstock.ranks.transport import TIMEOUT_SECONDS, RankTransport, pause_seconds
 from penstock.ranks.transport_of_job import transport_of_this_job
-from penstock.report import print_report
+from penstock.report import checked_report, print_report
+from penstock.validate import is_number
 
 #: Between two looks for a signal or a message while no rank is asked to stop: twenty times what a look takes, so that
 #: thousands of ranks cost no core, within these bounds.
@@ -66,8 +66,7 @@ class StopOnSignal:
         report: Callable[[str], None] | None = None,
         transport: RankTransport | None = None,
     ) -> None:
-        is_number = isinstance(grace_seconds, (int, float)) and not isinstance(grace_seconds, bool)
-        if not (is_number and grace_seconds > 0):
+        if not (is_number(grace_seconds) and grace_seconds > 0):
             raise ConfigError(
                 f"grace_seconds is {grace_seconds!r}; a snapshot takes time: give the seconds that your scheduler "
                 "leaves between the signal and the end"
@@ -156,9 +155,7 @@ class StopOnSignal:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A trainer that has set its own handler since keeps that one.
         self._restore([number for number in self._previous if signal.getsignal(number) == self._handle])
         self._leaving.set()

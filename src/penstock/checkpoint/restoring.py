@@ -33,8 +33,7 @@ from penstock.checkpoint.tiers.catalog import (
 from penstock.checkpoint.tiers.fast_folders import describe_newer_on_fast, look_and_choose
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
-from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import snapshot_span
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.ranks import Ranks
 from penstock.trace.schema import Kind
 from penstock.units import format_count
@@ -107,14 +106,14 @@ class Restorer:
         catalog: Catalog,
         ranks: Ranks,
         threads: int,
-        recorder: Recorder | None,
+        spans: SnapshotSpans,
         report: Callable[[str], None],
     ) -> None:
         """threads: that decode. report: called with a line on what a restore skips or does not load."""
         self._catalog = catalog
         self._ranks = ranks
         self._threads = threads
-        self._recorder = recorder
+        self._spans = spans
         self._report = report
 
     def look(self) -> None:
@@ -234,7 +233,7 @@ class Restorer:
 
         def open_and_load(links: Sequence[Link]) -> None:
             with (
-                snapshot_span(self._recorder, Kind.LOAD, step, links[-1].tier) as count,
+                self._spans.span(Kind.LOAD, step, links[-1].tier) as count,
                 closing(open_links(self._catalog, links)) as chain,
             ):
                 count(sum(link.manifest.stored_bytes for link in chain.links))

@@ -8,13 +8,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, Unpack
 
 from penstock.checkpoint.arguments import (
     check_given,
     checked_only,
-    checked_report,
     checked_step,
     made_ranks,
     ranks_or_reader,
@@ -38,12 +36,12 @@ from penstock.checkpoint.writer import Job
 from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import snapshot_span
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.policy.retention import restorable
 from penstock.policy.saving import Save
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.ranks import Ranks, alone, ranks_of_this_job
-from penstock.report import print_report
+from penstock.report import checked_report, print_report
 from penstock.trace.schema import Kind
 from penstock.units import is_integer
 
@@ -81,7 +79,7 @@ class SnapshotStore:
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
         recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`; None: under
-            `penstock watch` that of a loader of this process, else none.
+            `penstock watch` a trace in the folder of the run, else none.
         report: called with one line for each save; None: reports nothing.
 
         Raises: ConfigError naming the argument.
@@ -91,7 +89,6 @@ class SnapshotStore:
         is_recorder = recorder is None or isinstance(recorder, Recorder)
         rule = "give that of a trace, such as loader.recorder, or None"
         check_given("recorder", recorder, is_one=is_recorder, rule=rule)
-        self._recorder = recorder
         timing, telling = settings.schedule, checked_report(report)
         self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
@@ -100,10 +97,11 @@ class SnapshotStore:
         self._due = DueSaves(timing, lambda: made_ranks(deciding))
         # No method of the store: what is reported by threads must not keep a store alive that nobody has any more.
         self._report = quiet(telling if self._ranks.rank == 0 else None)
-        self._opened = OpenedStore(settings, self._ranks, self._report, recorder)
+        self._spans = SnapshotSpans(recorder, self._ranks.rank, self._report)
+        self._opened = OpenedStore(settings, self._ranks, self._report, self._spans)
         self._catalog, self._housekeeping = self._opened.catalog, self._opened.housekeeping
         self._writer, self._drainer = self._opened.writer, self._opened.drainer
-        self._restorer = Restorer(self._catalog, self._ranks, self._threads, recorder, self._report)
+        self._restorer = Restorer(self._catalog, self._ranks, self._threads, self._spans, self._report)
         self._shared = SharedState(self._ranks, self._report)
         self._saving: BackgroundSave | None = None
         self._is_closed = False
@@ -201,7 +199,7 @@ class SnapshotStore:
         """
         self._check_open()
         step = checked_step(step)
-        with snapshot_span(self._recorder, Kind.SAVE, step) as count:
+        with self._spans.span(Kind.SAVE, step) as count:
             begin_seconds = time.monotonic()
             waited_step = self._finish_saving()
             waited_seconds = time.monotonic() - begin_seconds
@@ -550,9 +548,7 @@ class SnapshotStore:
     def __enter__(self) -> SnapshotStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # What one rank fails with, others may not: they are notified, not waited for.
         self._close(error)
 

@@ -41,8 +41,7 @@ from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
 from penstock.checkpoint.tiers.tier import Draft
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
-from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import snapshot_span
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.policy.draining import Speeds
 from penstock.policy.saving import (
     Abort,
@@ -147,14 +146,14 @@ class SnapshotWriter:
         cap: Cap | None = None,
         drains: SnapshotWriter | None = None,
         threads: int = 1,
-        recorder: Recorder | None = None,
+        spans: SnapshotSpans | None = None,
         span: Kind = Kind.WRITE,
     ) -> None:
         """encoding: of the last tier; on a nearer one all snapshots are baselines.
 
         holds_reference: whether the last snapshot stays in memory. cap: on what is written. drains: writer that drains
             what this one puts on a nearer tier, with so many threads; None where there is no nearer tier, or this one
-            drains. recorder, span: of what is written.
+            drains. spans, span: of what is written.
         """
         self._catalog = catalog
         self._tiers = catalog.tiers
@@ -166,7 +165,7 @@ class SnapshotWriter:
         self.areas = (StagingArea(), StagingArea())
         self._drains = drains
         self._threads = threads
-        self._recorder = recorder
+        self._spans = spans or SnapshotSpans(None)
         self._span = span
         #: Whether a baseline, and a delta, stay in memory: in a chain all are deltas to the baseline.
         self.holds = (holds_reference, holds_reference and encoding.scheme != "chain")
@@ -461,7 +460,7 @@ class SnapshotWriter:
         def began(wave: Sequence[Piece]) -> None:
             job.first, self._begin_seconds = wave, time.monotonic()
 
-        with snapshot_span(self._recorder, self._span, plan.step, tier) as count:
+        with self._spans.span(self._span, plan.step, tier) as count:
             if job.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
                 made = job.elsewhere.write(plan)

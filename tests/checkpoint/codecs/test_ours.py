@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from model_bits import model_bits
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.checkpoint.codecs import codec_named, decode_block, ours
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
@@ -243,8 +244,8 @@ def test_a_block_is_stored_without_its_reference_where_that_is_smaller(name: str
     assert kinds == {Kind.PLANE, Kind.DIFFERENCE}
 
 
-@pytest.mark.parametrize("name", CODERS)
-@pytest.mark.parametrize("word", ["u1", "i2", "i4", "i8"])
+@for_each("name", CODERS)
+@for_each("word", ["u1", "i2", "i4", "i8"])
 def test_integers_are_stored_without_a_reference_that_says_nothing_about_them(name: str, word: str) -> None:
     rng = np.random.default_rng(8)
     values, reference = (rng.integers(0, most, 1 << 16).astype(word).view(np.uint8) for most in (9, 2**31))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model_bits import model_bits
+from tests.for_each import for_each
 
 from penstock.checkpoint.codecs import ours
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
@@ -253,7 +254,7 @@ def in_stretches(dtype: DType, count: int, seed: int = 0) -> tuple[Bytes, Bytes]
     return (old + step).astype(word).view(np.uint8), old.view(np.uint8)
 
 
-@pytest.mark.parametrize("dtype_name", ["float32", "bfloat16", "float64", "int16", "int32"])
+@for_each("dtype_name", ["float32", "bfloat16", "float64", "int16", "int32"])
 def test_what_was_before_in_the_lane_is_a_context_where_that_pays(dtype_name: str) -> None:
     dtype = DTYPES[dtype_name]
     for count in (8190, 8191, 12289):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.codecs.paper import (
@@ -324,7 +325,7 @@ def test_every_method_of_the_paper_has_a_codec() -> None:
     assert set(CODEC_OF) == {codec_of(method) for method in METHODS} | {f"rle{bits}" for bits in range(7)}
 
 
-@pytest.mark.parametrize("name", list(CODEC_OF))
+@for_each("name", list(CODEC_OF))
 def test_every_type_comes_back_bit_for_bit_from_blocks_of_any_size(name: str) -> None:
     for dtype in DTYPES.values():
         for count in (1, 2, 3, 129, 4_099):
@@ -334,7 +335,7 @@ def test_every_type_comes_back_bit_for_bit_from_blocks_of_any_size(name: str) ->
                 assert (decoded(kind, payload, each) == each.values).all(), (dtype.name, count)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e5m2", "bfloat16", "float32", "float64", "complex128"])
+@for_each("dtype", ["float8_e5m2", "bfloat16", "float32", "float64", "complex128"])
 def test_whole_blocks_come_back_bit_for_bit(dtype: str) -> None:
     pair = weights(BLOCK_VALUES, DTYPES[dtype])
     for name in ("rle6", "dynrle"):
@@ -343,7 +344,7 @@ def test_whole_blocks_come_back_bit_for_bit(dtype: str) -> None:
             assert (decoded(kind, payload, each) == each.values).all()
 
 
-@pytest.mark.parametrize("name", list(CODEC_OF))
+@for_each("name", list(CODEC_OF))
 def test_awkward_floats_come_back_bit_for_bit(name: str) -> None:
     values = np.array(AWKWARD_FLOAT32 * 40, "<u4").view(np.uint8)
     shifted = np.roll(values, 4)
@@ -353,7 +354,7 @@ def test_awkward_floats_come_back_bit_for_bit(name: str) -> None:
         assert (decoded(kind, payload, pair) == values).all()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
+@for_each("dtype", ["uint8", "float16", "float32", "float64"])
 def test_noise_is_stored_as_it_is_and_never_grows(dtype: str) -> None:
     random = np.random.default_rng(0)
     values, reference = random.integers(0, 256, (2, BLOCK_VALUES * DTYPES[dtype].item_bytes), np.uint8)

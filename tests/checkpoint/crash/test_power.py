@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.crash.power import SECTOR_BYTES, CrashState, state_at, states
 from tests.checkpoint.crash.recording import Recording
+from tests.for_each import for_each
 
 Files = dict[str, bytes | None]
 
@@ -229,7 +230,7 @@ def test_a_state_is_told_by_what_survived(tmp_path: Path) -> None:
     assert "  -    3 write 5 bytes at 0 of a" in told
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         'symlink("TOP/a", "TOP/b") = 0',

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import OTHER_UID, UID, sealed
+from tests.for_each import for_each
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.manifest import (
@@ -88,19 +89,19 @@ def test_it_says_how_many_bytes_there_are() -> None:
     assert MANIFEST.stored_bytes == 708 + 188
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "blocks"), [(0, 0), (1, 1), (BLOCK_VALUES, 1), (BLOCK_VALUES + 1, 2), (10 * BLOCK_VALUES, 10)]
 )
 def test_a_tensor_is_cut_into_blocks_of_so_many_values(values: int, blocks: int) -> None:
     assert count_blocks(Layout("a", DTYPES["int8"], (values,))) == blocks
 
 
-@pytest.mark.parametrize("step", [0, 1, 999_999_999_999, 10**12, 2**63 - 1])
+@for_each("step", [0, 1, 999_999_999_999, 10**12, 2**63 - 1])
 def test_a_step_is_found_in_the_name_of_its_folder(step: int) -> None:
     assert step_of(folder_of(step)) == step
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "step-1",
@@ -138,7 +139,7 @@ def test_a_cut_anywhere_is_found() -> None:
         read_manifest(data + b"\n", "here")
 
 
-@pytest.mark.parametrize("version", [2, 2**70, "two", None, [1]])
+@for_each("version", [2, 2**70, "two", None, [1]])
 def test_a_newer_one_says_so(version: object) -> None:
     with pytest.raises(NewerFormat, match=r"here is of version .*; this Penstock reads version 1"):
         read_manifest(sealed(said() | {"version": version}), "here")

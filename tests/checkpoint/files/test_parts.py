@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 from tests.checkpoint.snapshot_files import EQUAL, STORED, UID, Block, MadePart, made_part, replica
+from tests.for_each import for_each
 from xxhash import xxh3_128_intdigest
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
@@ -104,7 +105,7 @@ def test_the_checksums_are_xxhashs() -> None:
     assert checksum_of(as_bytes(b"")) == 0x2D06800538D394C2
 
 
-@pytest.mark.parametrize("bit", range(8))
+@for_each("bit", range(8))
 def test_a_flipped_bit_anywhere_is_found_before_a_block_is_given_out(bit: int) -> None:
     made = made_part(BLOCKS)
     for place in range(len(made.data)):
@@ -163,7 +164,7 @@ LIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@for_each("lie", LIES)
 def test_a_frame_that_lies_is_found(lie: str) -> None:
     made = made_part(BLOCKS, **LIES[lie])
 
@@ -189,7 +190,7 @@ ROWS: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+@for_each("row", ROWS)
 def test_a_row_that_lies_is_found(row: str) -> None:
     first = Block(RAW[0], STORED, lies=ROWS[row])
 

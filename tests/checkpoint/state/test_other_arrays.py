@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.checkpoint.rebuilt import tensors_of, unflatten
 from tests.checkpoint.snapshot_files import opened
+from tests.for_each import for_each
 
-from penstock.checkpoint.foreign import read_state
+from penstock.checkpoint.interop.foreign import read_state
 from penstock.checkpoint.state.flatten import Shard, flatten
 from penstock.checkpoint.state.tree import read_tree
 from penstock.cli.main import main
@@ -189,7 +190,7 @@ WRONG_QUANTIZERS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "wrong"),
     [(field, wrong) for field, all_wrong in WRONG_QUANTIZERS.items() for wrong in all_wrong],
 )
@@ -203,7 +204,7 @@ def test_a_quantizer_that_cannot_be_is_refused(field: str, wrong: Any) -> None:
         read_tree(tree, flat.layouts)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [{"text_bytes": 11}, {"text_bytes": -1}, {"text_bytes": True}, {"kind": "torch"}, {"big_endian": True}],
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.state import staging
@@ -133,7 +134,7 @@ def test_several_threads_copy_every_byte_of_a_large_tensor() -> None:
         }
 
 
-@pytest.mark.parametrize("limit_bytes", [1, 63, 64, 65, 100])
+@for_each("limit_bytes", [1, 63, 64, 65, 100])
 def test_a_limit_below_a_block_makes_waves_of_one_block_each(limit_bytes: int) -> None:
     """Blocks of eight doubles have 64 bytes; the last one of the first tensor is shorter."""
     state = {"a": np.arange(20.0), "b": np.arange(8.0)}

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.checkpoint.rebuilt import Tensor, load_into, tensors_of, unflatten
+from tests.for_each import for_each
 
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.flatten import Source, _boxes, flatten
@@ -81,7 +82,7 @@ def torch_bytes(tensor: torch.Tensor) -> bytes:
 # What comes back
 
 
-@pytest.mark.parametrize("name", TORCH_TYPES)
+@for_each("name", TORCH_TYPES)
 def test_a_torch_tensor_of_any_type_comes_back_bit_for_bit(name: str) -> None:
     size = DTYPES[name].item_bytes
     draws = np.random.default_rng(7).integers(0, 2 if name == "bool" else 256, (6, 5, size), np.uint8)
@@ -97,7 +98,7 @@ def test_a_torch_tensor_of_any_type_comes_back_bit_for_bit(name: str) -> None:
     assert same(through(state), state)
 
 
-@pytest.mark.parametrize("name", NUMPY_TYPES)
+@for_each("name", NUMPY_TYPES)
 def test_a_numpy_array_of_any_type_comes_back_bit_for_bit(name: str) -> None:
     size = DTYPES[name].item_bytes
     draws = np.random.default_rng(8).integers(0, 2 if name == "bool" else 256, (6, 5 * size), np.uint8)
@@ -616,7 +617,7 @@ MISMATCHES: tuple[tuple[Any, Any, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("target", "saved", "told"), MISMATCHES)
+@for_each(("target", "saved", "told"), MISMATCHES)
 def test_what_does_not_fit_is_named_before_anything_is_changed(target: Any, saved: Any, told: str) -> None:
     first = torch.zeros(2)
     state = {"first": first, "n": 0, "x": target, "y": torch.zeros(1)}

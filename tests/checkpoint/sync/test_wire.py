@@ -17,6 +17,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.boxes import save_rows
+from tests.for_each import for_each
 from tests.forking import Forks
 
 from penstock.checkpoint import Keep, Refresher, SnapshotStore
@@ -798,7 +799,7 @@ def test_whatever_comes_the_weights_are_right_or_it_is_refused(messages: list[tu
     assert state["a"].tobytes() in (VALUES.tobytes(), bytes(1200))
 
 
-@pytest.mark.parametrize("wrong", [["text"], [3], 3, None, "text", b"one message"])
+@for_each("wrong", [["text"], [3], 3, None, "text", b"one message"])
 def test_what_are_no_messages_is_refused_by_its_name(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^messages (is of type|has a) "):
         Refresher({}).apply(wrong)

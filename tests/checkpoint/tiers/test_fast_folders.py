@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.checkpoint import SnapshotStore
 from penstock.checkpoint.tiers.fast_folders import FastFolder, remembered
@@ -77,9 +78,7 @@ def test_the_two_tiers_are_two_folders_whatever_they_are_called(
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "said", [b"\0 no JSON", b"3", b"[3]", b'[{"path": "a"}]', b'{"path": "a", "host": "b"}', b"null"]
-)
+@for_each("said", [b"\0 no JSON", b"3", b"[3]", b'[{"path": "a"}]', b'{"path": "a", "host": "b"}', b"null"])
 def test_what_cannot_be_read_is_nothing_and_is_written_anew(tmp_path: Path, said: bytes) -> None:
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / ".fast-tier").write_bytes(said)

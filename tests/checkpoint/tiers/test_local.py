@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import DataError
@@ -73,7 +74,7 @@ CALLS: dict[str, Callable[[LocalTier], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@for_each("call", CALLS)
 def test_a_folder_that_vanished_is_named(tmp_path: Path, call: str) -> None:
     tier = LocalTier(tmp_path / "store")
     tier.make()

@@ -21,6 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.remote import RemoteTier, block_bytes_after
@@ -543,7 +544,7 @@ def test_a_part_cannot_pass_for_the_manifest(place: str) -> None:
         RemoteTier(f"memory://{place}").begin("step-1", "a1").create(MANIFEST)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "words"),
     [
         ("runs/a", "no address"),

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.tier import Writer
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
+from penstock.validate import check_rate, check_seconds
 
 #: A piece that is handed on at once lasts this long at the cap, so that the rate is even.
 _PIECE_SECONDS = 0.05
@@ -35,10 +36,8 @@ class Pacer:
     _through_seconds: float = field(default=-math.inf, init=False)
 
     def __post_init__(self) -> None:
-        if not self.bytes_per_second > 0:
-            raise ConfigError(f"bytes_per_second is {self.bytes_per_second!r}; it must be above zero")
-        if not (math.isfinite(self.burst_seconds) and self.burst_seconds >= 0):
-            raise ConfigError(f"burst_seconds is {self.burst_seconds!r}; it must be finite and zero or more")
+        check_rate("bytes_per_second", self.bytes_per_second)
+        check_seconds("burst_seconds", self.burst_seconds)
 
     def take(self, nbytes: int, now_seconds: float) -> float:
         """Count bytes in and return how many seconds to wait before they are sent.

@@ -75,15 +75,7 @@ class Piece(NamedTuple):
     data: Bytes
 
 
-class _Block(NamedTuple):
-    """A block to be encoded: the `number`-th of its tensor."""
-
-    layout: Layout
-    number: int
-    values: Bytes
-
-
-#: Its kind, payload, the checksum of that, and the xxh3-128 of the values.
+#: A block's kind, payload, the checksum of that, and the xxh3-128 of its bytes.
 _Encoded: TypeAlias = tuple[Kind, Bytes, int, int]
 
 
@@ -144,7 +136,7 @@ class TensorWriter:
         for group, encoded, buffer, seconds in self._workers.map(self._encode, groups, _GROUPS_AHEAD):
             self.encode_seconds += seconds
             for block, (kind, payload, checksum, raw_hash) in zip(group, encoded, strict=True):
-                size = block.values.size
+                size = block.data.size
                 self.encoded_bytes += size
                 if kind != Kind.EQUAL and size >= _SMALLEST_REPLICA_BYTES:
                     here = self._writer.blocks
@@ -159,10 +151,10 @@ class TensorWriter:
                 self._flush(buffers)
         self._flush(buffers)
 
-    def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[_Block]]:
+    def _groups(self, pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         """Yield the blocks, some together, and enter where each tensor begins."""
         next_block = self._writer.blocks
-        group: list[_Block] = []
+        group: list[Piece] = []
         nbytes = 0
         for layout, first, data in pieces:
             if first == 0:
@@ -170,7 +162,7 @@ class TensorWriter:
             step = BLOCK_VALUES * layout.dtype.item_bytes
             for number, begin in enumerate(range(0, data.size, step), first):
                 values = data[begin : begin + step]
-                group.append(_Block(layout, number, values))
+                group.append(Piece(layout, number, values))
                 next_block += 1
                 nbytes += values.size
                 if nbytes >= GROUP_BYTES or len(group) >= GROUP_BLOCKS:
@@ -184,7 +176,7 @@ class TensorWriter:
         while buffers:
             self._buffers.put(buffers.pop())
 
-    def _encode(self, group: list[_Block]) -> tuple[list[_Block], list[_Encoded], Bytes, float]:
+    def _encode(self, group: list[Piece]) -> tuple[list[Piece], list[_Encoded], Bytes, float]:
         begin_seconds = time.perf_counter()
         try:
             buffer = self._buffers.get_nowait()
@@ -195,7 +187,7 @@ class TensorWriter:
         if self._coder is not None:
             needed = SLACK_BYTES
             for block in group:
-                needed += block.values.size
+                needed += block.data.size
             if buffer.size < needed:
                 buffer = np.empty(needed, np.uint8)
         encoded: list[_Encoded] = []

@@ -16,10 +16,11 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
-from penstock.checkpoint.exporting import open_readable
-from penstock.checkpoint.foreign import Readable, read_state, readable, write_state
-from penstock.checkpoint.safetensors_files import map_safetensors
+from penstock.checkpoint.interop.exporting import open_readable
+from penstock.checkpoint.interop.foreign import Readable, read_state, readable, write_state
+from penstock.checkpoint.interop.safetensors_files import map_safetensors
 from penstock.checkpoint.state.tree import Tree
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers import durable
@@ -219,7 +220,7 @@ def damaged() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("how", damaged())
+@for_each("how", damaged())
 def test_a_damaged_safetensors_file_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
     (tmp_path / "m.safetensors").write_bytes(damaged()[how])
     with pytest.raises(DataError, match=r"m\.safetensors") as told:
@@ -296,7 +297,7 @@ def test_a_small_model_is_one_file_of_a_new_folder(tmp_path: Path) -> None:
     assert same(read_state(tmp_path / "new" / "folder"), {"a": torch.ones(2)})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "weight_map",
     [
         {"a": "../secret.safetensors"},
@@ -535,7 +536,7 @@ def test_the_bytes_of_a_tensor_lie_where_the_header_says(tmp_path: Path) -> None
     assert isinstance(readable({}).tree, Tree)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "told"),
     [
         (b"", "is empty"),

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
-from penstock.checkpoint.foreign import Readable
+from penstock.checkpoint.interop.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again, open_links, read_first
 from penstock.checkpoint.tiers.fast_folders import look_and_choose

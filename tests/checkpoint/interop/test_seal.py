@@ -15,11 +15,12 @@ import torch
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
-from penstock.checkpoint import seal as sealing
-from penstock.checkpoint.foreign import write_state
-from penstock.checkpoint.safetensors_files import map_safetensors
-from penstock.checkpoint.seal import CHUNK_BYTES, SUFFIX, check_seal, read_seal, seal
+from penstock.checkpoint.interop import seal as sealing
+from penstock.checkpoint.interop.foreign import write_state
+from penstock.checkpoint.interop.safetensors_files import map_safetensors
+from penstock.checkpoint.interop.seal import CHUNK_BYTES, SUFFIX, check_seal, read_seal, seal
 from penstock.errors import ConfigError, DataError, FormatError
 
 
@@ -269,7 +270,7 @@ def written(path: Path, data: Any) -> None:
     path.write_bytes(body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
 
 
-@pytest.mark.parametrize("how", HOSTILE)
+@for_each("how", HOSTILE)
 def test_a_hostile_seal_is_a_format_error(tmp_path: Path, how: str) -> None:
     path = torch_file(tmp_path)
     sealed = seal(path)

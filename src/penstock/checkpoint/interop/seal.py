@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xxhash
 
-from penstock.checkpoint.safetensors_files import parse_header
+from penstock.checkpoint.interop.safetensors_files import parse_header
 from penstock.checkpoint.tiers.durable import whole_file
 from penstock.checkpoint.tiers.local import LocalReader
 from penstock.errors import ConfigError, DataError, FormatError

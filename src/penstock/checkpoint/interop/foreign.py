@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.safetensors_files import Entry, map_safetensors, write_safetensors
+from penstock.checkpoint.interop.safetensors_files import Entry, map_safetensors, write_safetensors
 from penstock.checkpoint.state.flatten import flatten, memory_at
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.checkpoint.state.tree import (
