@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve
@@ -49,7 +50,7 @@ def test_a_flat_curve_is_the_same_for_all() -> None:
     assert [Curve.flat(5e7).at(users) for users in (1, 2, 64)] == [5e7, 5e7, 5e7]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("measured", "message"),
     [
         ((), "no points"),

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -146,7 +147,7 @@ def test_a_training_speed_counts_bytes_or_samples() -> None:
     assert Rate(640, of="samples").seconds(samples=64, stored_bytes=6_400_000) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"storage": ()}, "storage is empty"),
@@ -171,7 +172,7 @@ def test_a_machine_that_cannot_be_is_refused(changes: dict[str, Any], message: s
         machine(**changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"name": ""}, "name is empty"),
@@ -191,7 +192,7 @@ def test_a_storage_class_that_cannot_be_is_refused(changes: dict[str, Any], mess
         StorageClass(**fields)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"threads": 0},
@@ -217,7 +218,7 @@ def test_a_shared_store_of_no_known_speed_is_refused() -> None:
         SharedStore(clients=None)
 
 
-@pytest.mark.parametrize("per_second", [0.0, -1.0, math.nan, math.inf])
+@for_each("per_second", [0.0, -1.0, math.nan, math.inf])
 def test_a_training_speed_is_finite_and_above_zero(per_second: float) -> None:
     with pytest.raises(ConfigError, match="per_second"):
         Rate(per_second)

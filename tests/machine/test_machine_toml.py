@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
-from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.machine import Curve, Device, DeviceLink, Machine, Rate, SharedStore, StorageClass
 from penstock.machine.ssd import Ssd
 
 LISTING_4_7 = """
@@ -111,7 +112,7 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
     assert Machine.from_toml(machine.to_toml()) == machine
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("right", "wrong", "message"),
     [
         (
@@ -119,6 +120,17 @@ def test_a_clients_own_speed_may_be_left_out_where_that_of_all_of_them_is_given(
             "capacity = 2048",
             "storage[1].capacity: 2048 has no unit: write for example '4 GB'",
         ),
+        (
+            "[source]",
+            '[[link]]\nbetween = ["a", "b"]\n[source]',
+            "link[0].between names 'a'; the devices are none",
+        ),
+        (
+            "[source]",
+            '[[link]]\nbetween = ["a"]\n[source]',
+            "link[0]: between is ['a']; a link is between two",
+        ),
+        ("[source]", 2 * '[[device]]\nname = "a"\n' + "[source]", "two devices are called 'a'"),
         ('capacity = "2048 MB"', 'capacity = "0 MB"', "storage[1].capacity: '0 MB' is no space at all"),
         ('capacity = "2048 MB"', 'capacity = "-1 MB"', "storage[1].capacity: '-1 MB'"),
         (
@@ -279,6 +291,19 @@ def machines(draw: st.DrawFn) -> Machine:
         preprocess_bytes_per_second=draw(rates | st.just(math.inf)),
         compute=draw(st.none() | st.builds(Rate, rates, of=st.sampled_from(["bytes", "samples"]))),
         decode_threads=draw(counts),
+        devices=tuple(
+            Device(name, draw(st.none() | st.integers(0, 2**63))) for name in ("a", "/job:b")[: len(storage)]
+        ),
+        links=tuple(
+            draw(
+                st.lists(
+                    st.builds(DeviceLink, st.just(("a", "/job:b")), latencies, rates | st.just(math.inf)),
+                    max_size=2,
+                )
+            )
+            if len(storage) > 1
+            else []
+        ),
     )
 
 

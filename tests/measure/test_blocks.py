@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError
@@ -304,7 +305,7 @@ def recording_has_rows(path: Path) -> bool:
 # -- What cannot be recorded -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "out", "by", "said"),
     [
         ([], "out", "strace", "no command is given"),

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -196,7 +197,7 @@ def test_a_failing_reader_is_not_waited_for() -> None:
         calibrate(Fails(100), max_seconds=60)
 
 
-@pytest.mark.parametrize("max_seconds", [0.0, -1.0, math.nan, math.inf])
+@for_each("max_seconds", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_cannot_be_is_refused(max_seconds: float) -> None:
     with pytest.raises(ConfigError, match="max_seconds"):
         calibrate(FakeSource(5), max_seconds=max_seconds)

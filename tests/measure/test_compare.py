@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
@@ -17,6 +18,8 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.compare import compare, lay_over
+from penstock.measure.from_trace import learn_machine
+from penstock.measure.replay import AS_DECODED
 from penstock.measure.slow_source import SlowSource
 from penstock.plan import Explicit, Order
 from penstock.store import ImageFolder
@@ -61,9 +64,9 @@ def record(image_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., P
     ) -> Path:
         with (
             SlowSource(ImageFolder(folder), OPEN_SECONDS, OPEN_SECONDS, WIRE) as source,
-            Loader(  # type: ignore[call-overload]
+            Loader(
                 source,
-                batch_size=np.int64(5),
+                batch_size=np.int64(5),  # type: ignore[arg-type]
                 epochs=epochs,
                 seed=3,
                 shuffle=shuffle,
@@ -178,12 +181,11 @@ def test_a_step_time_that_was_assumed_beforehand_replaces_the_recorded_one(
     assert comparison.epochs[0].predicted.own_seconds == pytest.approx(5 * 0.25)
 
 
-def test_a_run_without_a_machine_asks_for_one_and_takes_it(
+def test_of_a_run_without_a_machine_costs_are_learned_or_taken_from_one_that_is_given(
     record: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = record(known=False)
-    with pytest.raises(ConfigError, match=r"run\.trace: .*without a machine.*--machine"):
-        compare(run)
+    assert "The costs were learned from this run." in compare(run).notes
     (tmp_path / "machine.toml").write_text(slow_machine().to_toml())
 
     comparison = compare(run, machine=tmp_path / "machine.toml")
@@ -192,11 +194,31 @@ def test_a_run_without_a_machine_asks_for_one_and_takes_it(
     assert comparison.epochs[1].predicted.reads_by_place == {}
 
 
+def test_a_machine_that_does_not_say_how_fast_samples_are_decoded_decodes_as_the_run_did(
+    record: Callable[..., Path],
+) -> None:
+    run = record()
+    learned = learn_machine(run).machine
+    assert learned.preprocess_bytes_per_second < np.inf
+    silent = replace(learned, preprocess_bytes_per_second=np.inf)
+
+    known, unknown = compare(run, machine=learned), compare(run, machine=silent)
+
+    assert unknown.stall_seconds[0] == known.stall_seconds[0] > 0
+    assert set(unknown.notes) - set(known.notes) == {f"{AS_DECODED.capitalize()}."}
+
+
 def test_another_machine_predicts_another_run(record: Callable[..., Path]) -> None:
     run = record()
     faster = Machine(SharedStore(None, Curve.flat(10 * WIRE)), slow_machine().storage)
 
-    assert compare(run, machine=faster).stall_seconds[0] < 0.5 * compare(run).stall_seconds[0]
+    def reading_seconds(machine: Machine | None) -> float:
+        spans = compare(run, machine=machine).predicted.spans
+        reads = spans[spans["kind"] == Kind.READ]
+        return float(reads["end"].max() - reads["start"].min())
+
+    # All batches fit, so that reading waits for no step, however slow those of the record were.
+    assert reading_seconds(faster) < 0.5 * reading_seconds(None)
 
 
 def test_a_run_over_a_data_set_of_ones_own_cannot_be_predicted(tmp_path: Path) -> None:
@@ -218,7 +240,7 @@ def test_a_run_over_a_data_set_of_ones_own_cannot_be_predicted(tmp_path: Path) -
 WAIT = (0.0, 1.0, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spans", "meta", "said"),
     [
         ([], {}, "no batch was consumed"),

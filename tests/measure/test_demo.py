@@ -7,7 +7,6 @@ import cv2
 import numpy as np
 import pytest
 from rich.console import Console
-from sklearn.datasets import load_digits
 from tests.spans import spans_of
 
 import penstock.torch as pt
@@ -31,6 +30,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_digits_are_all_there_under_their_labels(digits: Path) -> None:
+    from sklearn.datasets import load_digits
+
     source, scans = ImageFolder(digits), load_digits()
 
     assert len(source) == 1797

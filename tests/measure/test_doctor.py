@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.cli.main import main
 from penstock.measure.doctor import (
@@ -43,7 +44,7 @@ def test_a_path_lies_on_the_last_of_the_longest_mounts() -> None:
 GB = 10**9
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("found", "concern"),
     [
         (judge_processors(8, "all", 8), ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError
 from penstock.measure.evidence import reads_needed, seconds_needed, weigh
@@ -88,7 +89,7 @@ def test_reads_that_failed_are_named_where_they_may_be_why() -> None:
         weigh([measured(1, 1, 3)], READERS, 10.0, [DataError("a.jpg has vanished"), DataError("b.jpg")])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rates", "seconds"),
     [
         ([10.0], 8 / 20),  # nothing is known yet: twice as fast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,30 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
-from penstock.measure.explain import Reason, explain, read_run
+from penstock.measure.calibrate import calibrate
+from penstock.measure.explain import Reason, explain
 from penstock.measure.outlook import look_ahead
+from penstock.measure.recorded import open_run, read_run
 from penstock.measure.replay import Change
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
-from penstock.trace import NO_PLACE, NO_STEP, SOURCE, Kind, Trace, TraceWriter, epoch_metrics, read_trace
+from penstock.trace import (
+    NO_PLACE,
+    NO_STEP,
+    SOURCE,
+    SPAN,
+    Kind,
+    Trace,
+    TraceWriter,
+    epoch_metrics,
+    read_trace,
+)
 
 Row = tuple[Any, ...]
 
@@ -84,6 +98,29 @@ FAULTS: dict[str, tuple[Reason, list[Row]]] = {
     "a local disk answers slowly": (Reason.TIER_READ, steps_of([0.5] * 9, Kind.HIT, place=2)),
     "another rank answers slowly": (Reason.PEER_READ, steps_of([0.5] * 9, Kind.HIT, place=1, peer=3)),
     "workers are kept from the interpreter's lock": (Reason.LOCK, held_up_by_lock()),
+    "a call of another thread holds the interpreter's lock, first before a worker begins, then in the wait": (
+        Reason.LOCK,
+        [
+            (0.0, 1.0, -1, 0, 0, 0, Kind.LOCK, NO_PLACE, 2, 0, 0),
+            (1.2, 1.9, 0, 0, 0, 0, Kind.DECODE, NO_PLACE, 2, 0),
+            (1.1, 1.9, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0),
+            (3.0, 6.9, -1, 0, 0, 1, Kind.LOCK, NO_PLACE, 0, 0, 0),
+            (2.9, 7.0, 1, 10, 0, 1, Kind.READ, SOURCE, 1, 0),
+            (7.0, 7.0, 1, 0, 0, 1, Kind.DECODE, NO_PLACE, 2, 0),
+            (2.9, 7.0, -1, 0, 0, 1, Kind.WAIT, NO_PLACE, 0, 0),
+        ],
+    ),
+    "the first batch has to be asked for before anything works": (
+        Reason.START,
+        [
+            (4.0, 4.0, -1, 0, 0, 0, Kind.SLOT, NO_PLACE, 1, 0, 0),
+            (4.0, 4.1, 0, 10, 0, 0, Kind.READ, SOURCE, 1, 0),
+            (4.1, 4.2, 0, 0, 0, 0, Kind.DECODE, NO_PLACE, 2, 0),
+            (0.0, 4.2, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0),
+            (5.0, 5.5, -1, 0, 0, 1, Kind.DECODE, NO_PLACE, 2, 0),
+            (5.0, 6.0, -1, 0, 0, 1, Kind.WAIT, NO_PLACE, 0, 0),
+        ],
+    ),
     "slots are granted late": (
         Reason.NO_FREE_SLOT,
         [
@@ -114,7 +151,7 @@ FAULTS: dict[str, tuple[Reason, list[Row]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@for_each("fault", FAULTS)
 def test_a_planted_fault_is_the_first_reason_named(fault: str) -> None:
     reason, rows = FAULTS[fault]
     trace = Trace(spans_of(rows))
@@ -133,7 +170,52 @@ def test_a_planted_fault_is_the_first_reason_named(fault: str) -> None:
         assert found.stall_seconds == pytest.approx(9 * 0.5)
 
 
-@pytest.mark.parametrize(("readers", "late_seconds"), [(10, 1.7), (2, 0.5), (1, 0.0), (0, 0.0), (None, 0.0)])
+@for_each("fault", FAULTS)
+def test_a_file_that_is_read_piece_by_piece_is_explained_as_the_trace_in_memory(
+    fault: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Threads write in turns: some spans come several pieces after others that ended later."""
+    spans = spans_of(FAULTS[fault][1])
+    spans = spans[np.argsort(spans["end"], kind="stable")]
+    places = np.arange(spans.size) + np.random.default_rng(0).integers(0, 9, spans.size)
+    spans = spans[np.argsort(places, kind="stable")]
+    ids = {(0, flow): np.array([flow - 1]) for flow in spans["flow"].tolist() if flow}
+    path = tmp_path_factory.mktemp("run") / "run.trace"
+    with TraceWriter(path, {"limits": {"readers": 1}}) as writer:
+        for first in range(0, spans.size, 3):
+            writer.append(spans[first : first + 3], ids=ids if not first else {})
+
+    whole, by_piece = explain(read_trace(path)), explain(open_run(path))
+
+    assert by_piece.by_reason == pytest.approx(whole.by_reason)
+    assert (by_piece.batches, by_piece.slow_rank) == (whole.batches, whole.slow_rank)
+    assert by_piece.run_seconds == pytest.approx(whole.run_seconds)
+    of = [(each.when, each.rank, each.reason, each.samples) for each in by_piece.moments]
+    assert of == [(each.when, each.rank, each.reason, each.samples) for each in whole.moments]
+
+
+def test_a_long_run_is_explained_in_twice_the_memory_of_the_largest_chunk(tmp_path: Path) -> None:
+    path, chunk_bytes = tmp_path / "run.trace", 65_536 * SPAN.itemsize
+    rows = spans_of(steps_of([0.5] * 1024))
+    with TraceWriter(path, {}) as writer:
+        for number in range(100):
+            rows["epoch"] = number
+            writer.append(rows)
+            rows["start"] += 2000.0
+            rows["end"] += 2000.0
+    assert path.stat().st_size > 6 * chunk_bytes
+    tracemalloc.start()
+    try:
+        found = explain(open_run(path))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert found.by_reason[Reason.SOURCE_READ] == pytest.approx(100 * 1024 * 0.5)
+    assert most < 2 * chunk_bytes
+
+
+@for_each(("readers", "late_seconds"), [(10, 1.7), (2, 0.5), (1, 0.0), (0, 0.0), (None, 0.0)])
 def test_reads_that_began_late_for_want_of_a_slot_count_as_that_as_far_as_readers_were_idle(
     readers: int | None, late_seconds: float
 ) -> None:
@@ -169,6 +251,14 @@ def test_moments_lead_down_to_the_sample_that_came_last() -> None:
     ]
     assert found.moments[0].read_seconds == pytest.approx(2.0)
     assert found.batches[Reason.SLOW_READS] == 3
+
+
+def test_of_a_data_set_reading_and_decoding_are_its_own_code() -> None:
+    trace = Trace(spans_of(steps_of([0.5] * 9)), {"reads": "data set"})
+    earlier = replace(trace.left_out, spans=9, epochs=tuple(epoch_metrics(trace.spans)))
+
+    assert explain(trace).by_reason[Reason.DATA_SET] == pytest.approx(4.5)
+    assert explain(replace(trace, left_out=earlier)).by_reason[Reason.DATA_SET] == pytest.approx(9.0)
 
 
 def test_a_group_is_named_by_the_samples_in_it() -> None:
@@ -221,6 +311,8 @@ def test_a_folder_is_the_traces_of_its_ranks_on_one_clock(tmp_path: Path) -> Non
     assert dict(zip(waits["rank"].tolist(), waits["start"].tolist(), strict=True)) == {0: 0.0, 1: 1.0}
     with TraceWriter(tmp_path / "validation.trace", {"rank": 1}) as writer:
         writer.append(spans_of(steps_of([0.5], rank=1))[:1])
+    with TraceWriter(tmp_path / "session.trace", {"graph": True}) as writer:  # which waited for the loader
+        writer.append(spans_of(steps_of([0.5] * 9)))
     assert read_run(tmp_path).spans.size == trace.spans.size
 
 
@@ -285,38 +377,52 @@ def test_three_delayed_files_of_a_real_run_are_named_and_the_reasons_add_up(
     assert sum(found.by_reason.values()) == pytest.approx(outside, rel=0.05)
 
 
+#: A wire of 300 kB/s limits the run, or the latency of a read.
+WIRE, LATENCY, FAST = (1e-3, 300e3), (20e-3, 1e9), (1e-3, 1e9)
+#: What is changed: how the loader is made before and after, the store before and after, and the change.
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[float, float], tuple[float, float]]] = {
+    "memory": ({"memory": "100 KiB"}, {"memory": "16 MiB"}, WIRE, WIRE),
+    "readers": ({"readers": 1}, {"readers": 4}, LATENCY, LATENCY),
+    "machine": ({}, {}, LATENCY, FAST),
+}
+
+
 @pytest.mark.slow
-def test_what_more_memory_is_predicted_to_bring_it_brings(
-    image_folder: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("what", list(CHANGES))
+def test_what_a_change_is_predicted_to_bring_it_brings(
+    what: str, image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Memory for three batches and little else, and then for all samples, over a wire that limits three epochs."""
+    """Memory for three batches, then for all samples; one reader, then four; a slow store, then a quick one."""
     folder = image_folder(images=120)
-    explained = []
-    for number, memory in enumerate(("100 KiB", "16 MiB")):
+    *how, slow, other = CHANGES[what]
+    explained, machines = [], []
+    for number, (given, (latency, rate)) in enumerate(zip(how, (slow, other), strict=True)):
         path = tmp_path / f"{number}.trace"
-        source = SlowSource(ImageFolder(folder), 1e-3, 1e-3, 300e3)
-        with (
-            source,
-            Loader(
+        with SlowSource(ImageFolder(folder), 0.0, latency, rate) as source:
+            machines.append(None if what == "memory" else calibrate(source, max_seconds=3.0))
+            arguments = {"memory": "16 MiB", "readers": 4, "machine": machines[-1], **given}
+            with Loader(
                 source,
                 batch_size=4,
-                epochs=3,
+                epochs=3 if what == "memory" else 1,
                 transforms=(Resize(16), ToTensor()),
-                memory=memory,
-                readers=4,
                 decoders=1,
                 trace=path,
                 report=None,
-            ) as loader,
-        ):
-            for _ in range(3):
-                for _batch in loader:
-                    time.sleep(1e-3)
+                **arguments,
+            ) as loader:
+                while loader.position[0] < (3 if what == "memory" else 1):
+                    for _batch in loader:
+                        time.sleep(1e-3)
         explained.append((read_trace(path), explain(read_trace(path))))
     (trace, found), (_, after) = explained
+    change = {
+        "memory": Change(memory_bytes=16 << 20),
+        "readers": Change(readers=4),
+        "machine": Change(machine=machines[1]),
+    }[what]
 
-    outlook = look_ahead(trace, [("memory", Change(memory_bytes=16 << 20))], found)
+    (prospect,) = look_ahead(trace, [(what, change)], found).prospects
 
-    (prospect,) = outlook.prospects
     assert after.stall_seconds < 0.6 * found.stall_seconds
     assert prospect.stall_seconds == pytest.approx(after.stall_seconds, rel=0.2, abs=0.5)

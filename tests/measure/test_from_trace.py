@@ -92,6 +92,18 @@ def test_tiers_decoding_and_steps_are_learned_and_the_rest_stays() -> None:
     assert Machine.from_toml(learned.to_toml()) == machine
 
 
+def test_a_run_whose_disk_had_all_teaches_of_the_disk_and_leaves_the_source_as_it_was() -> None:
+    curve = Curve.flat(1e6)
+    storage = (StorageClass("staging", 1000, 2, curve), StorageClass("memory", 10**6, 2, curve))
+    known = Machine(SharedStore(None, Curve.flat(3e6), 0.01), storage)
+
+    found = learn(Trace(_spans(_reads(1, 20, 0.0, 0.01, 1000, place=1)), {"machine": known.to_toml()}))
+
+    assert found.machine.source == known.source
+    assert found.machine.storage[1].read == Curve.flat(1e5)
+    assert "hardly read its source" in found.lines[0]
+
+
 def test_a_run_that_hardly_read_teaches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TraceWriter(tmp_path / "run.trace", {}) as writer:
         writer.append(_spans(_reads(1, 7, 0.0, 0.01, 1000)))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.for_each import for_each
 
 from penstock.measure import opens_hook
 
@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_written_is_not_the_programs_trouble(tmp_path: Path
     assert (said, noted) == ("4\n", [])
 
 
-@pytest.mark.parametrize("module", ["torch", "numpy", "penstock", "json"])
+@for_each("module", ["torch", "numpy", "penstock", "json"])
 def test_the_hook_loads_nothing_that_a_bare_python_does_not(tmp_path: Path, module: str) -> None:
     said, _ = run(tmp_path, f"import sys; print({module!r} in sys.modules)")
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.measure.own_policy import find_policy
@@ -48,7 +49,7 @@ def test_one_of_ours_and_one_of_ones_own_are_found() -> None:
     assert find_policy("my_loading_policy:Nothing").name == "nothing"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "said"),
     [
         ("frequence", "Known are lower-bound, naive"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.measure.picture import check_picture, name_axes, new_figure, save_picture, style_axes
@@ -16,7 +17,7 @@ def test_a_name_that_a_picture_can_have_is_accepted(tmp_path: Path, name: str) -
     check_picture(tmp_path / name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "message"),
     [
         ("a.txt", r"a\.txt ends in '\.txt', which is no picture: use \.png"),

@@ -112,7 +112,9 @@ def test_there_is_a_panel_per_staging_size_and_the_bound_is_stated() -> None:
     assert stated == ["cover, 4 ranks: lower bound 100 s", "frequency, 4 ranks: lower bound 100 s"]
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.parametrize(
+    "ending", ["png", *(pytest.param(each, marks=pytest.mark.slow) for each in ("svg", "pdf"))]
+)
 def test_the_file_is_a_picture(tmp_path: Path, ending: str) -> None:
     save_picture(draw_sweep(an_answer(staging=(1, 2))), tmp_path / f"plan.{ending}")
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.measure import slow_source as slow_module
@@ -142,7 +143,7 @@ def test_without_latency_or_wire_nobody_sleeps(clock: FakeClock) -> None:
     assert clock.now == 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ((-1.0, 0.0, 5.0), "open_seconds is -1.0"),
@@ -298,3 +299,19 @@ def test_a_store_nobody_refers_to_gives_its_descriptors_back() -> None:
         SlowSource(FakeSource(1), 0.0, 0.0, 1e9)
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_thread_that_is_woken_late_each_time_still_gets_the_rate_of_the_store(clock: FakeClock) -> None:
+    """Each sleep takes 3 ms more. Of a pause after a read, nothing is made up for."""
+
+    def oversleep(seconds: float) -> None:
+        clock.now += seconds + 3e-3
+
+    with SlowSource(FakeSource(1000), 0.0, 10e-3, 1e6, clock=clock, sleep=oversleep) as slow:
+        for _ in range(50):
+            slow.read(0)
+        assert clock.now == pytest.approx(50 * 11e-3 + 3e-3)
+        clock.now = 9.0
+        slow.read(0)
+
+    assert clock.now == pytest.approx(9.0 + 11e-3 + 3e-3)

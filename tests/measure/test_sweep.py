@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -25,6 +26,7 @@ from penstock.measure.sweep import (
     run_sweep,
     task_keys,
 )
+from penstock.policy.forms import CROP_SHARE, CropForm
 from penstock.policy.loading import LowerBound
 from penstock.simulate.scenario import Scenario, scenario_named
 from penstock.simulate.sizes import SizeDistribution, SizesOfFolder
@@ -118,6 +120,31 @@ def test_readers_do_not_decode() -> None:
     assert 0.3 < outcome.store_reads_share <= 401 / 1200
 
 
+def test_what_is_kept_as_pixels_is_not_decoded_again() -> None:
+    """An epoch takes 40 s to decode. Every other sample is decoded in an epoch for that and the next one: 0.4 more."""
+    scenario = _slow_decoding()
+
+    def run_seconds(form: CropForm | None, on: Scenario = scenario) -> float | None:
+        sweep = Sweep(on, ("frequency",), form=form)
+        (found,) = [
+            outcome
+            for task, outcome in run_sweep(sweep, in_turn, Kept()).items()
+            if task.policy == "frequency"
+        ]
+        return found.run_seconds
+
+    one_each, of_two_epochs = CropForm(25), CropForm(25, 2)
+    assert run_seconds(one_each) == pytest.approx(40, rel=0.02)
+    expected = 40 * (1 + 0.5 * CROP_SHARE) + 20 * (1 + CROP_SHARE) + 20
+    assert run_seconds(of_two_epochs) == pytest.approx(expected, rel=0.02)
+    assert run_seconds(of_two_epochs, scenario.with_ranks(2)) is None
+    keys = [
+        set(task_keys(Sweep(scenario, ("frequency",), form=form), "this").values())
+        for form in (None, one_each)
+    ]
+    assert not keys[0] & keys[1]
+
+
 def test_ranks_share_the_store_and_decode_each_for_itself() -> None:
     """Each of two decodes half of the 4,000 bytes of an epoch, at 100 bytes/s, which the store gives both together."""
     scenario = _slow_decoding()
@@ -207,9 +234,7 @@ def test_a_sweep_that_tries_nothing_or_twice_is_refused(values: dict[str, Any], 
         Sweep(SCENARIO, ("frequency",), **values)
 
 
-@pytest.mark.parametrize(
-    "values", [(0, 1, 0, 0), (1, 0, 0, 0), (1, 1, -1, 0), (1, 1, 0, True), (1, 1.5, 0, 0)]
-)
+@for_each("values", [(0, 1, 0, 0), (1, 0, 0, 0), (1, 1, -1, 0), (1, 1, 0, True), (1, 1.5, 0, 0)])
 def test_a_point_that_is_no_machine_is_refused(values: tuple[int, int, int, int]) -> None:
     with pytest.raises(ConfigError, match="integer of at least"):
         Point(*values)

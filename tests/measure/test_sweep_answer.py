@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
@@ -85,7 +86,7 @@ def test_where_none_suffices_the_closest_is_named() -> None:
     assert gigabytes(answer, "closest") == [(2, 0)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prices", "least", "decimals"),
     [
         ([16.0, 132.0], 0, 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.measure.sweep import Point
@@ -13,7 +14,7 @@ from penstock.measure.sweep_ranges import Prices, parse_counts, parse_prices, pa
 GB = 10**9
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "sizes"),
     [
         ("10GB", (10 * GB,)),
@@ -30,7 +31,7 @@ def test_lists_and_ranges_of_sizes(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_sizes(text, "--memory", may_be_zero=True) == sizes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "said"),
     [
         ("10", r"--memory '10': '10' has no unit"),
@@ -77,7 +78,7 @@ def test_prices_are_of_all_hosts_and_staging_is_memory() -> None:
     assert parse_prices(["staging=1/GB"]).of(Point(3, 2 * GB, 10 * GB, 0)) == pytest.approx(6)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("texts", "said"),
     [
         (["memory"], "prices none of"),

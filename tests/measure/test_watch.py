@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.measure.watch import _EPOCHS, Verdict, Watch, watch
@@ -476,7 +477,7 @@ def test_kept_batches_are_copies_through_every_container() -> None:
     assert kept["bytes"] == b"raw"
 
 
-@pytest.mark.parametrize("unknown", [object(), {1, 2}, np.array([object()]), [np.zeros(2), object()]])
+@for_each("unknown", [object(), {1, 2}, np.array([object()]), [np.zeros(2), object()]])
 def test_a_batch_that_nobody_knows_how_to_copy_is_not_kept(unknown: object) -> None:
     watched = watch([unknown], quiet=True)
     for _ in watched:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ import pytest
 
 from penstock.checkpoint import SnapshotStore
 from penstock.cli.main import main
+from penstock.flow.recorder import Recorder
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.measure import watch_command as module
-from penstock.measure.explain import read_run
+from penstock.measure.explain import Reason, explain
+from penstock.measure.recorded import read_run
 from penstock.measure.sampling import Sampler
 from penstock.measure.watch_command import watch_command
 from penstock.recordings.devices import GONE, DeviceWriter, read_devices
@@ -112,6 +115,8 @@ def test_of_many_processes_a_sample_reads_some_and_all_in_turn(tmp_path: Path) -
 def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    import pyarrow.parquet as pq
+
     run = tmp_path / "run"
 
     assert main(["watch", "--out", str(run), "--json", "--", "sh", "-c", "echo out; exit 3"]) == 3
@@ -122,6 +127,11 @@ def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
     assert (data["exit_status"], data["verdict"]) == (3, None)
     record = read_devices(run)
     assert (record.exit_status, record.meta["command"]) == (3, ["sh", "-c", "echo out; exit 3"])
+    assert main(["trace", str(run), "--export", "parquet"]) == 0
+    table = pq.read_table(tmp_path / "run-devices.parquet")
+    assert table["nanoseconds"].to_pylist() == record.rows[:, record.columns.index("nanoseconds")].tolist()
+    assert json.loads(table.schema.metadata[b"penstock"])["command"] == ["sh", "-c", "echo out; exit 3"]
+    assert str(tmp_path / "run-devices.parquet") in capfd.readouterr().out
     assert main(["watch", "--out", str(run), "--", "true"]) == 1
     assert "has the record of another run" in capfd.readouterr().err
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
@@ -134,6 +144,7 @@ def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(
         (["--"], "no command is given"),
         (["--", "/none/of/these"], "'/none/of/these' is not found"),
         (["--period", "1ms", "--", "true"], "--period is '1ms'"),
+        (["--source", "photos", "--", "true"], "--source and --machine belong together"),
     ],
 )
 def test_what_cannot_be_watched_is_one_line(
@@ -181,35 +192,74 @@ def test_a_full_disk_ends_the_record_and_not_the_command(
     assert read_devices(tmp_path).exit_status is None
 
 
+def read(folder: Path, trace: Path | None = None) -> None:
+    with Loader(
+        folder,
+        batch_size=4,
+        epochs=1,
+        transforms=(Resize(8), ToTensor()),
+        memory="16 MiB",
+        trace=trace,
+        report=None,
+    ) as loader:
+        for _batch in loader:
+            pass
+
+
+def save(folder: Path, recorder: Recorder | None = None) -> None:
+    with SnapshotStore(folder, report=None, recorder=recorder) as store:
+        for step in (1, 2):
+            store.save(step, {"w": np.zeros(4)}).wait()
+        store.restore()
+
+
 def test_a_loader_and_a_store_inside_join_the_run(
     image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, steps = image_folder(images=8), itertools.count()
+    folder, run = image_folder(images=8), tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setenv(RUN_FOLDER, str(run))
 
-    def read(trace: Path | None = None) -> None:
-        with (
-            SnapshotStore(tmp_path / "snapshots", report=None) as store,
-            Loader(
-                folder,
-                batch_size=4,
-                epochs=1,
-                transforms=(Resize(8), ToTensor()),
-                memory="16 MiB",
-                trace=trace,
-                report=None,
-            ) as loader,
-        ):
-            for _batch in loader:
-                pass
-            store.save(next(steps), {"w": np.zeros(4)}).wait()
+    read(folder, tmp_path / "own.trace")
+    save(tmp_path / "0", Recorder(64))
+    assert list(run.iterdir()) == []
 
+    save(tmp_path / "1")
+    alone = read_run(run)
+    assert alone.is_complete
+    assert Counter(alone.spans["kind"].tolist()) == {Kind.SAVE: 2, Kind.WRITE: 2, Kind.LOAD: 1}
+    found = explain(alone)
+    saves = alone.spans[alone.spans["kind"] == Kind.SAVE]
+    assert found.blocked_seconds == pytest.approx((saves["end"] - saves["start"]).sum())
+    assert found.first == Reason.SAVE
+    assert {moment.when for moment in found.moments} == {"save at step 1", "save at step 2"}
+    assert main(["report", str(run), "-o", str(tmp_path / "saves.html")]) == 0
+    assert main(["trace", str(run)]) == 0
+
+    read(folder)
+    both = read_run(run)
+    assert [each.steps for each in both.epochs()] == [2]
+    assert Counter(both.spans["kind"].tolist())[Kind.SAVE] == 2
+    assert both.spans["start"][both.spans["kind"] == Kind.WAIT].min() > saves["start"].max()
+
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
+    read(folder)
+    save(tmp_path / "2")
+
+
+def test_a_run_that_cannot_be_written_is_reported_once_and_the_saves_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "run").mkdir()
     monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "run"))
-    read(tmp_path / "own.trace")
-    assert list((tmp_path / "run").iterdir()) == []
-    read()
-    run = read_run(tmp_path / "run")
-    assert [each.steps for each in run.epochs()] == [2]
-    assert {Kind.SAVE, Kind.WRITE} <= set(run.spans["kind"])
-    monkeypatch.setenv(RUN_FOLDER, str(tmp_path / "gone"))
-    read()
+    lines: list[str] = []
+    spans = SnapshotSpans(report=lines.append)
+    (tmp_path / "run").rmdir()
+
+    for step in (1, 2):
+        with spans.span(Kind.SAVE, step):
+            pass
+    spans.close()
+
+    assert len(lines) == 1
+    assert "saves are not recorded" in lines[0]

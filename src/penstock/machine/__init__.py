@@ -2,6 +2,6 @@
 
 from penstock.machine.curve import Curve
 from penstock.machine.machine import Machine
-from penstock.machine.places import DISK_NAMES, Rate, SharedStore, StorageClass
+from penstock.machine.places import DISK_NAMES, Device, DeviceLink, Rate, SharedStore, StorageClass
 
-__all__ = ["DISK_NAMES", "Curve", "Machine", "Rate", "SharedStore", "StorageClass"]
+__all__ = ["DISK_NAMES", "Curve", "Device", "DeviceLink", "Machine", "Rate", "SharedStore", "StorageClass"]

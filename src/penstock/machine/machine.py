@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_rate, check_threads
-from penstock.machine.places import Rate, SharedStore, StorageClass
+from penstock.machine.places import Device, DeviceLink, Rate, SharedStore, StorageClass
 from penstock.machine.tables import Table, at, load_toml
 from penstock.machine.toml import machine_fields, write_machine
+from penstock.validate import check_count, check_rate, check_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Machine:
     preprocess_bytes_per_second: beta, bytes as stored that one decode thread turns into staged samples.
     compute: c, None where the training's own speed is not known.
     decode_threads: they decode and write into the staging buffer, at least 1.
+    devices: that run dataflow graphs, the preferred ones first. links: between those whose link is not the network.
     Raises: ConfigError naming the field.
     """
 
@@ -41,6 +42,8 @@ class Machine:
     preprocess_bytes_per_second: float = math.inf
     compute: Rate | None = None
     decode_threads: int = 1
+    devices: tuple[Device, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.storage:
@@ -62,6 +65,16 @@ class Machine:
         check_rate("network_bytes_per_second", self.network_bytes_per_second)
         check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
         check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
+        known = [device.name for device in self.devices]
+        for name in known:
+            if known.count(name) > 1:
+                raise ConfigError(f"two devices are called {name!r}: rename one")
+        for index, link in enumerate(self.links):
+            for name in link.between:
+                if name not in known:
+                    raise ConfigError(
+                        f"link[{index}].between names {name!r}; the devices are {', '.join(known) or 'none'}"
+                    )
 
     def source_rate(self, clients: int, reads_in_flight: int) -> float:
         """Return the bytes/s of one read of the shared store.

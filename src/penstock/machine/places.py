@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_seconds, check_threads
 from penstock.machine.curve import Curve
+from penstock.validate import check_above_zero, check_count, check_rate, check_seconds, check_threads
 
 BACKENDS = ("memory", "filesystem")
 #: A class of one's own, "package.module:Name"; see `penstock.store.key_value`.
@@ -31,8 +31,7 @@ class Rate:
     def __post_init__(self) -> None:
         if self.of not in ("bytes", "samples"):
             raise ConfigError(f"of is {self.of!r}; a rate counts 'bytes' or 'samples'")
-        if not (math.isfinite(self.per_second) and self.per_second > 0):
-            raise ConfigError(f"per_second is {self.per_second!r}; it must be finite and above zero")
+        check_above_zero("per_second", self.per_second)
 
     def seconds(self, samples: int, stored_bytes: int) -> float:
         """Return the time to consume so many samples of so many bytes in all, as stored."""
@@ -148,3 +147,33 @@ class SharedStore:
                         f"sequential is {fast:g} bytes/s at {users:g} clients, below the {slow:g} of scattered reads "
                         "(clients): a store is not slower at consecutive reads; measure again, or leave it out"
                     )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What runs nodes of a dataflow graph.
+
+    name: such as "/job:worker/task:0/device:cpu:0". memory_bytes: for variables; None where nobody counts them.
+    """
+
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLink:
+    """What leads from one device to another, and back.
+
+    between: their names. latency_seconds: of a message. bytes_per_second: inf where it never limits.
+    Raises: ConfigError naming the field.
+    """
+
+    between: tuple[str, str]
+    latency_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+
+    def __post_init__(self) -> None:
+        if len(self.between) != 2 or self.between[0] == self.between[1]:
+            raise ConfigError(f"between is {list(self.between)}; a link is between two devices: name both")
+        check_seconds("latency_seconds", self.latency_seconds)
+        check_rate("bytes_per_second", self.bytes_per_second)

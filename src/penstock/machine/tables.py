@@ -132,6 +132,10 @@ class Table:
         entries = self.read(field, as_tables)
         return [Table(entry, f"{path}[{index}]") for index, entry in enumerate(entries)]
 
+    def tables(self, field: str) -> list[Table]:
+        """Return the tables under a field; none where it is left out."""
+        return self.required_tables(field) if field in self else self.read(field, list, [])
+
     def value(self, field: str) -> object:
         """Return what stands under a field, unread; None where it is left out."""
         return self._values.get(field)

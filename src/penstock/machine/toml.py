@@ -33,6 +33,15 @@ table from the number of users to a rate, or one rate for any number:
     read = { 1 = "192 MB/s", 2 = "399 MB/s" }
     backend = "filesystem"
     path = "/tmp/penstock"
+
+    [[device]]                      # of dataflow graphs
+    name = "/job:worker/task:0/device:cpu:0"
+    memory = "16 GB"
+
+    [[link]]                        # between devices, where it is not the network
+    between = ["/job:worker/task:0/device:cpu:0", "/job:worker/task:1/device:cpu:0"]
+    latency = "50 us"
+    rate = "1 GB/s"
 """
 
 from __future__ import annotations
@@ -44,7 +53,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.machine.curve import Curve
-from penstock.machine.places import Rate, SharedStore, StorageClass
+from penstock.machine.places import Device, DeviceLink, Rate, SharedStore, StorageClass
 from penstock.machine.tables import (
     Field,
     Table,
@@ -74,7 +83,10 @@ def machine_fields(table: Table) -> dict[str, Any]:
     source = table.required_table("source")
     storage = table.required_tables("storage")
     arguments = table.read_all(_MACHINE)
+    devices, links = table.tables("device"), table.tables("link")
     table.refuse_unknown()
+    arguments["devices"] = tuple(_read_part(entry, _DEVICE, Device) for entry in devices)
+    arguments["links"] = tuple(_read_part(entry, _LINK, DeviceLink) for entry in links)
     arguments["source"] = _read_part(source, _SOURCE, SharedStore)
     arguments["storage"] = tuple(_read_part(entry, _STORAGE, StorageClass) for entry in storage)
     return arguments
@@ -87,11 +99,16 @@ def write_machine(machine: Machine) -> str:
 
 def machine_values(machine: Machine) -> dict[str, Any]:
     """Return the table from which `Machine.from_table` makes an equal machine."""
-    storage = [write_fields(_STORAGE, each) for each in machine.storage]
-    return write_fields(_MACHINE, machine) | {
-        "source": write_fields(_SOURCE, machine.source),
-        "storage": storage,
+    lists = {
+        "storage": [write_fields(_STORAGE, each) for each in machine.storage],
+        "device": [write_fields(_DEVICE, each) for each in machine.devices],
+        "link": [write_fields(_LINK, each) for each in machine.links],
     }
+    return (
+        write_fields(_MACHINE, machine)
+        | {"source": write_fields(_SOURCE, machine.source)}
+        | {name: values for name, values in lists.items() if values}
+    )
 
 
 def _read_part(table: Table, fields: Sequence[Field], kind: Callable[..., Any]) -> Any:
@@ -140,6 +157,12 @@ def _curve(value: object) -> Curve:
     return Curve(tuple(sorted(_point(users, rate) for users, rate in value.items())))
 
 
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{value!r} is not a list of names of devices")
+    return tuple(text(each) for each in value)
+
+
 def _point(users: str, rate: object) -> tuple[float, float]:
     if not _USERS.fullmatch(users):
         raise ConfigError(f'{users!r} is not a number of users: write for example 2 = "400 MB/s"')
@@ -168,6 +191,15 @@ _SOURCE = (
     Field("random_read", "random_bytes", _read_size, exact_bytes, None),
     Field("request", "request_seconds", seconds, exact_seconds, 0.0),
     Field("write", "write", _curve, _write_curve, None),
+)
+_DEVICE = (
+    Field("name", "name", text),
+    Field("memory", "memory_bytes", size, exact_bytes, None),
+)
+_LINK = (
+    Field("between", "between", _names, list),
+    Field("latency", "latency_seconds", seconds, exact_seconds, 0.0),
+    Field("rate", "bytes_per_second", unbounded_rate, exact_rate, math.inf),
 )
 _STORAGE = (
     Field("name", "name", text),

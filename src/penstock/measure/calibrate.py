@@ -33,6 +33,7 @@ from penstock.store import FileBacked, Source
 from penstock.store.files import read_file_into
 from penstock.store.remote import objects_in
 from penstock.units import format_bytes, format_rate, format_seconds
+from penstock.validate import check_above_zero
 
 Decode = Callable[[bytes], object]
 #: called with what has been measured, one line of text each
@@ -155,6 +156,18 @@ def calibrate(
     return measure_machine(source, decode=decode, max_seconds=max_seconds, progress=progress).machine
 
 
+def decode_rate(source: Source, transforms: Sequence[Transform], max_seconds: float = 1.0) -> float:
+    """Return the bytes, as stored, that one thread decodes in a second while every processor does.
+
+    Some samples are read for it, evenly spaced. Raises: ConfigError if none is small enough, DataError if none is good.
+    """
+    samples = np.unique(np.linspace(0, len(source) - 1, _DECODED_SAMPLES).astype(np.int64))
+    small = samples[source.sizes_bytes[samples] * _DECODED_SAMPLES <= _DECODED_BYTES]
+    contents = [source.read(sample) for sample in small.tolist()]
+    clock, cpus = time.perf_counter, available_cpus()
+    return _measure_decode(decode_with(transforms), contents, cpus, clock() + max_seconds, clock)
+
+
 def decode_with(transforms: Sequence[Transform]) -> Decode:
     """Return a `decode` that puts a sample through transforms, as a loader's threads would."""
     pipeline = compile_pipeline(transforms, seed=0)
@@ -184,8 +197,7 @@ def measure_machine(
 
     repeats: how often each number of readers is measured, each time on other samples; the medians count.
     """
-    if not (math.isfinite(max_seconds) and max_seconds > 0):
-        raise ConfigError(f"max_seconds is {max_seconds!r}; it must be finite and above zero")
+    check_above_zero("max_seconds", max_seconds)
     if len(source) < LEAST_SAMPLES:
         raise ConfigError(
             f"the source has {len(source)} samples; a store is measured by at least {LEAST_SAMPLES}: calibrate on a "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import heapq
+import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ _OF_TRAINING, _MOVES = (Kind.WAIT, Kind.STEP), (Kind.READ, Kind.HIT)
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 
 
-def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> None:
+def write_chrome(trace: Trace, path: str | os.PathLike[str], more: Iterable[dict[str, Any]] = ()) -> None:
     """Write a trace in the Trace Event Format, as JSON, gzipped if the path ends in .gz: both viewers take either.
 
     An arrow goes from each read to the decoding of what it brought, by their flow or, where none has it, by batch
-    and first sample; another from the decode that ended last to the step of its batch.
+    and first sample; another from the decode that ended last to the step of its batch; and one from each tensor that a
+    worker of a graph sends to the wait for it on another.
 
+    more: events to write behind those of the trace, such as `penstock.measure.gpu_lanes.gpu_lanes`.
     Raises: ConfigError if the trace has no span of a kind that is known; OSError where the file cannot be written.
     Source: "Trace Event Format", Google, 2016; complete (X), metadata (M) and flow events (s, f).
     """
@@ -42,7 +45,7 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str]) -> None:
             file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(dict(trace.meta)) + ",\n")
             file.write('"traceEvents": [\n')
             begins = ""
-            for event in _events(trace, spans, lanes, names):
+            for event in itertools.chain(_events(trace, spans, lanes, names), more):
                 file.write(begins + json.dumps(event))
                 begins = ",\n"
             file.write("\n]}\n")
@@ -68,6 +71,7 @@ def _events(
             "ts": _micros(span["start"]),
             "dur": _micros(span["end"] - span["start"]),
             "args": _arguments(trace, span),
+            **_highlight(span),
         }
     for number, (name, tail, head) in enumerate(_arrows(spans), 1):
         for phase, place in (("s", tail), ("f", head)):
@@ -79,6 +83,13 @@ def _events(
             yield event | ({"bp": "e"} if phase == "f" else {})
 
 
+def _highlight(span: Any) -> dict[str, str]:
+    """Return the colour of waits of a graph: for another worker, and for a queue, a mutex or a batch."""
+    if span["kind"] == Kind.NODE and span["peer"] != NO_PEER:
+        return {"cname": "terrible", "cat": "wait for communication"}
+    return {"cname": "bad", "cat": "wait"} if span["kind"] == Kind.WAIT else {}
+
+
 def _arrows(spans: Spans) -> Iterator[tuple[str, int, int]]:
     """Name, tail and head of each arrow, as places in `spans`."""
     moves: dict[tuple[int, ...], int] = {}
@@ -86,6 +97,11 @@ def _arrows(spans: Spans) -> Iterator[tuple[str, int, int]]:
     for place in np.flatnonzero(np.isin(spans["kind"], [kind.value for kind in _MOVES])).tolist():
         for key in _keys_of(spans[place]):
             moves[key] = place
+    sent = np.flatnonzero((spans["kind"] == Kind.NODE.value) & (spans["flow"] != NO_FLOW))
+    tails = {int(spans[place]["flow"]): place for place in sent.tolist() if spans[place]["peer"] == NO_PEER}
+    for place in sent.tolist():
+        if spans[place]["peer"] != NO_PEER and int(spans[place]["flow"]) in tails:
+            yield "tensor", tails[int(spans[place]["flow"])], place
     for place in np.flatnonzero(spans["kind"] == Kind.DECODE.value).tolist():
         span = spans[place]
         tail = next((moves[key] for key in _keys_of(span) if key in moves), None)
@@ -147,7 +163,8 @@ def _thread_name(kinds: set[int], worker: int) -> str:
 def _name(trace: Trace, span: Any) -> str:
     name = _NAMES[int(span["kind"])]
     if span["kind"] == Kind.NODE:
-        return trace.name_of(int(span["sample"]))
+        received = "" if span["peer"] == NO_PEER else f" received from rank {span['peer']}"
+        return trace.name_of(int(span["sample"])) + received
     if span["kind"] not in _MOVES:
         return name
     return f"{name} from {describe_place(int(span['place']))}" + (

@@ -13,7 +13,8 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.loader.setup import read_machine
 from penstock.machine import Machine
-from penstock.measure.replay import Change, Replay, replay_of
+from penstock.measure.from_trace import learn
+from penstock.measure.replay import AS_DECODED, Change, Replay, lacks_decoding, replay_of
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Summary, Trace, read_trace
 from penstock.trace.verdict import NOT_COMPLETE
@@ -80,7 +81,8 @@ def compare(
     """Predict a recorded run from its file alone, and lay the two beside each other.
 
     path: of a trace that a loader of this Penstock wrote.
-    machine: with measured costs, or its file; the one that the loader was made with unless given.
+    machine: with measured costs, or its file; the one that the loader was made with unless given, and without one the
+        costs that can be learned from the run.
     step_seconds: of every step, as assumed beforehand; what was recorded unless given.
 
     Raises: ConfigError naming the file and what is missing in it; what `read_trace` raises.
@@ -101,8 +103,13 @@ def lay_over(
     """Do what `compare` does for a trace that was read."""
     run = replay_of(trace)
     given = read_machine(machine, Calls())
-    predicted = run.predict(Change(machine=given), step_seconds)
     notes = _notes(run)
+    if given is None and run.costs is None:
+        run = run.on(learn(trace).machine)
+        notes += ("The costs were learned from this run.",)
+    predicted = run.predict(Change(machine=given), step_seconds)
+    if given is not None and lacks_decoding(given):
+        notes += (f"{AS_DECODED.capitalize()}.",)
     in_vain = (trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] == NO_STEP)
     measured = replace(trace, spans=trace.spans[~in_vain], left_out=Summary())
     return RunComparison(predicted, measured, notes)

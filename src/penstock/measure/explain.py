@@ -7,24 +7,25 @@ another rank. Where ranks of a job step together, a step costs the job the longe
 
 from __future__ import annotations
 
-import os
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.flow.lock_use import KEPT_SECONDS, KEPT_SHARE
-from penstock.trace import NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, read_trace
+from penstock.flow.lock_use import HELD_SECONDS, KEPT_SECONDS, KEPT_SHARE
+from penstock.measure.recorded import ASKED_BEFORE_SECONDS, Run, batch_keys, batch_of, windows
+from penstock.trace import JSON, NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace
 from penstock.trace.causes import Critical, critical_items, latest_of
-from penstock.trace.metrics import overlap_seconds
-from penstock.trace.schema import NO_SAMPLE, join_spans
+from penstock.trace.metrics import is_of_snapshots, overlap_seconds
+from penstock.trace.schema import CONSUMER, NO_SAMPLE, GroupIds, choose_spans, join_spans
 from penstock.trace.stages import describe_place
-from penstock.trace.summary import Summary, joined_epochs
 from penstock.trace.verdict import NOT_COMPLETE
 from penstock.units import format_seconds
 
@@ -34,9 +35,8 @@ Seconds = NDArray[np.float64]
 _SLOW_TIMES, _FEW = 10.0, 0.05
 #: Work is slower beside a snapshot if by this share at least.
 _SLOWER_SHARE = 0.2
-#: Whether workers are kept from the interpreter's lock is told if they asked so many times at least, from so long
-#: before the wait on.
-_LEAST_ASKED, _ASKED_BEFORE_SECONDS = 3, 0.5
+#: Fewer requests for the interpreter's lock do not show whether workers are kept from it.
+_LEAST_ASKED = 3
 #: A reason is notable that took more than this share of the lost time.
 _NOTABLE_SHARE = 0.1
 #: Samples of a group that a moment names.
@@ -52,12 +52,14 @@ class Reason(StrEnum):
     TIER_READ = "tier read"
     PEER_READ = "read from another rank"
     DECODE = "decode and transforms"
+    DATA_SET = "the data set's own code"
     LOCK = "the interpreter's lock"
     NO_FREE_SLOT = "no free slot"
     SNAPSHOT = "a snapshot written or drained meanwhile"
     SAVE = "a save that blocked the training"
     FULL_BUFFER = "a save behind a full burst buffer"
     SLOW_RANK = "one slow rank"
+    START = "start: the pipeline fills"
     HAND_OVER = "hand-over"
     NO_BATCH = "no batch"
     UNSEEN = "unseen"
@@ -71,12 +73,14 @@ ADVICE: Mapping[Reason, str] = {
     Reason.TIER_READ: "the tier's disk does not keep up: a faster one, or more memory",
     Reason.PEER_READ: "the other rank's memory or the link is slow: more memory on this rank",
     Reason.DECODE: "more cores, smaller pictures, decode once (keep=), cheaper transforms",
+    Reason.DATA_SET: "profile its __getitem__; worker processes (workers=) if it computes in Python",
     Reason.LOCK: "Python code holds the lock: worker processes, or native transforms; find the thread that computes",
     Reason.NO_FREE_SLOT: "drop batches after use, or raise memory=",
     Reason.SNAPSHOT: "drain to another device, or cap the drain's rate",
     Reason.SAVE: "fewer or smaller saves, or a burst buffer",
     Reason.FULL_BUFFER: "a larger burst buffer, a faster drain, or fewer saves",
     Reason.SLOW_RANK: "look at that rank's host: its store, disk and processors",
+    Reason.START: "once a run: start() the loader before the model is built; a longer run pays it once, too",
     Reason.HAND_OVER: "something else holds the interpreter's lock: look for threads of your own",
     Reason.NO_BATCH: "an error or an interrupt ended these waits: see the messages of the run",
     Reason.UNSEEN: "the trace has no spans of these batches: record with a Penstock loader",
@@ -90,6 +94,8 @@ _OF_CAUSE = {
     Cause.NO_BATCH: Reason.NO_BATCH,
     Cause.UNSEEN: Reason.UNSEEN,
 }
+#: What is the code of a data set of the user's own, where that was read.
+_OF_DATA_SET = (Reason.SOURCE_READ, Reason.DECODE)
 _Parts = dict[Reason, Seconds]
 
 
@@ -132,10 +138,11 @@ class Moment:
 class Explanation:
     """What a run lost its time to.
 
-    run_seconds: waiting and steps, of the rank that took longest. stall_seconds: of the job, the longest wait of any
-        rank at each step. blocked_seconds: by saves, of the rank that they blocked longest.
+    run_seconds: waiting and steps, of the rank that took longest; of saves alone, since the store was opened.
+    stall_seconds: of the job, the longest wait of any rank at each step. blocked_seconds: by saves, of the rank that
+        they blocked longest.
     by_reason: the largest first; together stall_seconds and blocked_seconds. batches: that waited mostly for it.
-    slow_rank: the rank behind `Reason.SLOW_RANK`.
+    slow_rank: the rank behind `Reason.SLOW_RANK`. ranks: how many waited for batches.
     """
 
     run_seconds: float
@@ -145,6 +152,7 @@ class Explanation:
     batches: Mapping[Reason, int]
     moments: tuple[Moment, ...]
     slow_rank: int | None
+    ranks: int
     notes: tuple[str, ...]
 
     @property
@@ -176,105 +184,239 @@ class Explanation:
         return f"Lost {lost} of {total}{share}{saves}, {most} of it to: {self.first}{which}."
 
 
-def read_run(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace, or a folder with the traces of a job's ranks (*.trace), as one.
+class _Job(NamedTuple):
+    """Who waited longest at each step that ranks of a job take together.
 
-    Of several traces of one rank, as of a loader for training and one for validation, the largest counts.
-    Raises: ConfigError if the folder has no trace; what `read_trace` raises.
+    keys: int64[steps], sorted, see `batch_keys`. worst: the rank. share: how much of its wait was beyond the second
+    longest, where it is the slow rank's. slow: a rank that most of the lost time is due to.
     """
-    if not Path(path).is_dir():
-        return read_trace(path)
-    files = sorted(Path(path).glob("*.trace"), key=lambda file: file.stat().st_size)
-    if not files:
-        raise ConfigError(
-            f"{os.fspath(path)} has no *.trace in it: give a trace, or the folder that ranks wrote to"
-        )
-    by_rank = {_rank_of(trace): trace for trace in map(read_trace, files)}
-    ranks = sorted(by_rank)
-    return by_rank[ranks[0]] if len(ranks) == 1 else _joined([by_rank[rank] for rank in ranks], ranks)
+
+    keys: NDArray[np.int64]
+    worst: NDArray[np.int64]
+    share: Seconds
+    slow: int | None
+
+    @classmethod
+    def of(cls, run: Run) -> _Job:
+        """Judge all waits of a run."""
+        waits: list[tuple[NDArray[np.uint32], NDArray[np.int64], Seconds]] = []
+        for spans in run.spans():
+            some = choose_spans(spans, spans["kind"] == Kind.WAIT)
+            waits.append((some["rank"].copy(), batch_keys(some), some["end"] - some["start"]))
+        of_ranks, of_batches, seconds = (np.concatenate(parts) for parts in zip(*waits, strict=True))
+        ranks, row = np.unique(of_ranks, return_inverse=True)
+        keys, column = np.unique(of_batches, return_inverse=True)
+        stall = np.zeros((ranks.size, keys.size))
+        np.add.at(stall, (row, column), seconds)
+        worst = stall.argmax(axis=0)
+        longest = stall.max(axis=0)
+        excess = longest - np.partition(stall, -2, axis=0)[-2]
+        by_rank = np.bincount(worst, excess, ranks.size)
+        slow = int(by_rank.argmax())
+        is_one = by_rank[slow] > 0.5 * longest.sum()
+        share = np.where(is_one & (worst == slow), excess / np.maximum(longest, 1e-12), 0.0)
+        return cls(keys, ranks[worst].astype(np.int64), share, int(ranks[slow]) if is_one else None)
+
+    def hand_over(self, waits: Spans, parts: _Parts) -> Seconds:
+        """Return the weight of each wait, 1 where its rank waited longest at that step and else 0.
+
+        What the slow rank waited longer than the others is handed to `Reason.SLOW_RANK` in `parts`.
+        """
+        column = np.searchsorted(self.keys, batch_keys(waits))
+        is_worst = waits["rank"] == self.worst[column]
+        share = np.where(is_worst, self.share[column], 0.0)
+        moved = sum(part * share for part in parts.values())
+        for reason in parts:
+            parts[reason] = parts[reason] * (1.0 - share)
+        parts[Reason.SLOW_RANK] = parts[Reason.SLOW_RANK] + moved
+        weights: Seconds = is_worst.astype(np.float64)
+        return weights
 
 
-def _rank_of(trace: Trace) -> int:
-    rank = trace.meta.get("rank")
-    return rank if isinstance(rank, int) else int(trace.spans["rank"][0]) if trace.spans.size else 0
+class _Facts(NamedTuple):
+    """What has to be known of a run as a whole before its waits are judged, some at a time.
+
+    slow_seconds: a read of the source is slow that takes longer by the sample; inf where no few do.
+    slower_share: by how much reads beside snapshots were slower than the others. kept: samples that were read from the
+    source and at some time taken from a tier. snapshots: spans of what was done for these. run_seconds: see
+    `Explanation`. first_seconds: when each rank first waited for a batch; of a run whose beginning is left out, none.
+    last_seconds, last_batch: where the record ends, the latter as a key of `batch_keys`, -1 without a batch.
+    """
+
+    slow_seconds: float
+    slower_share: float
+    kept: NDArray[np.int64]
+    snapshots: Spans
+    job: _Job | None
+    run_seconds: float
+    first_seconds: Mapping[int, float]
+    last_seconds: float
+    last_batch: int
+
+    @property
+    def ranks(self) -> int:
+        """How many waited for batches."""
+        return len(self.first_seconds)
 
 
-def _joined(traces: list[Trace], ranks: list[int]) -> Trace:
-    """Return the traces of several ranks, ascending, on the clock of the one that began first."""
-    begun = [trace.begun for trace in traces]
-    origin = min((seconds for seconds in begun if seconds is not None), default=0.0)
-    parts = []
-    for trace, seconds in zip(traces, begun, strict=True):
-        spans = trace.spans.copy()
-        for field in ("start", "end"):
-            spans[field] += 0.0 if seconds is None else seconds - origin
-        parts.append(spans)
-    left_out = Summary()
-    for trace in traces:
-        slowest = join_spans([left_out.slowest, trace.left_out.slowest])
-        epochs = joined_epochs(left_out.epochs, trace.left_out.epochs)
-        left_out = Summary(left_out.spans + trace.left_out.spans, tuple(epochs), slowest)
-    return Trace(
-        join_spans(parts),
-        traces[0].meta,
-        all(trace.is_complete for trace in traces),
-        left_out,
-        {key: ids for trace in traces for key, ids in trace.ids.items()},
-        {sample: name for trace in traces for sample, name in trace.names.items()},
-        {
-            rank: str(trace.hosts.get(rank, trace.meta.get("host", "")))
-            for rank, trace in zip(ranks, traces, strict=True)
-        },
-        {rank: line for trace in traces for rank, line in trace.choices.items()},
-    )
+class _Candidate(NamedTuple):
+    """A wait or save that may be among the worst moments. read: the span that it hung on, if any."""
+
+    seconds: float
+    span: Any
+    reason: Reason
+    read: Any
 
 
-def explain(trace: Trace, describe: Callable[[int], str] | None = None, moments: int = 5) -> Explanation:
-    """Attribute every wait of a run.
+def explain(
+    trace: Trace | Run, describe: Callable[[int], str] | None = None, moments: int = 5
+) -> Explanation:
+    """Attribute every wait of a run, of an opened one some at a time: memory is a chunk of its file, a few times.
 
     describe: names a sample, where the trace does not. moments: how many of the worst to return.
-    Raises: ConfigError if nobody waited for a batch in it.
+    Raises: ConfigError if nobody waited for a batch in it, nor for a save.
     """
-    spans = trace.spans
-    waits = spans[spans["kind"] == Kind.WAIT]
-    if not waits.size:
-        raise ConfigError("nobody asked for a batch in the recorded run, so there is no wait to explain")
-    critical, are_slow = _behind_slow_reads(spans, waits, critical_items(spans, waits))
-    parts = _refined(trace, waits, critical, are_slow)
-    weights, slow_rank = _of_job(waits, parts)
-    saves = spans[spans["kind"] == Kind.SAVE]
-    saved = _saves(spans, saves)
+    run = Run.of(trace) if isinstance(trace, Trace) else trace
+    facts, reasons = _facts_of(run), list(Reason)
+    total = dict.fromkeys(reasons, 0.0)
+    batches = np.zeros(len(reasons), np.int64)
+    worst: list[_Candidate] = []
+    for spans, waits in chain.from_iterable(map(windows, run.parts)):
+        critical, are_slow = _behind_slow_reads(
+            spans, waits, critical_items(spans, waits), facts.slow_seconds
+        )
+        parts = _refined(run.outline, facts, spans, waits, critical, are_slow)
+        weights = np.ones(waits.size) if facts.job is None else facts.job.hand_over(waits, parts)
+        for reason in reasons:
+            total[reason] += float((weights * parts[reason]).sum())
+        mostly = np.argmax([parts[reason] for reason in reasons], axis=0)
+        lost = weights * (waits["end"] - waits["start"])
+        batches += np.bincount(mostly[lost > 0], minlength=len(reasons))
+        for place in np.argsort(-lost, kind="stable")[:moments].tolist():
+            if lost[place] > 0:
+                read = _hung_on(critical, place)
+                worst.append(_Candidate(lost[place], waits[place].copy(), reasons[mostly[place]], read))
+        worst = sorted(worst, key=lambda each: -each.seconds)[:moments]
+    saves = facts.snapshots[facts.snapshots["kind"] == Kind.SAVE]
+    saved = _saves(facts.snapshots, saves)
     is_of_longest = saves["rank"] == _longest_blocked(saves)
-    total = {reason: float((weights * parts[reason]).sum()) for reason in Reason}
     for reason, seconds in saved.items():
         total[reason] += float(seconds[is_of_longest].sum())
     # Of what was left out, only the sums of all ranks are known: the job lost what a rank lost on average.
-    ranks = np.unique(waits["rank"]).size
-    for epoch in trace.left_out.epochs:
+    for epoch in run.outline.left_out.epochs:
         for cause, more in epoch.stall_by_cause.items():
-            total[_OF_CAUSE[cause]] += more / ranks
-        total[Reason.SAVE] += epoch.save_seconds / ranks
-    reasons = list(Reason)
-    mostly = np.argmax([parts[reason] for reason in reasons], axis=0)
-    lost = weights * (waits["end"] - waits["start"])
-    batches = np.bincount(mostly[lost > 0], minlength=len(reasons)).tolist()
-    mains = [reasons[each] for each in mostly.tolist()]
+            reason = _OF_CAUSE[cause]
+            if _is_of_data_set(run.outline) and reason in _OF_DATA_SET:
+                reason = Reason.DATA_SET
+            total[reason] += more / max(1, facts.ranks)
+        total[Reason.SAVE] += epoch.save_seconds / max(1, facts.ranks)
+    for place in np.argsort(saves["start"] - saves["end"], kind="stable")[:moments].tolist():
+        reason = max(saved, key=lambda each: float(saved[each][place]))
+        worst.append(
+            _Candidate(float(saves["end"][place] - saves["start"][place]), saves[place], reason, None)
+        )
     blocked = sum(total[reason] for reason in saved)
     return Explanation(
-        run_seconds=_run_seconds(trace, ranks),
+        run_seconds=facts.run_seconds,
         stall_seconds=sum(total.values()) - blocked,
         blocked_seconds=blocked,
         by_reason=dict(sorted(total.items(), key=lambda each: -each[1])),
-        batches=dict(zip(reasons, batches, strict=True)),
-        moments=_moments(trace, waits, critical, mains, lost, (saves, saved), describe, moments),
-        slow_rank=slow_rank,
-        notes=_notes(trace, ranks),
+        batches=dict(zip(reasons, batches.tolist(), strict=True)),
+        moments=_moments(run, sorted(worst, key=lambda each: -each.seconds)[:moments], describe),
+        slow_rank=None if facts.job is None else facts.job.slow,
+        ranks=facts.ranks,
+        notes=_notes(run.outline, facts),
     )
 
 
-def _refined(trace: Trace, waits: Spans, critical: Critical, are_slow: NDArray[np.bool_]) -> _Parts:
+def _facts_of(run: Run) -> _Facts:
+    """Go through a run for what its waits are judged by. Raises: as `explain`."""
+    of_snapshots: list[Spans] = []
+    first: dict[int, float] = {}
+    reads: list[tuple[NDArray[np.int64], Seconds]] = []
+    taken: list[tuple[NDArray[np.int64], NDArray[np.uint64]]] = []
+    spent: defaultdict[int, float] = defaultdict(float)
+    samples, last, last_batch = 0, 0.0, -1
+    for spans in run.spans():
+        kind, seconds = spans["kind"], spans["end"] - spans["start"]
+        last = max(last, float(spans["end"].max(initial=0.0)))
+        of_snapshots.append(choose_spans(spans, is_of_snapshots(spans)))
+        is_wait, is_step = kind == Kind.WAIT, kind == Kind.STEP
+        for rank in np.unique(spans["rank"][is_wait]).tolist():
+            begin = float(spans["start"][is_wait & (spans["rank"] == rank)].min())
+            first[rank] = min(first.get(rank, math.inf), begin)
+        got = choose_spans(spans, is_wait & (spans["step"] != NO_STEP))
+        last_batch = max(last_batch, int(batch_keys(got).max(initial=-1)))
+        for rank in np.unique(spans["rank"][is_wait | is_step]).tolist():
+            spent[rank] += float(seconds[(is_wait | is_step) & (spans["rank"] == rank)].sum())
+        of_source = choose_spans(spans, (kind == Kind.READ) & (spans["place"] == SOURCE))
+        reads.append((of_source["sample"].copy(), _seconds_a_sample(of_source)))
+        samples += int(of_source["samples"].sum())
+        is_taken = ((kind == Kind.READ) | (kind == Kind.HIT)) & (spans["place"] > 0)
+        taken.append((spans["sample"][is_taken], _group_keys(spans["rank"], spans["flow"])[is_taken]))
+    snapshots = join_spans(of_snapshots)
+    if not first and not (snapshots["kind"] == Kind.SAVE).any():
+        cut = "" if run.outline.is_complete else f"; {NOT_COMPLETE}"
+        raise ConfigError(
+            f"nobody asked for a batch in the recorded run, so there is no wait to explain{cut}"
+        )
+    read, took = (np.concatenate(parts) for parts in zip(*reads, strict=True))
+    firsts, groups = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+    limit = _SLOW_TIMES * float(np.median(took)) if took.size else math.inf
+    are_few = 0 < (took > limit).sum() <= _FEW * samples
+    return _Facts(
+        slow_seconds=limit if are_few else math.inf,
+        slower_share=_slower_share(run, snapshots),
+        kept=_kept_later(run, read, firsts, groups),
+        snapshots=snapshots,
+        job=_Job.of(run) if len(first) > 1 else None,
+        run_seconds=_run_seconds(run.outline, spent, max(1, len(first))) if spent else last,
+        first_seconds=first,
+        last_seconds=last,
+        last_batch=last_batch,
+    )
+
+
+def _run_seconds(outline: Trace, spent: Mapping[int, float], ranks: int) -> float:
+    """Return waits and steps of the rank that took longest. spent: of each rank, without what was left out."""
+    earlier = sum(each.stall_seconds + each.own_seconds for each in outline.left_out.epochs)
+    return max(spent.values()) + earlier / ranks
+
+
+def _group_keys(ranks: NDArray[Any], flows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a number for each group. A flow is a running number: no rank comes to 2**40 of them."""
+    keys: NDArray[np.uint64] = (ranks.astype(np.uint64) << np.uint64(40)) ^ flows
+    return keys
+
+
+def _kept_later(
+    run: Run, read: NDArray[np.int64], firsts: NDArray[np.int64], groups: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Return which of the samples that were read from the source were taken from a tier at some time.
+
+    firsts, groups: of what was taken from tiers, the first samples and the keys of the groups.
+    """
+    read, groups = np.unique(read), np.unique(groups)
+    is_kept = np.isin(read, firsts)
+    for ids in run.ids() if groups.size else ():
+        keys = np.array(list(ids), np.uint64).reshape(-1, 2)
+        members = np.isin(_group_keys(keys[:, 0], keys[:, 1]), groups)
+        if members.any():
+            taken = [group for group, is_member in zip(ids.values(), members, strict=True) if is_member]
+            is_kept |= np.isin(read, np.concatenate(taken))
+    return read[is_kept]
+
+
+def _refined(
+    outline: Trace,
+    facts: _Facts,
+    spans: Spans,
+    waits: Spans,
+    critical: Critical,
+    are_slow: NDArray[np.bool_],
+) -> _Parts:
     """Return float64[waits] of each `Reason` but those of saves, which are no waits."""
-    spans = trace.spans
+    meta = outline.meta
     parts: _Parts = {reason: np.zeros(waits.size) for reason in Reason}
     for cause, seconds in critical.parts.items():
         parts[_OF_CAUSE[cause]] = seconds.copy()
@@ -286,35 +428,66 @@ def _refined(trace: Trace, waits: Spans, critical: Critical, are_slow: NDArray[n
 
     kept, lock_seconds = _kept_from_lock(spans, waits)
     for reason in (Reason.DECODE, Reason.HAND_OVER):
-        hand(reason, Reason.LOCK, kept)
-    # A read takes the lock once before and once after each sample, at most: the rest was the store's.
+        hand(reason, Reason.LOCK, np.maximum(kept, _held(spans, waits, ASKED_BEFORE_SECONDS)))
+    # A read takes the lock once before and once after each sample, at most: the rest was the store's. A data set of the
+    # user's own is Python code all through.
     by_lock = lock_seconds * (1.0 + critical.read["samples"])
     took = np.maximum(critical.read["end"] - critical.read["start"], 1e-9)
-    for reason in (Reason.SOURCE_READ, Reason.TIER_READ):
-        hand(reason, Reason.LOCK, np.where(kept & critical.was_read, np.minimum(1.0, by_lock / took), 0.0))
+    held = _held(spans, waits)
+    of_read = np.maximum(held, np.where(kept & critical.was_read, np.minimum(1.0, by_lock / took), 0.0))
+    is_data_set = _is_of_data_set(outline)
+    hand(Reason.SOURCE_READ, Reason.LOCK, np.maximum(kept, held) if is_data_set else of_read)
+    hand(Reason.TIER_READ, Reason.LOCK, of_read)
+    if not outline.left_out.spans:
+        begun = np.array([facts.first_seconds[rank] for rank in waits["rank"].tolist()])
+        for reason in (Reason.DECODE, Reason.HAND_OVER):
+            hand(reason, Reason.START, waits["start"] <= begun)
     hand(Reason.SOURCE_READ, Reason.SLOW_READS, are_slow)
-    hand(Reason.SOURCE_READ, Reason.NO_FREE_SLOT, _begun_late(trace, waits, critical))
-    beside = _slowed_by_snapshots(spans, waits)
+    hand(Reason.SOURCE_READ, Reason.NO_FREE_SLOT, _begun_late(meta, spans, waits, critical))
+    beside = _slowed_by_snapshots(facts, waits)
     for reason in (Reason.SOURCE_READ, Reason.TIER_READ):
         hand(reason, Reason.SNAPSHOT, beside)
-    hand(Reason.SOURCE_READ, Reason.COLD_TIER, np.isin(critical.read["sample"], _kept_later(trace)))
+    hand(Reason.SOURCE_READ, Reason.COLD_TIER, np.isin(critical.read["sample"], facts.kept))
     of_peers = (critical.was_read & (critical.read["peer"] != NO_PEER)) | (
         critical.was_hit & (critical.hit["peer"] != NO_PEER)
     )
     hand(Reason.TIER_READ, Reason.PEER_READ, of_peers)
+    for reason in _OF_DATA_SET if is_data_set else ():
+        hand(reason, Reason.DATA_SET, np.ones(waits.size))
     return parts
+
+
+def _is_of_data_set(outline: Trace) -> bool:
+    return outline.meta.get("reads") == "data set"
+
+
+def _held(spans: Spans, waits: Spans, before_seconds: float = 0.0) -> Seconds:
+    """Return which share of each wait a single call held the interpreter's lock, as one of compiled code may.
+
+    before_seconds: where it did so that long before the wait, what it held up counts, too.
+    """
+    held = np.zeros(waits.size)
+    long = spans[(spans["kind"] == Kind.LOCK) & (spans["end"] - spans["start"] >= HELD_SECONDS)]
+    for rank in np.unique(long["rank"]):
+        which = waits["rank"] == rank
+        during = waits[which]
+        seconds = np.maximum(during["end"] - during["start"], 1e-9)
+        during["start"] -= before_seconds
+        held[which] = np.minimum(1.0, overlap_seconds(during, long[long["rank"] == rank]) / seconds)
+    return held
 
 
 def _kept_from_lock(spans: Spans, waits: Spans) -> tuple[NDArray[np.bool_], Seconds]:
     """Return for each wait whether workers were kept from the interpreter's lock then, and for how long on average."""
     kept, mean = np.zeros(waits.size, np.bool_), np.zeros(waits.size)
-    asks = spans[spans["kind"] == Kind.LOCK]
+    # The training's thread notes long waits for the lock alone.
+    asks = spans[(spans["kind"] == Kind.LOCK) & (spans["worker"] != CONSUMER)]
     for rank in np.unique(asks["rank"]):
         own = asks[asks["rank"] == rank]
         own = own[np.argsort(own["end"], kind="stable")]
         seconds = own["end"] - own["start"]
         which = waits["rank"] == rank
-        first = np.searchsorted(own["end"], waits["start"][which] - _ASKED_BEFORE_SECONDS)
+        first = np.searchsorted(own["end"], waits["start"][which] - ASKED_BEFORE_SECONDS)
         last = np.searchsorted(own["end"], waits["end"][which], "right")
         asked = np.maximum(last - first, 1)
         sums = [np.concatenate([[0.0], np.cumsum(each)]) for each in (seconds >= KEPT_SECONDS, seconds)]
@@ -323,19 +496,18 @@ def _kept_from_lock(spans: Spans, waits: Spans) -> tuple[NDArray[np.bool_], Seco
     return kept, mean
 
 
-def _behind_slow_reads(spans: Spans, waits: Spans, critical: Critical) -> tuple[Critical, NDArray[np.bool_]]:
+def _behind_slow_reads(
+    spans: Spans, waits: Spans, critical: Critical, limit: float
+) -> tuple[Critical, NDArray[np.bool_]]:
     """Return which waits hung on a read of the source that was slow as only a few were, and those reads as critical.
 
     A read that was quick itself may have waited for its thread, which was at a slow one: then it was that one.
+    limit: seconds a sample.
     """
-    reads = spans[(spans["kind"] == Kind.READ) & (spans["place"] == SOURCE)]
-    nothing = np.zeros(waits.size, np.bool_)
-    if not reads.size:
-        return critical, nothing
-    limit = _SLOW_TIMES * float(np.median(_seconds_a_sample(reads)))
-    slow = reads[_seconds_a_sample(reads) > limit]
-    if not slow.size or slow.size > _FEW * reads["samples"].sum():
-        return critical, nothing
+    reads = choose_spans(spans, (spans["kind"] == Kind.READ) & (spans["place"] == SOURCE))
+    slow = choose_spans(reads, _seconds_a_sample(reads) > limit)
+    if not slow.size:
+        return critical, np.zeros(waits.size, np.bool_)
     own = critical.was_read & (critical.read["place"] == SOURCE) & (_seconds_a_sample(critical.read) > limit)
     has_before, before = latest_of(slow, ("rank", "worker"), critical.read, critical.read["start"])
     overlap = np.minimum(before["end"], waits["end"]) - np.maximum(before["start"], waits["start"])
@@ -345,16 +517,15 @@ def _behind_slow_reads(spans: Spans, waits: Spans, critical: Critical) -> tuple[
     return replace(critical, read=read), own | behind
 
 
-def _begun_late(trace: Trace, waits: Spans, critical: Critical) -> Seconds:
+def _begun_late(meta: Mapping[str, JSON], spans: Spans, waits: Spans, critical: Critical) -> Seconds:
     """Return which share of each wait there would not have been with a slot for the batch as soon as it wanted one.
 
     Its reads would have begun earlier by the time for which it wanted one, as far as readers were idle meanwhile.
     """
-    limits, late = trace.meta.get("limits"), np.zeros(waits.size)
+    limits, late = meta.get("limits"), np.zeros(waits.size)
     readers = limits.get("readers") if isinstance(limits, dict) else None
     if not isinstance(readers, int) or readers < 1:
         return late
-    spans = trace.spans
     slots, reads = (spans[spans["kind"] == kind] for kind in (Kind.SLOT, Kind.READ))
     _, slot = latest_of(slots, ("rank", "epoch", "step"), waits, critical.decode["end"])
     wanted = np.maximum(slot["end"] - slot["start"], 0.0)
@@ -384,71 +555,49 @@ def _seconds_a_sample(reads: Spans) -> Seconds:
     return seconds
 
 
-def _slowed_by_snapshots(spans: Spans, waits: Spans) -> Seconds:
+def _slower_share(run: Run, snapshots: Spans) -> float:
+    """Return by which share reads were slower beside snapshots that were written or drained; 0 where by little."""
+    working = _working(snapshots)
+    if not working.size:
+        return 0.0
+    took: tuple[list[Seconds], list[Seconds]] = ([], [])
+    for spans in run.spans():
+        reads = choose_spans(
+            spans, (spans["kind"] == Kind.READ) & (spans["bytes"] > 0) & (spans["end"] > spans["start"])
+        )
+        beside = overlap_seconds(reads, working) > 0.5 * (reads["end"] - reads["start"])
+        for is_beside in (False, True):
+            took[is_beside].append(_seconds_a_sample(reads)[beside == is_beside])
+    apart, together = map(np.concatenate, took)
+    if not apart.size or not together.size:
+        return 0.0
+    slower = 1.0 - float(np.median(apart)) / float(np.median(together))
+    return slower if slower >= _SLOWER_SHARE else 0.0
+
+
+def _working(snapshots: Spans) -> Spans:
+    return snapshots[np.isin(snapshots["kind"], (Kind.WRITE, Kind.DRAIN))]
+
+
+def _slowed_by_snapshots(facts: _Facts, waits: Spans) -> Seconds:
     """Return which share of each wait's reading is due to snapshots: how much slower reads were beside them."""
-    snapshots = spans[np.isin(spans["kind"], (Kind.WRITE, Kind.DRAIN))]
-    reads = spans[(spans["kind"] == Kind.READ) & (spans["bytes"] > 0) & (spans["end"] > spans["start"])]
-    if not snapshots.size or not reads.size:
-        return np.zeros(waits.size)
-    took = _seconds_a_sample(reads)
-    beside = overlap_seconds(reads, snapshots) > 0.5 * (reads["end"] - reads["start"])
-    if not beside.any() or beside.all():
-        return np.zeros(waits.size)
-    slower = 1.0 - float(np.median(took[~beside])) / float(np.median(took[beside]))
-    if slower < _SLOWER_SHARE:
+    if not facts.slower_share:
         return np.zeros(waits.size)
     seconds = np.maximum(waits["end"] - waits["start"], 1e-9)
-    share: Seconds = slower * np.minimum(1.0, overlap_seconds(waits, snapshots) / seconds)
+    share: Seconds = facts.slower_share * np.minimum(
+        1.0, overlap_seconds(waits, _working(facts.snapshots)) / seconds
+    )
     return share
 
 
-def _kept_later(trace: Trace) -> NDArray[np.int64]:
-    """Return the samples that were taken from a tier at some time."""
-    spans = trace.spans
-    taken = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["place"] > 0)]
-    keys = zip(taken["rank"].tolist(), taken["flow"].tolist(), strict=True)
-    groups = [trace.ids[key] for key in set(keys) if key in trace.ids]
-    return np.unique(np.concatenate([taken["sample"], *groups]))
-
-
-def _of_job(waits: Spans, parts: _Parts) -> tuple[Seconds, int | None]:
-    """Return the weight of each wait, 1 where its rank waited longest at that step and else 0; and a rank that is slow.
-
-    What that rank waited longer than the others is handed to `Reason.SLOW_RANK` in `parts`.
-    """
-    ranks, row = np.unique(waits["rank"], return_inverse=True)
-    if ranks.size == 1:
-        return np.ones(waits.size), None
-    key = waits["epoch"].astype(np.int64) << 32 | (waits["step"].astype(np.int64) & 0xFFFFFFFF)
-    _, column = np.unique(key, return_inverse=True)
-    stall = np.zeros((ranks.size, column.max() + 1))
-    np.add.at(stall, (row, column), waits["end"] - waits["start"])
-    worst = stall.argmax(axis=0)
-    longest = stall.max(axis=0)
-    excess = longest - np.partition(stall, -2, axis=0)[-2]
-    by_rank = np.bincount(worst, excess, ranks.size)
-    weights = (row == worst[column]).astype(np.float64)
-    slow = int(by_rank.argmax())
-    if by_rank[slow] <= 0.5 * longest.sum():
-        return weights, None
-    share = np.where(
-        (row == slow) & (worst[column] == slow), excess[column] / np.maximum(longest[column], 1e-12), 0.0
-    )
-    moved = sum(part * share for part in parts.values())
-    for reason in parts:
-        parts[reason] = parts[reason] * (1.0 - share)
-    parts[Reason.SLOW_RANK] = parts[Reason.SLOW_RANK] + moved
-    return weights, int(ranks[slow])
-
-
-def _saves(spans: Spans, saves: Spans) -> _Parts:
+def _saves(snapshots: Spans, saves: Spans) -> _Parts:
     """Return float64[saves]: how long each blocked the training, and how long of that behind a full burst buffer.
 
     A snapshot for which the fast tier has no space, as earlier ones are still drained from it, goes straight to the
     slow tier; the next save waits until it is written there.
     """
-    drains = spans[spans["kind"] == Kind.DRAIN]
-    slow = spans[(spans["kind"] == Kind.WRITE) & (spans["place"] > 0)]
+    drains = snapshots[snapshots["kind"] == Kind.DRAIN]
+    slow = snapshots[(snapshots["kind"] == Kind.WRITE) & (snapshots["place"] > 0)]
     slow = slow[overlap_seconds(slow, drains) > 0]
     waited = overlap_seconds(saves, slow)
     return {Reason.SAVE: saves["end"] - saves["start"] - waited, Reason.FULL_BUFFER: waited}
@@ -460,49 +609,34 @@ def _longest_blocked(saves: Spans) -> int:
     return int(np.bincount(saves["rank"], saves["end"] - saves["start"]).argmax())
 
 
-def _run_seconds(trace: Trace, ranks: int) -> float:
-    spans = trace.spans[np.isin(trace.spans["kind"], (Kind.WAIT, Kind.STEP))]
-    of_ranks = np.bincount(spans["rank"], spans["end"] - spans["start"])
-    earlier = sum(each.stall_seconds + each.own_seconds for each in trace.left_out.epochs)
-    return float(of_ranks.max() + earlier / ranks)
+def _hung_on(critical: Critical, place: int) -> Any:
+    """Return the span that a wait hung on; None where none is known."""
+    if not critical.seen[place]:
+        return None
+    read = critical.decode[place]
+    for has, brought in ((critical.was_hit, critical.hit), (critical.was_read, critical.read)):
+        if has[place]:
+            read = brought[place]
+    return read.copy()
 
 
 def _moments(
-    trace: Trace,
-    waits: Spans,
-    critical: Critical,
-    reasons: Sequence[Reason],
-    lost: Seconds,
-    saves: tuple[Spans, _Parts],
-    describe: Callable[[int], str] | None,
-    most: int,
+    run: Run, worst: Sequence[_Candidate], describe: Callable[[int], str] | None
 ) -> tuple[Moment, ...]:
-    """Return the worst of the waits and saves. reasons, lost: of each wait."""
-    found = []
-    for place in np.argsort(-lost, kind="stable")[:most].tolist():
-        if lost[place] <= 0:
-            break
-        read = None
-        if critical.seen[place]:
-            read = critical.decode[place]
-            for has, brought in ((critical.was_hit, critical.hit), (critical.was_read, critical.read)):
-                if has[place]:
-                    read = brought[place]
-        found.append(_moment(trace, waits[place], reasons[place], read, describe))
-    blocked, by_reason = saves
-    for place in np.argsort(blocked["start"] - blocked["end"], kind="stable")[:most].tolist():
-        reason = max(by_reason, key=lambda each: float(by_reason[each][place]))
-        found.append(_moment(trace, blocked[place], reason, None, describe))
-    return tuple(sorted(found, key=lambda each: -each.seconds)[:most])
+    """Return moments in the order of the candidates, their samples by number and name."""
+    keys = {(int(read["rank"]), int(read["flow"])) for _, _, _, read in worst if read is not None}
+    ids = {key: group for some in run.ids() for key, group in some.items() if key in keys} if keys else {}
+    return tuple(_moment(run.outline, ids, each, describe) for each in worst)
 
 
 def _moment(
-    trace: Trace, wait: Any, reason: Reason, read: Any, describe: Callable[[int], str] | None
+    trace: Trace, ids_of: GroupIds, found: _Candidate, describe: Callable[[int], str] | None
 ) -> Moment:
+    wait, read = found.span, found.read
     samples: tuple[int, ...] = ()
     group, place, read_seconds = 0, "", 0.0
     if read is not None and int(read["sample"]) != NO_SAMPLE:
-        ids = trace.ids.get((int(read["rank"]), int(read["flow"])), np.array([read["sample"]]))
+        ids = ids_of.get((int(read["rank"]), int(read["flow"])), np.array([read["sample"]]))
         samples, group = tuple(ids[:_MOST_NAMED].tolist()), int(read["samples"])
         if read["kind"] != Kind.DECODE:
             place, read_seconds = place_name(trace, int(read["place"])), float(read["end"] - read["start"])
@@ -514,7 +648,7 @@ def _moment(
         step=int(wait["step"]),
         start_seconds=float(wait["start"]),
         seconds=float(wait["end"] - wait["start"]),
-        reason=reason,
+        reason=found.reason,
         samples=samples,
         group=group,
         names=tuple(
@@ -538,14 +672,26 @@ def place_name(trace: Trace, place: int) -> str:
     return describe_place(place)
 
 
-def _notes(trace: Trace, ranks: int) -> tuple[str, ...]:
+def _where_it_ends(facts: _Facts) -> str:
+    text = f"it ends {format_seconds(facts.last_seconds)} after the start"
+    if facts.last_batch < 0:
+        return text
+    epoch, step = batch_of(facts.last_batch)
+    return f"{text}, with epoch {epoch}, step {step}"
+
+
+def _notes(trace: Trace, facts: _Facts) -> tuple[str, ...]:
     notes = []
+    if not facts.ranks:
+        notes.append(
+            "no loader recorded, so that saves alone are known: wrap the training's loader in penstock.watch"
+        )
     if not trace.is_complete:
-        notes.append(NOT_COMPLETE)
+        notes.append(f"{NOT_COMPLETE}; {_where_it_ends(facts)}")
     if trace.left_out.spans:
         notes.append(
             "the run was long: of its first part the sums alone are known, so these causes are coarser"
         )
-    if ranks > 1:
+    if facts.ranks > 1:
         notes.append("of several ranks, a step counts the longest wait of any rank")
     return tuple(notes)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.measure.chrome import write_chrome
-from penstock.trace import NO_STEP, SPAN, Kind, Trace, stall_causes
+from penstock.recordings.devices import GONE, DeviceRecord
+from penstock.trace import JSON, NO_STEP, SPAN, Kind, Trace, stall_causes
 
 
 def export_trace(trace: Trace, form: str, path: str | os.PathLike[str]) -> None:
@@ -36,7 +38,6 @@ def write_parquet(trace: Trace, path: Path) -> None:
     The run's meta, as JSON, is the file's metadata `penstock`.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     spans = trace.spans
     kinds = np.array([kind.name.lower() for kind in Kind] + ["unknown"])
@@ -50,8 +51,35 @@ def write_parquet(trace: Trace, path: Path) -> None:
         sample: name.encode("utf-8", "backslashreplace").decode() for sample, name in trace.names.items()
     }
     columns["name"] = pa.array([names.get(sample) for sample in spans["sample"].tolist()], pa.string())
-    meta = {b"penstock": json.dumps(dict(trace.meta)).encode()}
-    table = pa.table(columns).replace_schema_metadata(meta)
+    _write_table(columns, trace.meta, path)
+
+
+def devices_path(path: Path) -> Path:
+    """Return where the counters of `penstock watch` go beside an export as Parquet."""
+    return path.with_name(f"{path.stem}-devices{path.suffix}")
+
+
+def write_devices(record: DeviceRecord, path: Path) -> None:
+    """Write every row of the counters of `penstock watch` as a row; those that are gone as null.
+
+    Seconds count from the first row; the other columns are the record's, as `penstock.recordings.devices` has them.
+    Raises: ImportError without pyarrow; OSError where it cannot be written.
+    """
+    import pyarrow as pa
+
+    columns = {"seconds": pa.array(record.seconds)}
+    for number, name in enumerate(record.columns):
+        values = record.rows[:, number]
+        columns[name] = pa.array(values, mask=values == GONE)
+    _write_table(columns, record.meta, path)
+
+
+def _write_table(columns: Mapping[str, Any], meta: Mapping[str, JSON], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    said = {b"penstock": json.dumps(dict(meta)).encode()}
+    table = pa.table(dict(columns)).replace_schema_metadata(said)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         pq.write_table(table, unfinished, compression="zstd")

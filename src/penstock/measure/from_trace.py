@@ -54,13 +54,15 @@ def learn(trace: Trace) -> LearnedMachine:
     known = Machine.from_toml(str(written)) if written else None
     reads = trace.spans[np.isin(trace.spans["kind"], (Kind.READ, Kind.HIT)) & (trace.spans["bytes"] > 0)]
     source = curve_of(reads[reads["place"] == SOURCE])
-    if source is None:
+    if source is None and known is None:
         raise ConfigError(
             f"it has too few reads of its source to learn from (at least {_LEAST_READS}): record a longer run, or "
             "one whose samples were not kept on a disk before"
         )
     lines = [
         f"Learned by penstock calibrate --from a recorded run: {_described(reads[reads['place'] == SOURCE])}."
+        if source is not None
+        else "Learned by penstock calibrate --from a recorded run, which hardly read its source: that is as it was."
     ]
     storage = list(known.storage) if known is not None else [_class("staging"), _class("memory")]
     learned = []
@@ -75,15 +77,17 @@ def learn(trace: Trace) -> LearnedMachine:
         lines.append(f"Not read from, and so not learned: {', '.join(left)}.")
     if trace.left_out.spans:
         lines.append("CAUTION: the run was long; its last steps alone are recorded one by one.")
-    decoded = _decode_rate(trace.spans, reads)
+    decoded = decode_rate_in(trace.spans)
     compute = _compute(trace.spans)
     if known is None:
+        assert source is not None, "it would be an error"
         threads = int(max(users for users, _ in source.points))
         known = Machine(SharedStore(None, source, threads=threads), tuple(storage))
-    store = replace(known.source, clients=None, read=source, latency_seconds=0.0, sequential=None)
+    elif source is not None:
+        store = replace(known.source, clients=None, read=source, latency_seconds=0.0, sequential=None)
+        known = replace(known, source=store)
     machine = replace(
         known,
-        source=store,
         storage=tuple(storage),
         preprocess_bytes_per_second=known.preprocess_bytes_per_second if decoded is None else decoded,
         compute=known.compute if compute is None else compute,
@@ -99,7 +103,8 @@ def curve_of(spans: Spans) -> Curve | None:
     """Return bytes/s of one rank by number of its reads in flight; None for too few reads.
 
     Each read's bytes are taken to flow evenly while it lasts. So at each moment so many reads are in flight and so much
-    flows, and of all moments with k reads the mean is taken.
+    flows, and of all moments with k reads the mean is taken. Of fewer reads at once than there ever were each is taken
+    to be no faster.
     """
     seconds, nbytes = np.zeros(1), np.zeros(1)
     for own in _by_rank(spans):
@@ -115,8 +120,10 @@ def curve_of(spans: Spans) -> Curve | None:
     users = [count for count in range(1, seconds.size) if nbytes[count] >= enough and seconds[count] > 0]
     if not users:
         users = [int(np.argmax(nbytes))]
-    points = ((float(count), float(f"{nbytes[count] / seconds[count]:.4g}")) for count in users)
-    return Curve(tuple(points))
+    rates = [(count, nbytes[count] / seconds[count]) for count in users]
+    if (least := rates[0])[0] > 1:
+        rates.insert(0, (1, least[1] / least[0]))
+    return Curve(tuple((float(count), float(f"{rate:.4g}")) for count, rate in rates))
 
 
 def _by_rank(spans: Spans) -> Iterator[Spans]:
@@ -142,8 +149,9 @@ def _flow(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     )
 
 
-def _decode_rate(spans: Spans, reads: Spans) -> float | None:
+def decode_rate_in(spans: Spans) -> float | None:
     """Return the bytes as stored that a thread decodes in a second; None where no decoding is linked to its bytes."""
+    reads = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["bytes"] > 0)]
     decodes = spans[(spans["kind"] == Kind.DECODE) & (spans["flow"] != 0)]
     nbytes = dict(zip(_keys(reads), reads["bytes"].tolist(), strict=True))
     known = [(nbytes[key], span) for key, span in zip(_keys(decodes), decodes, strict=True) if key in nbytes]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from penstock.errors import ConfigError
 from penstock.measure.explain import Explanation, Reason
 from penstock.measure.from_trace import learn
-from penstock.measure.replay import NO_CHANGE, Change, Replay, replay_of
+from penstock.measure.recorded import Run
+from penstock.measure.replay import AS_DECODED, NO_CHANGE, Change, Replay, lacks_decoding, replay_of
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_bytes, format_count
 
@@ -25,6 +24,7 @@ class Prospect:
     """A change and the stall that the run would have had with it."""
 
     what: str
+    change: Change
     stall_seconds: float
 
 
@@ -47,14 +47,40 @@ class Outlook:
         return _is_near(self.replayed_seconds, self.measured_seconds)
 
 
-def look_ahead(trace: Trace, changes: Iterable[tuple[str, Change]] | None, explained: Explanation) -> Outlook:
-    """Predict a run with each of some changes.
+def look_ahead(
+    run: Trace | Run, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
+) -> Outlook:
+    """Predict a run with each of some changes; of several ranks, each by itself: the one that waits longest counts.
 
     changes: (name, change); None tries those that its reasons suggest, of a run of moderate length.
-    Raises: ConfigError if the run cannot be predicted: of a data set, without a plan, too long, or of several ranks.
+    Raises: ConfigError if the run cannot be predicted: of a data set, without a plan, or too long.
     """
-    if np.unique(trace.spans["rank"]).size > 1:
-        raise ConfigError("a run of several ranks is replayed rank by rank: give the trace of one of them")
+    first, *others = (run if isinstance(run, Run) else Run.of(run)).of_ranks()
+    found = _look_ahead(first, changes, explained)
+    if not others:
+        return found
+    asked = tuple((each.what, each.change) for each in found.prospects)  # of none, nothing is replayed
+    ranks = [found, *(_look_ahead(trace, asked, explained) for trace in others)]
+    notes = dict.fromkeys(note for each in ranks for note in each.notes)
+    alone = (
+        f"each of the {len(ranks)} ranks was replayed by itself, and these are the stalls of the one that waits "
+        "longest; what ranks wait for each other is in their steps"
+    )
+    return Outlook(
+        max(each.measured_seconds for each in ranks),
+        max(each.replayed_seconds for each in ranks),
+        any(each.learned for each in ranks),
+        tuple(
+            max(of_change, key=lambda each: each.stall_seconds)
+            for of_change in zip(*(each.prospects for each in ranks), strict=True)
+        ),
+        (*notes, alone),
+    )
+
+
+def _look_ahead(
+    trace: Trace, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
+) -> Outlook:
     run = replay_of(trace)
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     measured = float((waits["end"] - waits["start"]).sum())
@@ -68,8 +94,21 @@ def look_ahead(trace: Trace, changes: Iterable[tuple[str, Change]] | None, expla
             f"the record does not show how its store answers more than {run.limits.readers} reads at once; --machine "
             "FILE of penstock calibrate does"
         )
-    prospects = tuple(Prospect(name, _stall_seconds(run, change)) for name, change in changes)
+    cpus = _cpus_of(trace)
+    if cpus is not None and any((change.decoders or 0) > cpus for _, change in changes):
+        notes.append(
+            f"the run had {format_count(cpus, 'processor')}, and a replay takes each thread that decodes for one"
+        )
+    if any(change.machine is not None and lacks_decoding(change.machine) for _, change in changes):
+        notes.append(AS_DECODED)
+    prospects = tuple(Prospect(name, change, _stall_seconds(run, change)) for name, change in changes)
     return Outlook(measured, replayed, learned, prospects, tuple(notes))
+
+
+def _cpus_of(trace: Trace) -> int | None:
+    """Return how many threads could compute at once where a run was; None where its header does not say."""
+    cpus = trace.meta.get("cpus")
+    return cpus if isinstance(cpus, int) else None
 
 
 def _is_near(replayed: float, measured: float) -> bool:
@@ -115,6 +154,6 @@ def _suggested(run: Replay, explained: Explanation, learned: bool) -> list[tuple
                 found.append((f"memory {format_bytes(size)}", Change(memory_bytes=size)))
     if reasons & reading and limits.readers and not learned:
         found.append((format_count(2 * limits.readers, "reader"), Change(readers=2 * limits.readers)))
-    if Reason.DECODE in reasons:
+    if Reason.DECODE in reasons and 2 * limits.decoders <= (_cpus_of(run.trace) or 0):
         found.append((format_count(2 * limits.decoders, "decoder"), Change(decoders=2 * limits.decoders)))
     return found

@@ -104,7 +104,7 @@ def draw_panels(
         name_axes(axes, panel.title, panel.below, x=x_label)
         for series in panel.series:
             series.draw(axes)
-        if legend == "inside":
+        if legend == "inside" and any(series.label for series in panel.series):
             axes.legend(loc="best", frameon=False, fontsize=9, handlelength=2.6)
     row[0].set_ylabel(y_label)
     if legend == "below":

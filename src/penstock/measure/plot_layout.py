@@ -31,9 +31,8 @@ _COLOUR_OF: dict[Name, str] = {
     "collective": Colour.GREEN,
     "packed": Colour.PURPLE,
     "rewritten": Colour.ORANGE,
-    "copies": Colour.RED,
 }
-_DASHES = {"copies": (0, (5, 2)), "rewritten": (0, (2, 1.5)), "ranges": (0, (6, 2, 1, 2))}
+_DASHES = {"rewritten": (0, (2, 1.5)), "ranges": (0, (6, 2, 1, 2))}
 #: A break-even further out than so many times the run's epochs is not worth an axis.
 _FURTHEST = 4
 
@@ -51,7 +50,7 @@ def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
     style_axes(axes, grid="x")
     options = comparison.options[::-1]
     places = np.arange(len(options))
-    rewriting = np.array([option.rewrite_seconds for option in options])
+    rewriting = np.array([option.once_seconds for option in options])
     reading = np.array([option.run_seconds for option in options]) - rewriting
     colours = [_COLOUR_OF[option.name] for option in options]
     axes.barh(places, rewriting, 0.66, color="white", edgecolor=colours, hatch="////", lw=0.8)

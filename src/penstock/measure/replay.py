@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -14,21 +15,26 @@ from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import with_memory
 from penstock.machine import Machine
+from penstock.measure.from_trace import decode_rate_in
 from penstock.plan import AccessPlan
 from penstock.plan.serialise import read_plan
 from penstock.policy import StagingLimits
 from penstock.policy.forms import CropForm
+from penstock.policy.loading import Job
 from penstock.simulate import predict
 from penstock.simulate.policies import POLICY_NAMES
 from penstock.simulate.scheduled import MOST_READS
 from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.trace.metrics import is_of_snapshots
 from penstock.trace.schema import GroupIds
+from penstock.units import format_bytes
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
 
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
+#: What a machine that was calibrated without transforms leaves open.
+AS_DECODED = "the machine does not say how fast samples are decoded: that is as it was in this run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class Replay:
     def predict(self, change: Change = NO_CHANGE, step_seconds: float | None = None) -> Trace:
         """Return the trace of the consumed steps, predicted.
 
+        A machine that does not say how fast samples are decoded decodes them as fast as this run did.
         step_seconds: of every step; what was recorded unless given.
         Raises: ConfigError if no machine is known, or for memory that does not hold three batches.
         """
@@ -120,21 +127,27 @@ class Replay:
             budget, limits = self._changed(change)
             disks = [each for each in on.storage[1:] if each.backend != "memory" and change.machine is None]
             on = with_memory(on, budget, limits.decoders, self.plan.ranks, disks)
+        if change.machine is not None and lacks_decoding(change.machine):
+            decoded = decode_rate_in(self.trace.spans)
+            on = replace(on, preprocess_bytes_per_second=math.inf if decoded is None else decoded)
         prepare_clock(self.plan.reads(self.rank))
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
+        sharing = cast("list[int] | None", self.trace.meta.get("sharing"))
         whole = predict(
-            self.plan,
-            on,
-            self.sizes_bytes,
+            Job(
+                self.plan,
+                self.sizes_bytes,
+                on,
+                rank=self.rank,
+                form=self.form,
+                sharing=sharing,
+                first=self.first,
+            ),
             limits=limits,
             policy=self.policy,
-            rank=self.rank,
-            first=self.first,
             step_seconds=seconds.tolist(),
             first_ask_seconds=self.first_ask_seconds,
-            form=self.form,
-            sharing=cast("list[int] | None", self.trace.meta.get("sharing")),
         )
         was_consumed = self.recorded.was_consumed
         spans = _only(whole.spans, self.recorded.number, was_consumed)
@@ -153,14 +166,21 @@ class Replay:
             limits = replace(limits, decoders=change.decoders, most_decoders=0)
         if change.memory_bytes is None and change.readers is None:
             return was, limits
+        limit_bytes = was.limit_bytes if change.memory_bytes is None else change.memory_bytes
+        if limit_bytes <= was.decoding_bytes:
+            raise ConfigError(
+                f"memory is {format_bytes(limit_bytes)}, and what decodes pictures took "
+                f"{format_bytes(was.decoding_bytes)} in this run: give more"
+            )
         budget = share_memory(
-            (was.limit_bytes if change.memory_bytes is None else change.memory_bytes) - was.decoding_bytes,
+            limit_bytes - was.decoding_bytes,
             slot_bytes=was.slot_bytes,
             local_batch=self.plan.max_local_batch(self.rank),
             readers=limits.readers,
             largest_sample_bytes=int(self.sizes_bytes.max(initial=0)),
             keep_bytes=0 if self.policy == "staging" else self.total_bytes,
             decoders=limits.decoders,
+            most_slots=was.most_slots,
         )
         budget = replace(
             budget,
@@ -170,12 +190,19 @@ class Replay:
         return budget, replace(limits, slots=budget.slots, undecoded_bytes=budget.undecoded_bytes)
 
 
+def lacks_decoding(machine: Machine) -> bool:
+    """Return whether a machine does not say how fast samples are decoded, as one calibrated without transforms."""
+    return math.isinf(machine.preprocess_bytes_per_second)
+
+
 def replay_of(trace: Trace) -> Replay:
     """Return a recorded run as what can be predicted again.
 
-    Raises: ConfigError naming what is missing in the record.
+    Raises: ConfigError naming what is missing in the record, or for one of several ranks.
     """
     meta = trace.meta
+    if np.unique(trace.spans["rank"]).size > 1:
+        raise ConfigError("a run of several ranks is replayed rank by rank: give the trace of one of them")
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     if not waits.size:
         raise ConfigError("no batch was consumed in the recorded run, so there is nothing to predict")

@@ -16,7 +16,6 @@ from penstock.measure import charts
 from penstock.measure.charts import Colour, Layer, escaped
 from penstock.measure.compare import lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
-from penstock.measure.from_trace import learn
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.units import format_bytes, format_rate, format_seconds
@@ -482,9 +481,7 @@ def _snapshots(trace: Trace) -> Section | None:
 
 
 def _against_prediction(trace: Trace) -> Section:
-    learned = None if trace.meta.get("machine") else learn(trace).machine
-    comparison = lay_over(trace, machine=learned)
-    notes = [*comparison.notes, *(["The costs were learned from this run."] if learned is not None else [])]
+    comparison = lay_over(trace)
     grown = []
     for side in (comparison.measured, comparison.predicted):
         waits = side.spans[side.spans["kind"] == Kind.WAIT]
@@ -506,4 +503,4 @@ def _against_prediction(trace: Trace) -> Section:
         )
         for pair in comparison.epochs
     ]
-    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(notes))
+    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(comparison.notes))

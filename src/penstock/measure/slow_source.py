@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import mmap
 import os
 import struct
@@ -16,11 +15,12 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ClosedError, ConfigError
+from penstock.errors import ClosedError
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.ranged import RangedSource
 from penstock.store.source import Source
+from penstock.validate import check_rate, check_seconds
 
 
 class SlowSource:
@@ -28,7 +28,9 @@ class SlowSource:
 
     A read waits `open_seconds + read_seconds`, then its bytes pass the wire after those of every read that
     came to it earlier, whichever thread or process asked. Copies that worker processes get by fork or by
-    pickle share the wire with this one. A failed read costs nothing.
+    pickle share the wire with this one. A failed read costs nothing. Where the host wakes a thread too late from a
+    read, its next one began as much earlier, if it follows within a latency: a reader that asks again and again gets
+    what the store gives, however late it is woken each time.
     It holds two descriptors until `close`, or until nothing refers to it any more.
 
     source: what is slowed; its own time runs within the latency and is not added.
@@ -48,16 +50,16 @@ class SlowSource:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        for name, seconds in (("open_seconds", open_seconds), ("read_seconds", read_seconds)):
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise ConfigError(f"{name} is {seconds!r}; it must be finite and zero or more")
-        if not bytes_per_second > 0:
-            raise ConfigError(f"bytes_per_second is {bytes_per_second!r}; it must be above zero")
+        check_seconds("open_seconds", open_seconds)
+        check_seconds("read_seconds", read_seconds)
+        check_rate("bytes_per_second", bytes_per_second)
         self._source = source
         self._latency_seconds = open_seconds + read_seconds
         self._wire = SharedWire(bytes_per_second)
         self._clock = clock
         self._sleep = sleep
+        # By thread: when its last read was over, and how much later it came to run.
+        self._ends: dict[int, tuple[float, float]] = {}
 
     @property
     def sizes_bytes(self) -> NDArray[np.int64]:
@@ -119,10 +121,17 @@ class SlowSource:
         self.close()
 
     def _wait_for_wire(self, asked: float, size: int) -> None:
-        now = self._clock()
+        now, thread = self._clock(), threading.get_ident()
+        woken, late = self._ends.get(thread, (asked, 0.0))
+        if asked - woken < self._latency_seconds:
+            now -= late
+            asked -= late
         through = self._wire.reserve(max(asked + self._latency_seconds, now), size)
+        now = self._clock()
         if through > now:
             self._sleep(through - now)
+        woken = self._clock()
+        self._ends[thread] = woken, min(max(0.0, woken - through), self._latency_seconds)
 
 
 class SharedWire:

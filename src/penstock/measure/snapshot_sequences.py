@@ -17,7 +17,7 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.manifest import step_of
 from penstock.checkpoint.files.reading import Chain, OpenSnapshot
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
+from penstock.checkpoint.interop.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
 from penstock.checkpoint.opened import open_tier
 from penstock.checkpoint.state.flatten import Source, flatten
 from penstock.checkpoint.state.tensors import Bytes, Layout

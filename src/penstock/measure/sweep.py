@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,6 +22,7 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.machine import DISK_NAMES, Curve, Machine, StorageClass
 from penstock.measure.own_policy import find_policy
+from penstock.policy.forms import CropForm
 from penstock.simulate.scenario import Scenario
 from penstock.simulate.scheduled import simulate_loading
 
@@ -107,6 +108,7 @@ class Sweep:
     policies: by name.
     local_disk_bytes_per_second: of the ssd, all its readers together, however many; instead of the scenario's curve, or
         where that has none.
+    form: in which memory keeps samples, and disks where that saves more; None as they are stored.
     Raises: ConfigError naming what is missing or tried twice.
     """
 
@@ -117,6 +119,7 @@ class Sweep:
     memory_bytes: tuple[int, ...] | None = None
     local_disk_bytes: tuple[int, ...] | None = None
     local_disk_bytes_per_second: float | None = None
+    form: CropForm | None = None
 
     def __post_init__(self) -> None:
         for name in ("policies", "ranks", "staging_bytes", "memory_bytes", "local_disk_bytes"):
@@ -219,12 +222,12 @@ def _named(machine: Machine, names: Sequence[str]) -> StorageClass | None:
     return next((tiers[name] for name in names if name in tiers), None)
 
 
-def predict_loading(scenario: Scenario, policy: str) -> Outcome:
-    """Predict one run; what the sweep of `penstock plan` evaluates.
+def predict_loading(scenario: Scenario, policy: str, form: CropForm | None = None) -> Outcome:
+    """Predict one run; what the sweep of `penstock plan` evaluates. form: as of `simulate_loading`.
 
     Raises: ConfigError where the policy cannot run the scenario.
     """
-    result = simulate_loading(scenario, find_policy(policy))
+    result = simulate_loading(scenario, find_policy(policy), form)
     stall_seconds = result.stall_seconds
     reads = result.reads.sum(axis=0)
     # Of ORIGINS: staged from the store, and store.
@@ -290,11 +293,12 @@ def run_sweep(
     run: Runner,
     keeper: Keeper,
     *,
-    evaluate: Evaluate = predict_loading,
+    evaluate: Evaluate | None = None,
     done: Callable[[int], None] = lambda _tasks: None,
 ) -> dict[Task, Outcome]:
     """Compute what is not kept yet, and keep each task as it finishes.
 
+    evaluate: `predict_loading` in the sweep's form, unless given.
     done: called with how many tasks are done, first how many were kept.
     Returns: every task of the sweep with its outcome, in the sweep's order.
     """
@@ -305,7 +309,9 @@ def run_sweep(
     done(len(outcomes))
     pending = [task for task in keys if task not in outcomes]
     if pending:
-        with contextlib.closing(run(pending, Work(sweep, evaluate, model))) as finished:
+        with contextlib.closing(
+            run(pending, Work(sweep, evaluate or partial(predict_loading, form=sweep.form), model))
+        ) as finished:
             for task, outcome in finished:
                 keeper.keep(keys[task], task, outcome)
                 outcomes[task] = outcome
@@ -329,6 +335,7 @@ def task_keys(sweep: Sweep, model: str) -> dict[Task, str]:
         "scenario": sweep.scenario.to_toml(),
         "sizes": None if sizes is None else hashlib.sha256(sizes.tobytes()).hexdigest(),
         "local_disk_bytes_per_second": sweep.local_disk_bytes_per_second,
+        "form": None if sweep.form is None else asdict(sweep.form),
     }
     base = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
     tasks = sweep.tasks

@@ -11,10 +11,10 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import ConfigError, FormatError
+from penstock.files import sync_folder
 from penstock.measure.sweep import Outcome, Task
 
 NAME = "points.jsonl"
@@ -40,7 +40,7 @@ class KeptPoints:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_new:
-                _force_entry(folder)
+                sync_folder(folder)
             self._kept = self._read()
         except BlockingIOError as error:
             os.close(self._file)
@@ -84,9 +84,7 @@ class KeptPoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> dict[str, Outcome]:
@@ -105,12 +103,3 @@ class KeptPoints:
         if len(whole) < len(data):
             os.ftruncate(self._file, len(whole))
         return kept
-
-
-def _force_entry(folder: Path) -> None:
-    """Make sure that the file's name survives a crash, as its bytes do."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

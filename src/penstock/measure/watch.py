@@ -14,20 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
+from penstock.measure.watched_run import WatchedRun, about
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
+from penstock.trace.file import path_in_run
+from penstock.trace.schema import CONSUMER
+from penstock.trace.trace import JSON
 from penstock.trace.verdict import TOO_SHORT_SECONDS, describe_gain, describe_idle, is_without_training
 from penstock.units import format_ratio, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.loader.config import LoaderArguments
+    from penstock.measure.switch import Switch
+    from penstock.store import Source
 
 T = TypeVar("T")
 
@@ -155,13 +165,16 @@ class Watch(Generic[T]):
         keep_bytes: int,
         trace_spans: int,
         clock: Callable[[], float],
+        joins_run: bool = True,
     ) -> None:
+        """joins_run: record under `penstock watch`, too. The other arguments are those of `watch`."""
         self.watched = loader
         self._report = report
         self._clock = clock
-        self._epochs = _epochs_of(loader)
+        self._epochs = _epochs_of(loader, clock) if joins_run else _Epochs(None)
+        self._about: dict[str, JSON] = {"watched": type(loader).__qualname__}
         self._recorder = Recorder(trace_spans, clock=clock)
-        self._ring = self._recorder.ring(0)
+        self._ring = self._recorder.ring(CONSUMER)
         self._run = _Sums()
         self._hand_over_seconds: float | None = None
         self._replay_seconds: float | None = None
@@ -221,7 +234,23 @@ class Watch(Generic[T]):
         if self._recorder.dropped or kept.size < spans.size:
             self._is_trace_complete = False
         self._drained = kept.copy()
-        return Trace(kept, {"watched": type(self.watched).__qualname__}, self._is_trace_complete)
+        return Trace(kept, self._about, self._is_trace_complete)
+
+    def switch(
+        self,
+        source: str | os.PathLike[str] | Source,
+        **arguments: Unpack[LoaderArguments],
+    ) -> Switch:
+        """Return what Penstock's loader would make of the run so far: its steps replayed over its data on a machine.
+
+        source: the data that the loader reads. arguments: of a `penstock.Loader`: `machine`, which says what reads cost
+        there, or its file, as `penstock calibrate` writes it; `memory`, `transforms` and others that differ from the
+        run's.
+        Raises: ConfigError, as `penstock.measure.switch.predict_switch`.
+        """
+        from penstock.measure.switch import predict_switch
+
+        return predict_switch(self.trace(), source, **arguments)
 
     def replay(self, steps: int, synchronize: Callable[[], object] | None = None) -> Iterator[T]:
         """Hand out kept batches, over and over: the caller's steps run as a perfect loader would let them.
@@ -251,8 +280,15 @@ class Watch(Generic[T]):
         self._replay_seconds = (self._clock() - begin) / steps
 
     def _steps(self, iterator: Iterator[T], epoch: int, startup_seconds: float) -> Iterator[T]:
-        clock, record, run, sums = self._clock, self._ring.record, self._run, _Sums()
+        clock, run, sums, to_run = self._clock, self._run, _Sums(), self._epochs.run
+        rings = [self._ring] if to_run is None else [self._ring, to_run.ring]
         handed: list[T] = []
+        step = NO_STEP
+
+        def record(kind: int, begin: float, end: float, step: int) -> None:
+            for ring in rings:
+                ring.record(kind, begin, end, NO_SAMPLE, 0, epoch, step, samples=0)
+
         # Starting the loader is waiting for its first batch, also when that is asked for later.
         asked = clock() - startup_seconds
         gets_batch = True
@@ -266,23 +302,31 @@ class Watch(Generic[T]):
                     gets_batch = False
                     raise
                 begun = received = clock()
-                record(_WAIT, asked, received, NO_SAMPLE, 0, epoch, step, samples=0)
+                if not run.steps:
+                    self._about = about(self.watched, handed[0])
+                if to_run is not None:
+                    to_run.consume(self._about, epoch, step)
+                record(_WAIT, asked, received, step)
                 _add(sums, run, 1, received - asked, 0.0)
-                if self._batches_to_keep:
+                keeps = self._batches_to_keep > 0
+                if keeps:
                     self._keep(handed[0])
+                if keeps or to_run is not None:
                     begun = clock()
                 try:
                     # Popped, so that nothing here refers to the batch while the caller has it.
                     yield handed.pop()
                 finally:
                     asked = clock()
-                    record(_STEP, begun, asked, NO_SAMPLE, 0, epoch, step, samples=0)
+                    record(_STEP, begun, asked, step)
                     _add(sums, run, 0, 0.0, asked - begun)
         finally:
             # Dropping the iterator stops the loader's workers, for which the caller waits.
             del iterator
             ended = clock()
-            record(_WAIT, asked, ended, NO_SAMPLE, 0, epoch, NO_STEP, samples=0)
+            record(_WAIT, asked, ended, NO_STEP)
+            if to_run is not None:
+                to_run.collect(epoch, step)
             _add(sums, run, 0, ended - asked, 0.0, in_vain_seconds=0.0 if gets_batch else ended - asked)
             if self._report is not None and (sums.steps or sums.in_vain_seconds):
                 self._report(f"penstock.watch: epoch {epoch}: {self._verdict_on(sums)}")
@@ -303,7 +347,7 @@ class Watch(Generic[T]):
     def _measure_hand_over(self) -> float:
         batches: list[T | None] = [*self._kept] or [None]
         replayed = list(itertools.islice(itertools.cycle(batches), _PROBE_STEPS))
-        probe = watch(replayed, quiet=True, keep_batches=0, trace_spans=1, clock=self._clock)
+        probe = Watch(replayed, None, 0, 0, 1, self._clock, joins_run=False)
         begin = self._clock()
         for _ in probe:
             pass
@@ -320,24 +364,28 @@ class Watch(Generic[T]):
 
 
 class _Epochs:
-    """How many epochs of a loader were begun."""
+    """How many epochs of a loader were begun, and where they are recorded under `penstock watch`."""
 
-    __slots__ = ("begun",)
+    __slots__ = ("begun", "run")
 
-    def __init__(self) -> None:
+    def __init__(self, run: WatchedRun | None) -> None:
         self.begun = 0
+        self.run = run
 
 
 #: Of loaders that are watched, by identity: `watch` may be called anew for each epoch.
 _EPOCHS: dict[int, tuple[weakref.ref[Any], _Epochs]] = {}
 
 
-def _epochs_of(loader: object) -> _Epochs:
+def _epochs_of(loader: object, clock: Callable[[], float]) -> _Epochs:
     """Return the count of a loader's epochs, those of an earlier watch of it included."""
     key = id(loader)
     if key in _EPOCHS and _EPOCHS[key][0]() is loader:
         return _EPOCHS[key][1]
-    epochs = _Epochs()
+    # A loader of ours records itself.
+    records_itself = isinstance(getattr(loader, "recorder", None), Recorder)
+    path = None if records_itself else path_in_run()
+    epochs = _Epochs(None if path is None else WatchedRun(path, clock))
     # No callback: what a signal handler raises in one that is written in Python is dropped.
     for other, (reference, _) in list(_EPOCHS.items()):
         if reference() is None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import Wear, lifetime
@@ -49,7 +50,7 @@ def test_a_drive_that_was_never_erased_lasts_for_ever_and_without_a_rate_no_time
     assert life.even_years is life.first_block_years is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rated_cycles", "bytes_per_day", "message"),
     [
         (0, None, "rated_cycles is 0"),

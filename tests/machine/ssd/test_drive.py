@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import Drive, PageOp, Ssd
@@ -321,7 +322,7 @@ def seconds_of(ssd: Ssd, *runs: tuple[PageOp, int, int]) -> float:
     return drive.run(*np.array(runs).T).seconds(ssd)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "pages", "seconds"),
     [
         ({}, 1, 1.1),  # the cells and the bus
@@ -359,7 +360,7 @@ def test_collecting_takes_its_moves_and_its_erase(copy_back: bool, move: float) 
 # -- What cannot be asked --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ops", "firsts", "counts", "message"),
     [
         ([0, 0], [0, 32], [1, 1], "run 1: 1 pages from page 32 are not within the drive's 32 pages"),

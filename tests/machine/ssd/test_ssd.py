@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import Ssd
@@ -26,7 +27,7 @@ def test_the_papers_drive_is_that_of_tables_4_and_8() -> None:
     assert PAPER.pages(229_146_326) == 55_944
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"channels": 0}, "channels is 0; it must be at least 1"),
@@ -115,7 +116,7 @@ def test_what_may_be_left_out_has_a_default() -> None:
     assert (ssd.over_provisioning, ssd.gc_threshold, ssd.page_bytes) == (0.07, 0.025, 16_384)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "message"),
     [
         ('"15 %"', "0.15", "over_provisioning: 0.15 has no unit: write for example '15 %'"),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_rate, check_seconds, check_share
 from penstock.machine.ssd.toml import ssd_fields, write_ssd
+from penstock.validate import check_count, check_rate, check_seconds, check_share
 
 HostLink = Literal["per channel", "shared"]
 #: Pages and blocks are numbered with 32 bits.

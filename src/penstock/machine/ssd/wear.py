@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError
-from penstock.machine.checks import check_count
+from penstock.validate import check_above_zero, check_count
 
 _DAYS_PER_YEAR = 365.25
 
@@ -97,8 +96,8 @@ def lifetime(
     """
     check_count("written_bytes", written_bytes, least=0)
     check_count("rated_cycles", rated_cycles)
-    if bytes_per_day is not None and not (math.isfinite(bytes_per_day) and bytes_per_day > 0):
-        raise ConfigError(f"bytes_per_day is {bytes_per_day!r}; it must be finite and above zero")
+    if bytes_per_day is not None:
+        check_above_zero("bytes_per_day", bytes_per_day)
     return Lifetime(
         even_bytes=written_bytes * rated_cycles / wear.mean if wear.most else math.inf,
         first_block_bytes=written_bytes * rated_cycles / wear.most if wear.most else math.inf,
