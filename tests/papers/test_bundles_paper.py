@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.papers.bundles import TABLE_1, count_hits, draw_table_1, implied_cache, published_hits
 from penstock.simulate.bundles import expected_hit_ratio
@@ -53,7 +54,7 @@ def test_the_papers_means_imply_a_cache_of_49_per_cent() -> None:
     assert implied_cache(proposed, 54_377, 5, 5_438) / 54_377 == pytest.approx(0.489, abs=0.001)
 
 
-@pytest.mark.parametrize("bundle", [1, 7, 100, 1000])
+@for_each("bundle", [1, 7, 100, 1000])
 def test_the_implied_cache_is_the_smallest_that_does(bundle: int) -> None:
     cache = implied_cache(0.3, 1000, 4, bundle)
 

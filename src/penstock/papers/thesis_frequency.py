@@ -72,15 +72,16 @@ def draw_histogram(expected: NDArray[np.float64], counted: NDArray[np.int64]) ->
     figure = new_figure(7.0, 4.2)
     axes = figure.subplots()
     style_axes(axes)
-    reads = np.arange(counted.size)
     shown = np.flatnonzero((counted > 0) | (expected > 0.01))
+    reads = np.arange(shown[0], shown[-1] + 1)
+    counted, expected = counted[reads], expected[reads]
     many = reads > MORE_THAN
     label = f"read more than {MORE_THAN} times: {counted[many].sum():,} samples"
     axes.bar(reads[~many], counted[~many], 1.0, color="#9DB8CC")
     axes.bar(reads[many], counted[many], 1.0, color=Colour.RED, label=label)
     label = f"expected, B(E, 1/N): {expected[many].sum():,.0f} above"
     axes.plot(reads, expected, color=Colour.INK, lw=1.4, label=label)
-    axes.set_xlim(shown[0] - 1.0, shown[-1] + 1.0)
+    axes.set_xlim(reads[0] - 1.0, reads[-1] + 1.0)
     axes.set_ylim(0.0, 1.22 * max(float(counted.max()), float(expected.max())))
     name_axes(axes, x="times that the rank reads a sample during the training", y="samples")
     axes.legend(frameon=False, fontsize=9, loc="upper left")
