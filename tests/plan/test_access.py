@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -352,8 +353,8 @@ def test_a_plan_shows_what_it_is() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["batch_size", "epochs", "ranks"])
-@pytest.mark.parametrize(
+@for_each("name", ["batch_size", "epochs", "ranks"])
+@for_each(
     ("value", "said"),
     [
         *((value, f"{value}; give an integer of at least 1") for value in (0, -3, 2.0, True)),
@@ -382,7 +383,7 @@ def test_a_training_of_which_every_batch_would_be_dropped_is_refused() -> None:
         AccessPlan(Sequential(10), 16, 2, drop_last=True).check_equal_steps()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("samples", "batch_size", "ranks", "split"),
     [
         (50_000, 256, 48, "uniform"),

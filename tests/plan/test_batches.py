@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
@@ -47,7 +48,7 @@ def test_arrays_of_any_kind_are_the_lists_that_they_hold() -> None:
     assert batches_of(AccessPlan.of_batches(copied, epochs=1)) == LISTS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("batches", "message"),
     [
         ([[0], []], r"batch 1 of epoch 0 is empty"),

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, BundleShuffle, DescribedOrder, Explicit, FullShuffle, TokenBudget
@@ -159,7 +160,7 @@ def test_a_state_has_a_digest_of_the_lengths() -> None:
     assert described["order"] == {"kind": "FullShuffle", "samples": 3, "seed": 0}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "arguments", "message"),
     [
         ([3, 19, 4], {}, r"tokens is 18, and sample 1 has 19: give more tokens"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
@@ -164,7 +165,7 @@ def test_samplers_that_cannot_serve_are_refused() -> None:
         Explicit.from_sampler([2**32], samples=9, epochs=1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ids", "complaint"),
     [
         ([0, 4], r"ids of epoch 0 contain 4, which is outside \[0, 4\)"),

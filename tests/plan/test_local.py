@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential, split_locally
@@ -108,7 +109,7 @@ def test_the_strings_of_all_ranks_arrange_each_batch_once(monkeypatch: pytest.Mo
     assert len(arranged) == 2 * 34
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ranks", "local_batch", "share", "target"),
     [
         (4, 32, 0.062, 0.08),
@@ -141,7 +142,7 @@ def test_a_plan_with_local_batches_travels_to_other_processes() -> None:
     assert copy.string(1).tolist() == plan.string(1).tolist()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rank_of", "match"),
     [
         ([0, 1, 2, 0], r"ranks 0 to 2"),

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Mixture, _mixing_kernels
@@ -227,7 +228,7 @@ def test_the_mixture_of_a_seed_stays_the_one_that_it_was() -> None:
     assert digest.hexdigest() == "06ace7344ad2d715"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("weights", "message"),
     [
         ([1], "weights has 1 number for 2 sources: give one for each"),

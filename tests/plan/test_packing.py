@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import Packing, packing
@@ -78,7 +79,7 @@ def test_neighbours_do_not_stay_together_and_a_seed_gives_the_same_rows_under_la
     assert digest.hexdigest() == "f32e0d66d287a93f"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "arguments", "message"),
     [
         ([3, 19, 4], {}, "document 1 has 19 tokens, and a row 8: give longer rows, or too_long="),

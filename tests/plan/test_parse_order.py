@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered, Sequential
@@ -13,7 +14,7 @@ from penstock.plan.parse_order import OrderName
 from penstock.plan.torch_order import TorchShuffle, TwisterState
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "order"),
     [
         ("full", FullShuffle(50, 7)),
@@ -29,7 +30,7 @@ def test_an_order_is_named(name: str, order: object) -> None:
     assert OrderName(name).of(50, 7) == order
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         *(
@@ -78,7 +79,7 @@ def test_a_file_of_ids_is_an_order(tmp_path: Path) -> None:
         assert [order.at(epoch, range(3)).tolist() for epoch in range(2)] == [[2, 0, 1], [0, 1, 2]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "content", "match"),
     [
         ("a.npy", b"no array", "a.npy: "),

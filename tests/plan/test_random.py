@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.loader.draws import DRAW
+from penstock.plan import random
 from penstock.plan.random import derive_key, draw_uniform, draw_words, generator_for, philox4x32
 
 
@@ -48,6 +50,20 @@ def test_many_draws_are_what_each_is_alone_on_both_sides_of_what_is_drawn_at_onc
 
     for item in (0, 8191, 8192, 16_383, 16_384, 19_999):
         np.testing.assert_array_equal(draw_words(key, 3, [item], 2)[0], together[item])
+
+
+def test_compiled_draws_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, items = derive_key(2**64 - 1, "test"), np.array([0, 1, 2**32 - 1, 2**32, 2**63 - 1])
+    asked = [
+        (epoch, items[:many], count) for epoch in (0, 2**40) for many in (0, 5) for count in (1, 2, 4, 7)
+    ]
+    monkeypatch.setattr(random, "_draw", None)
+    expected = [draw_words(key, *each) for each in asked]
+
+    monkeypatch.setattr(random, "_draw", DRAW.wait())
+
+    for each, words in zip(asked, expected, strict=True):
+        np.testing.assert_array_equal(draw_words(key, *each), words)
 
 
 def test_streams_of_other_purposes_seeds_and_epochs_differ() -> None:

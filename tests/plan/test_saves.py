@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan.saves import (
@@ -165,7 +166,7 @@ def test_a_save_longer_than_failures_are_apart_is_tried_once_in_that_time() -> N
 # -- As people write them ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "schedule"),
     [
         ("1000 steps", EverySteps(1000)),
@@ -185,7 +186,7 @@ def test_how_often_a_job_fails_may_be_told_beside_the_word_auto() -> None:
     assert read_schedule("auto", mean_seconds_between_failures=60.0) == Auto(60.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "told"),
     [
         ("auto", "does not say how often the job fails"),

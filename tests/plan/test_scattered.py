@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, RepeatingOrder, Scattered, Sequential
@@ -72,7 +73,7 @@ def test_an_order_that_may_repeat_is_refused() -> None:
         Scattered(Explicit([1, 1, 0], samples=2))
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, 0.5, True])
+@for_each("seed", [-1, 2**64, 0.5, True])
 def test_a_seed_that_is_none_is_refused(seed: int) -> None:
     with pytest.raises(ConfigError, match="seed"):
         Scattered(BundleShuffle(10), seed=seed)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ConfigError
@@ -51,7 +52,7 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
     return read_plan(json.loads(json.dumps(write_plan(plan))), rank, spans)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "order",
     [
         Sequential(13),
@@ -66,9 +67,8 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
         TorchShuffle(13, TwisterState.from_seed(9), persistent_workers=True),
         TorchShuffle(13, TwisterState.from_seed(9), is_global=True),
     ],
-    ids=lambda order: type(order).__name__,
 )
-@pytest.mark.parametrize("split", ["balanced", "uniform", "strided", "replicated", "imbalanced", [3, 0, 1]])
+@for_each("split", ["balanced", "uniform", "strided", "replicated", "imbalanced", [3, 0, 1]])
 def test_a_plan_of_known_kinds_reads_the_same_batches_after_json(order: Order, split: Any) -> None:
     plan = AccessPlan(order, 4, 3, ranks=3, split=split, drop_last=True)
 
@@ -149,7 +149,7 @@ def test_a_plan_that_can_only_be_replayed_needs_spans_that_decoded_something() -
         through_json(AccessPlan(Explicit([1, 0], 2), 1, 1), 0)
 
 
-@pytest.mark.parametrize("broken", [{}, {"order": {"kind": "Unheard"}}, {"order": 3}, {"split": "whoel"}])
+@for_each("broken", [{}, {"order": {"kind": "Unheard"}}, {"order": 3}, {"split": "whoel"}])
 def test_a_plan_that_this_version_did_not_write_is_refused(broken: dict[str, Any]) -> None:
     whole = write_plan(AccessPlan(Sequential(4), 2, 1))
 

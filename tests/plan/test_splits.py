@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -124,7 +125,7 @@ def test_what_is_no_split_is_refused() -> None:
             as_split(wrong, 2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("weights", [(), (0, 0), (1, -1), (0.5, 0.5)])
+@for_each("weights", [(), (0, 0), (1, -1), (0.5, 0.5)])
 def test_shares_that_cannot_be_are_refused(weights: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"split shares are .*; they are integers, one per rank"):
         Shares(weights)
@@ -135,7 +136,7 @@ def test_shares_for_another_number_of_ranks_are_refused() -> None:
         Shares((1, 1)).size(0, 3, 8)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "complaint"),
     [
         ([0, 1, 2], "of shape \\(3,\\) for a batch of 4"),

@@ -1,16 +1,18 @@
 """Crops kept in place of bytes: how many there are at a time, and when a sample is decoded anew."""
 
 from collections import Counter, deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential
 from penstock.policy import Load, Move, OwnRead, Placement, Ready, Scheduler, StagingLimits
 from penstock.policy.decisions import UNREAD
-from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form
+from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form, with_disks
 from penstock.policy.loading import Frequency, Job
 from penstock.policy.runnable import placement_of
 from penstock.trace.schema import SOURCE, STAGING
@@ -18,8 +20,8 @@ from penstock.trace.schema import SOURCE, STAGING
 CROP = 1000
 
 
-@pytest.mark.parametrize("epochs", [2, 3, 5])
-@pytest.mark.parametrize("order", [FullShuffle(700, 1), Sequential(700), BundleShuffle(700, 3, 0.1)])
+@for_each("epochs", [2, 3, 5])
+@for_each("order", [FullShuffle(700, 1), Sequential(700), BundleShuffle(700, 3, 0.1)])
 def test_each_epoch_decodes_its_share_and_crops_stay_within_what_was_counted(
     epochs: int, order: Order
 ) -> None:
@@ -43,7 +45,7 @@ def test_each_epoch_decodes_its_share_and_crops_stay_within_what_was_counted(
     assert form.bytes_for(100_000) < 1.02 * 100_000 * CROP * (epochs - 1) / 2
 
 
-@pytest.mark.parametrize("epochs", [0, 2, 3, 8])
+@for_each("epochs", [0, 2, 3, 8])
 def test_so_many_samples_are_kept_as_crops_fit_and_other_tiers_keep_samples_as_stored(epochs: int) -> None:
     form, plan = CropForm(CROP, epochs), AccessPlan(FullShuffle(600, 1), 10, 4)
     sizes = np.random.default_rng(0).integers(1, 300, 600)
@@ -63,6 +65,28 @@ def test_so_many_samples_are_kept_as_crops_fit_and_other_tiers_keep_samples_as_s
     assert form.bytes_for(count) <= memory_bytes < form.bytes_for(count + 1)
     on_disk = placement.samples_in(2)
     assert disk_bytes - sizes.max() < sizes[on_disk].sum() <= disk_bytes
+
+
+def test_crops_are_kept_of_the_samples_that_take_longest_of_those_that_are_read_equally_often() -> None:
+    plan, sizes = AccessPlan(FullShuffle(60, 1), 10, 4), np.random.default_rng(1).integers(1, 300, 60)
+    curve = Curve(((1, 1e9),))
+    machine = Machine(
+        SharedStore(None, curve),
+        (StorageClass("staging", 10**6, 1, curve), StorageClass("memory", 20 * CROP, 1, curve)),
+    )
+
+    def kept(form: CropForm | None, machine: Machine = machine, plan: AccessPlan = plan) -> set[int]:
+        found = placement_of(Frequency(), Job(plan, sizes, machine, rank=0, form=form), 0).samples_in(1)
+        return set(found.tolist())
+
+    assert kept(CropForm(CROP)) == set(np.argsort(-sizes, kind="stable")[:20].tolist())
+    # Decoded pictures take space as they take time; and who is read more often comes first.
+    assert kept(CropForm(CROP, is_decoded=True)) == set(range(20))
+    of_two = AccessPlan(FullShuffle(60, 1), 10, 4, ranks=2)
+    found = kept(CropForm(CROP), replace(machine, ranks=2), of_two)
+    counts = np.bincount(of_two.strings()[0], minlength=60)
+    least = min(counts[list(found)])
+    assert set(np.flatnonzero(counts > least).tolist()) <= found
 
 
 def best_of(
@@ -102,6 +126,33 @@ def test_the_form_is_chosen_that_takes_least_of_what_an_epoch_waits_for() -> Non
     assert fixed.form == CropForm(50_000)
     assert fixed.read_seconds == 0.0
     assert fixed.decode_seconds == pytest.approx(300 * 50_000 / 1e10)
+
+
+def test_disks_have_the_form_where_all_fits_and_is_read_sooner_than_decoded() -> None:
+    sizes, curve = np.full(100, 100_000), Curve(((1, 1e9),))
+
+    def is_on_disks(form: CropForm, rate: float, capacity_bytes: int, decoding: float = 50e6) -> bool:
+        disk = StorageClass(
+            "disk", capacity_bytes, 1, Curve(((1, rate),)), backend="filesystem", path="/disk"
+        )
+        on = Machine(
+            SharedStore(None, curve),
+            (StorageClass("staging", 10**6, 1, curve),),
+            preprocess_bytes_per_second=decoding,
+        )
+        return with_disks(form, [disk], sizes, on).is_on_disks
+
+    # 2 ms to decode; 1.5 ms and 15 ms to read; 0.35 of the 2 ms are left for decoded ones.
+    crop, picture = CropForm(150_000), CropForm(600_000, is_decoded=True)
+    assert is_on_disks(crop, 100e6, 15_000_000)
+    assert not is_on_disks(crop, 10e6, 15_000_000)
+    assert not is_on_disks(crop, 100e6, 14_999_999)
+    assert is_on_disks(picture, 400e6, 60_000_000)
+    assert not is_on_disks(picture, 250e6, 60_000_000)
+    assert not is_on_disks(CropForm(150_000, 3), 100e6, 10**9)
+    # Nobody measured decoding: a photograph of 100 kB takes 0.7 ms.
+    assert is_on_disks(crop, 250e6, 10**9, float("inf"))
+    assert not is_on_disks(crop, 200e6, 10**9, float("inf"))
 
 
 def test_forms_that_save_nothing_are_refused() -> None:

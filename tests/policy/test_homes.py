@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
@@ -165,6 +165,8 @@ def test_few_reads_of_a_large_data_set_are_counted_as_many_of_a_small_one() -> N
 
 def test_a_home_is_where_its_sample_is_read_most_as_far_as_space_goes() -> None:
     """Against the best assignment there is (Kuhn & Munkres), which needs N F entries and cubic time."""
+    from scipy.optimize import linear_sum_assignment
+
     samples, ranks = 400, 4
     plan = AccessPlan(FullShuffle(samples, 3), 40, 30, ranks)
     counts = _counts(plan)
@@ -296,8 +298,8 @@ def test_sizes_may_be_one_number_for_all_without_a_table() -> None:
 # Tiers without a limit
 
 
-@pytest.mark.parametrize("capacity", [2**62, 2**63, 2**70, 10**30])
-@pytest.mark.parametrize("tiers", [1, 2, 3])
+@for_each("capacity", [2**62, 2**63, 2**70, 10**30])
+@for_each("tiers", [1, 2, 3])
 def test_tiers_of_any_size_hold_everything(capacity: int, tiers: int) -> None:
     plan = AccessPlan(FullShuffle(10, 0), 4, 2, ranks=4)
     sizes = np.full(10, 7)
@@ -334,7 +336,7 @@ def test_samples_of_no_bytes_find_space_wherever_there_is_any() -> None:
 # What bad input gets
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sizes", "capacities", "match"),
     [
         ([1, 2], [[3], [4], [5]], "3 rows for 2 ranks"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from tests.for_each import for_each
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import decisions
@@ -29,13 +29,13 @@ def settled(call_seconds: float, sample_seconds: float, most: int = 64) -> int:
     return min(decisions.load_size(state, 0), most)
 
 
-@pytest.mark.parametrize("call_seconds", [0.1e-3, 0.5e-3, 0.6e-3, 1.5e-3, 4e-3, 100e-3])
+@for_each("call_seconds", [0.1e-3, 0.5e-3, 0.6e-3, 1.5e-3, 4e-3, 100e-3])
 def test_a_call_that_costs_much_is_made_for_many_samples(call_seconds: float) -> None:
     """As of a database. One sample a call would take as long as the whole batch does."""
     assert settled(call_seconds, 1e-6) == 64
 
 
-@pytest.mark.parametrize(("sample_seconds", "samples"), [(40e-3, 1), (6e-3, 8), (2.4e-3, 20), (40e-6, 64)])
+@for_each(("sample_seconds", "samples"), [(40e-3, 1), (6e-3, 8), (2.4e-3, 20), (40e-6, 64)])
 def test_where_samples_cost_a_load_is_50_milliseconds(sample_seconds: float, samples: int) -> None:
     assert settled(0.0, sample_seconds) == samples
 

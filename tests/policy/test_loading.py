@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -65,8 +66,8 @@ def _by_rank(loading: Loading) -> dict[tuple[int, int], list[int]]:
 # -- All of them
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-@pytest.mark.parametrize("capacities", [(), (100,), (1, 1)])
+@for_each("name", POLICY_NAMES)
+@for_each("capacities", [(), (100,), (1, 1)])
 def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
     name: str, capacities: tuple[int, ...]
 ) -> None:
@@ -90,8 +91,8 @@ def test_a_machine_without_the_tiers_is_served_or_told_which_is_missing(
         assert capacities == (100,) or not any(kept.values())
 
 
-@pytest.mark.parametrize("name", ["frequency", "frequency-cleanup", "hash-home", "cover", "push"])
-@pytest.mark.parametrize(
+@for_each("name", ["frequency", "frequency-cleanup", "hash-home", "cover", "push"])
+@for_each(
     ("tier", "rate", "latency_seconds", "threads", "share"),
     [
         # A sample of 10 bytes: each of four ranks that share 10 bytes/s waits 4 s for it.
@@ -343,7 +344,7 @@ def test_push_finds_every_sample_but_the_first_time_where_all_fits() -> None:
     assert sum(int((hits < 0).sum()) for hits in loading.hits) == 24
 
 
-@pytest.mark.parametrize("policy", [OneHome("hash"), OneHome(), OneHome(reads_locally=True), Push()])
+@for_each("policy", [OneHome("hash"), OneHome(), OneHome(reads_locally=True), Push()])
 def test_without_tiers_all_is_staged_from_the_store(policy: LoadingPolicy) -> None:
     assert policy.prepare(_job(capacities=())) == Loading()
 
@@ -364,8 +365,8 @@ def test_a_jobs_strings_are_the_plans(
     ]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-@pytest.mark.parametrize("ranks", [1, 2])
+@for_each("name", POLICY_NAMES)
+@for_each("ranks", [1, 2])
 def test_one_epoch_on_one_or_two_ranks_is_decided(name: str, ranks: int) -> None:
     job = _job(12, (1000, 1000), ranks=ranks, epochs=1)
     loading = policy_named(name).prepare(job)
@@ -386,7 +387,7 @@ def test_names_are_of_policies_with_their_options() -> None:
     assert policy_named("cover+local") == OneHome(reads_locally=True)
 
 
-@pytest.mark.parametrize("name", ["cover", "cover+local", "push", "locality-aware"])
+@for_each("name", ["cover", "cover+local", "push", "locality-aware"])
 def test_agreements_on_who_reads_what_are_not_for_batches_that_all_ranks_read(name: str) -> None:
     scenario = replace(scenario_named("scenario1"), split="replicated", epochs=1)
     job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine)

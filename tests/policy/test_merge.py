@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import Extents, MergedRead, merge_reads
+from penstock.policy.decision_state import new_state
 from penstock.policy.merge import Price, count_paying_holes, no_dearer
+from penstock.policy.placement import Kept
 
 
 def extents_of(*places: tuple[int, int, int]) -> Extents:
@@ -139,3 +141,32 @@ def test_a_request_costs_no_more_than_was_seen() -> None:
         [(0, 0, 10, [0]), (0, 15, 36, [1, 2])],
         [(0, 0, 10, [0]), (0, 15, 25, [1]), (0, 26, 36, [2])],
     ]
+
+
+def test_what_decides_copies_nothing_that_is_known_of_all_samples() -> None:
+    """Of 10^9 samples each copied column would be 8 GB."""
+    samples, disk = 1000, Curve.flat(1e8)
+    table = np.column_stack((np.repeat([0, 1], samples // 2), np.arange(samples) * 100))
+    extents = Extents(table[:, 0], table[:, 1], np.full(samples, 100))
+    tiers = tuple(StorageClass(name, 100 * samples, 1, disk) for name in ("staging", "ram"))
+    kept = Kept(np.random.default_rng(0).permutation(samples), np.ones(samples, np.int8))
+    state = new_state(
+        extents.lengths,
+        [kept],
+        Machine(SharedStore(disk), tiers),
+        slots=1,
+        local_batch=1,
+        readers=1,
+        undecoded_bytes=1,
+        extents=extents,
+    )
+
+    for found, known in (
+        (state.extents, table),
+        (state.sizes, extents.lengths),
+        (state.fill_samples, kept.samples),
+    ):
+        assert np.shares_memory(found, known)
+        assert np.array_equal(found, known)
+    for others in (extents.of(np.arange(samples)), Extents(table[:, 1], table[:, 0], extents.lengths)):
+        assert np.array_equal(others.places, np.column_stack((others.units, others.offsets)))

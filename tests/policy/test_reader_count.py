@@ -97,4 +97,4 @@ def test_a_number_of_readers_that_was_given_stays() -> None:
 
     assert training.go_on(overlaps, 3.0) < 1.01 * 8 / LATENCY_SECONDS
     assert training.scheduler.reading is None
-    assert training.scheduler.settled == (8, 1)
+    assert training.scheduler.settled == (8, 1, 12)

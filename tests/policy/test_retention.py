@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_of
@@ -179,8 +180,8 @@ def test_a_training_that_was_set_back_keeps_what_it_writes_now() -> None:
     assert to_forget(snapshots, Keep(last=2), 0.0) == [600, 500]
 
 
-@pytest.mark.parametrize("snap_dis", [1, 2, 3, 5, 10])
-@pytest.mark.parametrize("scheme", ["complete", "progressive", "chain"])
+@for_each("snap_dis", [1, 2, 3, 5, 10])
+@for_each("scheme", ["complete", "progressive", "chain"])
 def test_keeping_one_is_algorithm_2_but_after_the_commit(scheme: Scheme, snap_dis: int) -> None:
     unit, stored = 100, list[StoredSnapshot]()
     for number in range(4 * snap_dis + 3):
@@ -396,7 +397,7 @@ def test_what_goes_in_circles_is_no_snapshot_and_hangs_nothing() -> None:
         lineage([other], 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("made", "told"),
     [
         (lambda: Keep(last=0), "last is 0; the newest snapshot is always kept"),

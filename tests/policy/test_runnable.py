@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
+from penstock.plan.orders import ENDLESS
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy, NotSupported
 from penstock.policy.push import decide_push
-from penstock.policy.runnable import LOADER_POLICIES, placement_of, prepared, why_not_run
+from penstock.policy.runnable import LOADER_POLICIES, placement_of, prepared, shared_by, why_not_run
 from penstock.simulate.policies import POLICY_NAMES, policy_named
 from penstock.trace import Kind, read_trace
 from penstock.trace.schema import SOURCE
@@ -134,7 +136,7 @@ class Keeps:
         return Loading(fills, **self.options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@for_each("name", POLICY_NAMES)
 def test_the_loader_runs_the_policies_that_are_said_to_run_and_refuses_all_others(name: str) -> None:
     four = job(ranks=4, tiers=2)
     is_run_alone = name in LOADER_POLICIES or name == "first-reader"
@@ -172,7 +174,7 @@ def test_tiers_are_filled_in_the_order_of_first_use_and_each_in_its_own() -> Non
     assert backwards.samples_in(1).tolist() == fast[::-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fills", "expected"),
     [
         ([(2, [0])], "policy 'mine' fills tier 2 of rank 0, and the tiers are 1 to 1"),
@@ -214,8 +216,8 @@ def test_a_policy_that_answers_for_other_ranks_alone_is_named_with_both() -> Non
     assert placement_of(Other(), asked_for_two, 2).fill_order.size == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("tier_number", [1, 2])
+@for_each("ranks", [1, 2, 3])
+@for_each("tier_number", [1, 2])
 def test_hits_may_claim_no_more_than_a_tier_holds_at_one_time(ranks: int, tier_number: int) -> None:
     """Push decides for tiers of 300 bytes; by the obvious count it takes some less, which is what a tier must hold."""
     plan = AccessPlan(FullShuffle(60, ranks), 6, 5, ranks)
@@ -346,6 +348,20 @@ def test_a_policy_by_name_or_ones_own_runs_and_is_predicted(
     name = policy if isinstance(policy, str) else policy.name
     assert read_trace(tmp_path / "trace").meta["policy"] == name
     assert lines[1].endswith(f"for later epochs (policy {name})" if kept else f"; policy {name}")
+
+
+def test_a_run_without_end_chooses_by_its_first_epochs_and_drops_nothing() -> None:
+    bounded = job(ranks=2)
+    plan = AccessPlan(bounded.plan.order, 4, ENDLESS, 2)
+    endless = Job(plan, bounded.sizes_bytes, bounded.machine)
+    with pytest.raises(NotSupported, match=r"frequency-cleanup.*a run without end"):
+        placement_of(policy_named("frequency-cleanup"), endless, 0)
+    assert placement_of(policy_named("frequency-unordered"), endless, 0).fill_order.size
+    for name in ("cover", "hash-home"):
+        shared = shared_by(
+            policy_named(name), Job(plan, bounded.sizes_bytes, bounded.machine, sharing=(0, 1))
+        )
+        assert sorted(np.concatenate([kept.samples for kept in shared.kept]).tolist()) == [*range(SAMPLES)]
 
 
 def test_what_is_no_policy_is_refused_by_name(image_folder: Callable[..., Path]) -> None:

@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.papers.deltas import TABLE_9
@@ -61,8 +62,8 @@ def least_written(sizes: Sizes) -> int:
     return least[-1]
 
 
-@pytest.mark.parametrize("snap_dis", [1, 2, 3, 5, 10])
-@pytest.mark.parametrize("scheme", get_args(Scheme))
+@for_each("snap_dis", [1, 2, 3, 5, 10])
+@for_each("scheme", get_args(Scheme))
 def test_a_fixed_distance_is_the_papers(scheme: Scheme, snap_dis: int) -> None:
     references, first = [], 0
     for snapshot in range(25):
@@ -74,8 +75,8 @@ def test_a_fixed_distance_is_the_papers(scheme: Scheme, snap_dis: int) -> None:
     assert references == [reference_of(scheme, snapshot, snap_dis) for snapshot in range(25)]
 
 
-@pytest.mark.parametrize("name", list(ALL_SIZES))
-@pytest.mark.parametrize("scheme", ["progressive", "chain"])
+@for_each("name", list(ALL_SIZES))
+@for_each("scheme", ["progressive", "chain"])
 def test_distances_are_small_early_and_larger_near_convergence(name: str, scheme: Scheme) -> None:
     """Section 3.3.1, on two real trainings; the last distance may be cut off by the end of the run."""
     _, baselines, _ = store(ALL_SIZES[name], scheme, AutoDistance())

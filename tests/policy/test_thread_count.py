@@ -104,8 +104,13 @@ LONG = {
 }
 
 
+LONGEST = {"a store that answers after 20 ms", "holds the lock", "many processors"}
+
+
 @pytest.mark.parametrize("noise", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONGEST else name for name in CODES]
+)
 def test_the_rate_comes_near_that_of_the_best_number_of_threads(name: str, noise: float) -> None:
     code = CODES[name]
     run = Run(ThreadCount(code.processors, 32), noise)
@@ -196,7 +201,7 @@ def test_a_number_that_was_given_stays() -> None:
     run = Run(ThreadCount(3, 3, 3))
 
     for name in ("holds the lock", "a store that answers after 20 ms"):
-        run.go_on(CODES[name], 20.0)
+        run.go_on(CODES[name], 4.0)
 
     assert run.moves == []
     assert run.count.threads == 3

@@ -28,7 +28,7 @@ Ids = NDArray[np.int64]
 #: Samples handled at once where a whole run is listed: bounds the memory beside the result.
 _CHUNK = 1 << 20
 #: Samples that `AccessPlan.batches` asks the order for at once.
-_AHEAD = 1 << 12
+_AHEAD = 1 << 14
 #: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
 _MOST = 1 << 48
 
@@ -116,6 +116,12 @@ class AccessPlan:
                 f"split is {self.split!r}, and {type(order).__name__} deals its batches to the ranks in turn: leave "
                 "split out"
             )
+
+    def of_first(self, epochs: int) -> AccessPlan:
+        """Return the plan of the first epochs alone; of all where there are no more."""
+        if epochs >= self.epochs:
+            return self
+        return replace(self, epochs=epochs, last_steps=None)
 
     @property
     def is_cut_by_order(self) -> bool:

@@ -103,6 +103,9 @@ class BlockShuffle:
 
     def _by_tables(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
         span = self.block * max(1, (FEISTEL_FROM - 1) // self.block)  # whole blocks that share a table
+        if span >= self.samples:
+            out[:] = self._tables.get((epoch, 0), partial(self._sort, epoch, 0, span))[is_inverse][values]
+            return
         for index, members in _groups(values // span):
             begin = index * span
             table = self._tables.get((epoch, begin), partial(self._sort, epoch, begin, span))

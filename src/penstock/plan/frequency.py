@@ -81,6 +81,35 @@ def read_again(samples: Ids, steps: Ids) -> tuple[Ids, Ids]:
     return order[:-1][follows], order[1:][follows]
 
 
+def last_batches(string: Ids, sizes: Ids, samples: Ids) -> NDArray[np.int32]:
+    """Return the number of the last batch with each of some samples, -1 for none. An empty batch has no number.
+
+    string: int64[reads], of all batches, one behind the other. sizes: int64[batches].
+    """
+    numbers = np.repeat(np.arange(np.count_nonzero(sizes), dtype=np.int32), sizes[sizes > 0])
+    last = np.full(max(samples.max(initial=0), string.max(initial=0)) + 1, -1, np.int32)
+    last[string] = numbers  # of a sample that comes twice, the later one stays
+    found: NDArray[np.int32] = last[samples]
+    return found
+
+
+def last_batches_of_rank(plan: AccessPlan, rank: int, samples: Ids) -> NDArray[np.int32]:
+    """Return the same for all batches of a rank, in memory that does not grow with the number of epochs."""
+    found = np.full(samples.size, -1, np.int32)
+    sizes = [plan.local_batch_sizes(rank, epoch) for epoch in range(plan.epochs)]
+    begin = sum(int(np.count_nonzero(size)) for size in sizes)
+    for epoch in reversed(range(plan.epochs)):
+        begin -= int(np.count_nonzero(sizes[epoch]))
+        left = np.flatnonzero(found < 0)
+        if not left.size:
+            break
+        in_epoch = last_batches(
+            plan.stream(rank, epoch, 0, int(sizes[epoch].sum())), sizes[epoch], samples[left]
+        )
+        found[left] = np.where(in_epoch < 0, -1, begin + in_epoch)
+    return found
+
+
 def first_steps(plan: AccessPlan) -> Ids:
     """Return the number of steps before each epoch, and of all: int64[epochs + 1]."""
     steps = [plan.steps(epoch) for epoch in range(plan.epochs)]

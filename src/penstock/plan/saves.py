@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import ConfigError
-from penstock.units import format_seconds, parse_seconds
+from penstock.units import parse_seconds
+from penstock.validate import check_above_zero, check_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class SaveCost:
     durable_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _check_seconds("blocked_seconds", self.blocked_seconds, least=0.0)
+        check_seconds("blocked_seconds", self.blocked_seconds)
         if self.durable_seconds is not None:
-            _check_seconds("durable_seconds", self.durable_seconds, least=0.0)
+            check_seconds("durable_seconds", self.durable_seconds)
 
     @property
     def after_seconds(self) -> float:
@@ -121,7 +122,7 @@ class EveryMinutes:
     minutes: float
 
     def __post_init__(self) -> None:
-        _check_above_zero("minutes", self.minutes)
+        check_above_zero("minutes", self.minutes)
 
     @property
     def is_known_ahead(self) -> bool:
@@ -166,8 +167,8 @@ class Auto:
     least_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        _check_above_zero("mean_seconds_between_failures", self.mean_seconds_between_failures)
-        _check_seconds("least_seconds", self.least_seconds, least=0.0)
+        check_above_zero("mean_seconds_between_failures", self.mean_seconds_between_failures)
+        check_seconds("least_seconds", self.least_seconds)
 
     @property
     def is_known_ahead(self) -> bool:
@@ -270,15 +271,5 @@ def _steps_between(seconds: float, step_seconds: float | None, schedule: str) ->
         raise ConfigError(
             f"step_seconds is not given; how many steps a save {schedule} comes to depends on it"
         )
-    _check_above_zero("step_seconds", step_seconds)
+    check_above_zero("step_seconds", step_seconds)
     return max(1, math.ceil(seconds / step_seconds))
-
-
-def _check_above_zero(field: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise ConfigError(f"{field} is {value}; it must be above zero and finite")
-
-
-def _check_seconds(field: str, value: float, least: float) -> None:
-    if not least <= value < math.inf:
-        raise ConfigError(f"{field} is {value}; it must be finite and at least {format_seconds(least)}")

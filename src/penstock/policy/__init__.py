@@ -9,6 +9,7 @@ from penstock.policy.placement import Kept, Placement, Shared, place_by_frequenc
 from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import (
     Drop,
+    Evict,
     Instruction,
     Load,
     Move,
@@ -22,6 +23,7 @@ from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 __all__ = [
     "Drop",
+    "Evict",
     "Extents",
     "Handed",
     "Homes",

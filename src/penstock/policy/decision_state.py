@@ -78,7 +78,7 @@ def new_state(
     hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
-    held: by tier, samples that an only rank's tiers have from the start; those that no tier shall keep are passed by.
+    held: by tier, samples that the only rank's tiers have from the start; those that no tier shall keep are passed by.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
     loads_all: a Load takes all that a batch has left.
@@ -113,8 +113,8 @@ def new_state(
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
-    _hold(copy_begin, copies, held or {})
     _promise(copy_begin, copies, promised)
+    _hold(copy_begin, copies, held or {}, only or 0)
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
@@ -134,7 +134,7 @@ def _where_samples_lie(
     if extents is None:
         return 0, np.zeros((0, 2), np.int64)
     price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
-    return int(largest_paying_hole(mean_bytes, price)), np.column_stack((extents.units, extents.offsets))
+    return int(largest_paying_hole(mean_bytes, price)), extents.places
 
 
 def _check_samples(samples: int) -> None:
@@ -194,11 +194,12 @@ def _list_fills(
 
     rows: int64[ranks, origins, ROW_COLUMNS]; gets where in this each tier's part is.
     """
-    fills = [np.empty(0, np.int64)]
+    fills: list[NDArray[np.int64]] = []
     begin = 0
     for rank, keeps in enumerate(kept):
         for tier in range(1, len(machine.storage)):
-            fill = keeps.samples[keeps.tiers == tier]
+            is_here = keeps.tiers == tier
+            fill = keeps.samples if is_here.all() else keeps.samples[is_here]
             rows[rank, tier + 1, d.FILL_NEXT], begin = begin, begin + fill.size
             rows[rank, tier + 1, d.FILL_END] = begin
             fills.append(fill)
@@ -208,7 +209,9 @@ def _list_fills(
         rows[rank, 1, d.FILL_NEXT], begin = begin, begin + spare.size
         rows[rank, 1, d.FILL_END] = begin
         fills.append(spare)
-    return np.concatenate(fills)
+    some = [fill for fill in fills if fill.size]
+    # Of one rank and tier this is the placement's own array, 8 bytes a sample.
+    return some[0] if len(some) == 1 else np.concatenate([*some, np.empty(0, np.int64)])
 
 
 def _floats_of(costs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -223,16 +226,19 @@ def _promise(
 ) -> None:
     """Take note of samples that the rank which keeps them reads before any other does."""
     if promised is not None:
-        of_copies = np.repeat(np.arange(copy_begin.size - 1), np.diff(copy_begin))
-        copies[np.isin(of_copies, promised), d.COPY_STATE] = d.PROMISED
+        is_promised = np.zeros(copy_begin.size - 1, bool)
+        is_promised[promised] = True
+        copies[np.repeat(is_promised, np.diff(copy_begin)), d.COPY_STATE] = d.PROMISED
 
 
 def _hold(
-    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]]
+    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]], only: int
 ) -> None:
     """Take note of what tiers of the only rank have already, whether they shall keep it or another one."""
     for tier, ids in held.items():
-        mine = copy_begin[ids[copy_begin[ids + 1] > copy_begin[ids]]]
+        is_held = np.zeros(copy_begin.size - 1, bool)
+        is_held[ids] = True
+        mine = np.flatnonzero(np.repeat(is_held, np.diff(copy_begin)) & (copies[:, d.COPY_RANK] == only))
         copies[mine, d.COPY_STATE] = np.where(copies[mine, d.COPY_TIER] == tier, d.PRESENT, d.LEFT + tier)
 
 
@@ -322,12 +328,14 @@ def parts_of(state: State, machine: Machine) -> tuple[NDArray[np.int64], NDArray
 
 
 def keep_in_form(state: State, machine: Machine, form: CropForm) -> None:
-    """Have tier 1 of all ranks keep samples in a form, before the first event."""
+    """Have the tiers of all ranks that a form is for keep samples in it, before the first event."""
     numbers, rows = parts_of(state, machine)
     numbers[:, d.FORM_EPOCHS] = form.epochs
-    tier = rows[:, form.TIER - 1]
-    tier[:, [d.IS_ELSEWHERE, d.IS_FORM]] = 1
-    tier[:, d.FILL_NEXT] = tier[:, d.FILL_END]  # who decodes a sample for a batch fills it
+    for number in range(rows.shape[1]):
+        if form.is_in(number + 1):
+            tier = rows[:, number]
+            tier[:, [d.IS_ELSEWHERE, d.IS_FORM]] = 1
+            tier[:, d.FILL_NEXT] = tier[:, d.FILL_END]  # who decodes a sample for a batch fills it
 
 
 def views_of(tables: Tables) -> Tables:
@@ -366,5 +374,6 @@ def _copies(
     if last_batches:
         copies[:, d.COPY_LAST] = np.concatenate(last_batches)
     begin = np.zeros(samples + 1, np.int64)
-    np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
+    if ids.size:  # else the zeros stay pages that nobody has written, which take no memory
+        np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
     return begin, copies[np.argsort(ids, kind="stable")]

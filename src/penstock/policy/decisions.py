@@ -78,7 +78,18 @@ PROMISED, ON_WAY = ABSENT + KEEPS, PENDING + KEEPS
 OK, UNREAD, UNDECODED = 0, 1, 2
 
 # Events that `event` takes. After the last three nothing is decided yet.
-GO_ON, FREED, MOVED, LOADED, RECEIVED, LATE, ABANDONED, OBSERVED, ANNOUNCED = 0, 1, 2, 3, 4, 5, 6, 7, 8
+GO_ON, FREED, MOVED, LOADED, LOADED_RUN, RECEIVED, LATE, ABANDONED, OBSERVED, ANNOUNCED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+)
 
 # Instructions, from OUT on: four numbers, of which the second is how many items follow, then columns of the items.
 #   DROP   | items | 0      | 0      | entries
@@ -86,7 +97,8 @@ GO_ON, FREED, MOVED, LOADED, RECEIVED, LATE, ABANDONED, OBSERVED, ANNOUNCED = 0,
 #   STAGED | 0     | number | slot   |
 #   MOVE   | items | number | origin | entries, samples, rests
 #   LOAD   | items | number | slot   | rows, samples, origins, rests, entries
-DROP, READY, STAGED, MOVE, LOAD = 0, 1, 2, 3, 4
+#   RUN    | items | number | slot   | the same of rows that follow each other, all from the source, for no tier
+DROP, READY, STAGED, MOVE, LOAD, RUN = 0, 1, 2, 3, 4, 5
 HEAD = 4
 
 # A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
@@ -158,8 +170,9 @@ TRIED_LOADS = 3
     LOADS_ALL,  #: 1: a Load takes all that a batch has left
     COMING_EPOCH,  #: of the batch that is next in line
     FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
+    USED_ENTRIES,  #: how many entries are not free
     NUMBERS,
-) = range(59)
+) = range(60)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -175,7 +188,7 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     SPACE,  #: bytes that are free for spares
     COSTS,  #: where the floats are about what it costs
     IS_ELSEWHERE,  #: 1: a tier keeps no bytes as they are read in memory, so that these stay in passing until loaded
-    IS_FORM,  #: 1: what a tier keeps is made by workers, is not the same in all epochs, and is read by workers alone
+    IS_FORM,  #: 1: what a tier keeps is made by workers, perhaps for one epoch, and is read by workers alone
     ROW_COLUMNS,
 ) = range(11)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
@@ -264,6 +277,8 @@ def event(s: State, what: int, rank: int, index: int, count: int, origin: int, s
         moved(s, rank, count, seconds)
     elif what == LOADED:
         loaded(s, rank, slot, count, seconds)
+    elif what == LOADED_RUN:
+        loaded_run(s, rank, slot, origin, count, seconds)
     elif what == RECEIVED:
         received(s, rank, count)
     elif what == LATE:
@@ -376,14 +391,28 @@ def _stage(s: State, rank: int) -> int:
     _append(m, rank, slot, SLOT_BEFORE, FIRST_SLOT)
     place = m[slot + SLOT_PLACES]
     coming, size = m[rank + COMING], m[rank + GROUP_SIZE]
+    is_plain = _has_source_alone(s, rank)
+    if is_plain:
+        m[_row(m, rank, SOURCE) + PROBE] = 0
     for index in range(count):
         m[place + PLACE_SAMPLE] = m[coming + index]
+        if is_plain:
+            _offer(s, rank, place, SOURCE, -1)
+            place += PLACE_COLUMNS
+            continue
         if m[rank + HANDS_ON] != 0:
             m[place + PLACE_HIT] = m[coming + size + index]
             m[place + PLACE_HEIR] = m[coming + 2 * size + index]
         _route(s, rank, place, False)
         place += PLACE_COLUMNS
     return slot
+
+
+def _has_source_alone(s: State, rank: int) -> bool:
+    """Return whether workers read all samples of the next batch from the source: no other place has any."""
+    m = s.ints
+    is_alone: bool = m[rank + TIERS] == 0 and m[rank + READS_PEERS] == 0 and m[rank + HAS_HEIRS] == 0
+    return is_alone and m[rank + USED_ENTRIES] == 0 and reads_by_itself(s, rank, SOURCE)
 
 
 def _next_move(s: State, rank: int, begin: int) -> int:
@@ -449,10 +478,13 @@ def _next_load(s: State, rank: int, begin: int) -> int:
     m[slot + SLOT_RUNNING] += count
     m[rank + DECODABLE_PLACES] -= count
     m[rank + LOADS] += 1
-    at = _head(m, begin, LOAD, count, m[slot + SLOT_NUMBER], m[slot + SLOT_INDEX])
+    at = _head(m, begin, RUN, count, m[slot + SLOT_NUMBER], m[slot + SLOT_INDEX])
+    first = m[m[rank + GROUP]]
     for k in range(count):
         place = m[m[rank + GROUP] + k]
         entry = m[place + PLACE_ENTRY]
+        if entry >= 0 or m[place + PLACE_ORIGIN] != SOURCE or place != first + k * PLACE_COLUMNS:
+            m[begin] = LOAD
         m[at + k] = m[place + PLACE_ROW]
         m[at + count + k] = m[place + PLACE_SAMPLE]
         m[at + 2 * count + k] = m[place + PLACE_ORIGIN]
@@ -639,6 +671,15 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
         _end_slot(s, rank, slot)
 
 
+def loaded_run(s: State, rank: int, slot: int, row: int, count: int, seconds: float) -> None:
+    """Take note that a Load of so many rows from one on is over after `seconds`, and all of them are there."""
+    m = s.ints
+    for k in range(count):
+        m[m[rank + GROUP] + k] = m[slot + SLOT_PLACES] + (row + k) * PLACE_COLUMNS
+        m[m[rank + MARKS] + k] = OK
+    loaded(s, rank, slot, count, seconds)
+
+
 def learn_load_size(s: State, rank: int, count: int, seconds: float) -> None:
     m, f = s.ints, s.floats
     # Of a clock that is coarse; and 0 is not known.
@@ -776,6 +817,12 @@ def reads_by_itself(s: State, rank: int, origin: int) -> bool:
     row = _row(m, rank, origin)
     is_quick: bool = f[m[row + COSTS] + WORKER_SECONDS] < HAND_OVER_SECONDS
     return is_quick or m[rank + READERS] == 0 or m[row + IS_FORM] != 0
+
+
+def is_in_form(s: State, rank: int, origin: int) -> bool:
+    """Return whether what an origin has is made by workers."""
+    found: bool = s.ints[_row(s.ints, rank, origin) + IS_FORM] != 0
+    return found
 
 
 def _row(m: Ints, rank: int, origin: int) -> int:
@@ -1491,6 +1538,7 @@ def _new_entry(s: State, rank: int, sample: int) -> int:
     m = s.ints
     entry: int = m[rank + FREE_ENTRY]
     m[rank + FREE_ENTRY] = m[entry + ENTRY_AFTER]
+    m[rank + USED_ENTRIES] += 1
     m[entry + ENTRY_SAMPLE] = sample
     m[entry + ENTRY_REST] = STAGING
     m[entry + ENTRY_HEIR] = STAGING
@@ -1511,6 +1559,7 @@ def _free_entry(s: State, rank: int, entry: int) -> None:
     m[entry + ENTRY_STATE] = 0
     m[entry + ENTRY_AFTER] = m[rank + FREE_ENTRY]
     m[rank + FREE_ENTRY] = entry
+    m[rank + USED_ENTRIES] -= 1
 
 
 # -- Lists ---------------------------------------------------------------------------------------------------

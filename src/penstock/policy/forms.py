@@ -1,4 +1,4 @@
-"""In which form memory keeps samples: as stored, or as what decoding makes of them.
+"""In which form memory and disks keep samples: as stored, or as what decoding makes of them.
 
 A seed fixes every crop of every epoch, so that a picture which is decoded once can serve several epochs: the crops of
 the next ones are made along with its own, and kept as bytes in place of the file. Where nothing is drawn, one crop
@@ -8,13 +8,14 @@ serves all epochs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.machine import Machine
+from penstock.machine import Machine, StorageClass
 from penstock.policy.decisions import epochs_left
 
 #: How far the number of crops strays from its mean, in square roots of the number of samples: as each epoch uses them
@@ -28,6 +29,8 @@ CROP_SHARE = 0.4
 #: What making a crop of decoded pixels takes, as a share of decoding and making it. Measured: photographs of 500 x 400
 #: to 224 x 224, docs/benchmarks.md.
 PIXELS_SHARE = 0.35
+#: What a thread decodes of photographs where nobody measured it. Measured: docs/benchmarks.md.
+_PHOTOGRAPH_BYTES_PER_SECOND = 150e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,16 @@ class CropForm:
     epochs: K: a sample is decoded every K epochs, for that epoch and those up to the next time; each crop is gone once
         it is used. 0: one crop serves all epochs.
     is_decoded: whether pictures are kept, of which any epoch's crop is made; for all epochs.
+    is_on_disks: whether the tiers behind memory have this form, too.
     Raises: ConfigError for an epoch count that saves nothing, or no bytes.
     """
 
     crop_bytes: int
     epochs: int = 0
     is_decoded: bool = False
+    is_on_disks: bool = False
 
-    #: The tier that has this form: memory.
+    #: The tier that has this form in any case: memory.
     TIER = 1
 
     def __post_init__(self) -> None:
@@ -64,6 +69,10 @@ class CropForm:
         if self.is_decoded:
             return "decoded"
         return f"{self.epochs} crops" if self.epochs else "crops"
+
+    def is_in(self, tier: int) -> bool:
+        """Return whether a tier has this form."""
+        return tier == self.TIER or (tier > self.TIER and self.is_on_disks)
 
     @property
     def left_share(self) -> float:
@@ -136,6 +145,7 @@ def choose_form(
     picture_bytes: of a decoded one, about; 0 where these cannot be kept.
     """
     samples, total = sizes_bytes.size, int(sizes_bytes.sum())
+    largest = np.concatenate(([0], np.cumsum(np.sort(sizes_bytes)[::-1])))
     mean = total / max(samples, 1)
     of_rank = samples / machine.ranks
     price = machine.source_price(machine.ranks, max(mean, 1.0))
@@ -143,7 +153,9 @@ def choose_form(
     def costs(form: CropForm | None) -> FormCosts:
         read, decoded, finished = 1 - min(1.0, capacity_bytes / max(total, 1)), 1.0, 0.0
         if form is not None:
-            kept = form.samples_in(capacity_bytes, samples) / max(samples, 1)
+            count = form.samples_in(capacity_bytes, samples)
+            # Crops are kept of the samples that take longest.
+            kept = count / max(samples, 1) if form.is_decoded else largest[count] / max(total, 1)
             finished = kept * (1 - 1 / form.epochs) if form.epochs else kept
             read = 1 - finished
             decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1) + kept * form.left_share
@@ -162,3 +174,26 @@ def choose_form(
     if picture_bytes:
         forms.append(CropForm(picture_bytes, is_decoded=True))
     return min(map(costs, forms), key=lambda each: each.seconds)
+
+
+def with_disks(
+    form: CropForm, disks: Sequence[StorageClass], sizes_bytes: NDArray[np.int64], machine: Machine
+) -> CropForm:
+    """Return the form for memory and disks, if it is for all epochs, fits there, and is sooner read than decoded.
+
+    Samples as stored take less space: where not all fit in the form, the store would be read more often.
+
+    disks: with the bytes that each may have. sizes_bytes: int64[samples], as stored.
+    machine: what decoding costs, by so many threads; a photograph's is taken where that was not measured.
+    """
+    space_bytes = sum(each.capacity_bytes for each in disks)
+    if form.epochs or not disks or space_bytes < form.bytes_for(sizes_bytes.size):
+        return form
+    mean = float(sizes_bytes.mean())
+    rate = sum(each.read.at(each.threads) for each in disks)
+    is_known = math.isfinite(machine.preprocess_bytes_per_second)
+    each_byte = machine.write_seconds(1) if is_known else 1 / _PHOTOGRAPH_BYTES_PER_SECOND
+    decoding = mean * each_byte / machine.decode_threads
+    as_stored = max(mean / rate, decoding)
+    in_form = max(form.crop_bytes / rate, decoding * form.left_share)
+    return replace(form, is_on_disks=in_form < as_stored)

@@ -17,8 +17,8 @@ most, and knows what is worth a place where the data do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -41,6 +41,7 @@ from penstock.plan.random import derive_key
 from penstock.policy.placement import Kept, fill_in_order
 from penstock.trace.schema import SOURCE
 from penstock.units import is_integer
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 
@@ -51,6 +52,11 @@ _HASH_KEY = derive_key(0, "home of a sample by its id")
 _MOST_BYTES = 2**62
 
 _EPOCHS_COUNTED = 1 << 10
+
+
+def counted(plan: AccessPlan, first: tuple[int, int] = (0, 0)) -> AccessPlan:
+    """Return the epochs by which homes are chosen from step `first` on: all, except in very long runs."""
+    return plan.of_first(first[0] + _EPOCHS_COUNTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +151,9 @@ def place_by_first_read(
     capacities_bytes: ArrayLike,
     among: Sequence[int] | None = None,
     first: tuple[int, int] = (0, 0),
+    held: Mapping[int, Ids] | None = None,
 ) -> tuple[Homes, Ids]:
-    """Give every sample one home: the rank that reads it first, where that has space; else another.
+    """Give every sample one home: the rank that has it already, or reads it first, where that has space; else another.
 
     If the tiers together cannot hold what these ranks read, the samples that the job reads most often are chosen, among
     equals those that are read first. Filling order: by the first read of any rank. Of longer runs the first 1,024
@@ -154,7 +161,8 @@ def place_by_first_read(
 
     sizes_bytes: int[F]. capacities_bytes: see `as_capacities`.
     among: the ranks that share what they keep, all unless given. first: (epoch, step) at which the run begins.
-    Returns: the homes, and the samples whose home is the first to read them, ascending: int64[n].
+    held: by rank, samples that an earlier run left on its disks.
+    Returns: the homes, and the samples whose home has them or is the first to read them, ascending: int64[n].
     Time: O(F), and O(E F) where the data do not fit and samples are read unequally often.
     Raises: as `place_cover`.
     """
@@ -165,20 +173,29 @@ def place_by_first_read(
     ranks = np.arange(plan.ranks) if among is None else np.asarray(among)
     space = np.zeros_like(capacities)
     space[ranks] = capacities[ranks]
-    counted = min(plan.epochs, first[0] + _EPOCHS_COUNTED)
-    plan = replace(plan, epochs=counted, last_steps=plan.last_steps if counted == plan.epochs else None)
+    plan = counted(plan, first)
     reads = first_reads(plan, among, first)
     chosen = np.flatnonzero(reads.rank_of >= 0)
     if isinstance(plan.order, RepeatingOrder) and int(sizes[chosen].sum()) > sum(map(sum, space.tolist())):
         chosen = _chosen(plan, sizes, space, chosen)[0]
     chosen = chosen[np.argsort(reads.step_of[chosen], kind="stable")]
     rank_of, tier_of = _nowhere(plan.samples)
-    kernels.settle(chosen, reads.rank_of[chosen], sizes, space, rank_of, tier_of)
+    kernels.settle(chosen, _at_holders(reads.rank_of, held or {})[chosen], sizes, space, rank_of, tier_of)
     promised = np.sort(chosen[rank_of[chosen] >= 0])
     kernels.settle_anywhere(chosen[rank_of[chosen] < 0], sizes, space, rank_of, tier_of)
     kept_by = _grouped_by_rank(rank_of[chosen], plan.ranks)
     kept = [chosen[kept_by(rank)] for rank in range(plan.ranks)]
     return Homes(rank_of, tier_of, tuple(Kept(each, tier_of[each]) for each in kept)), promised
+
+
+def _at_holders(rank_of: NDArray[np.int32], held: Mapping[int, Ids]) -> NDArray[np.int32]:
+    """Return who shall keep each sample: its first reader, unless others alone have it. rank_of: the first readers."""
+    found, is_at_home = rank_of.copy(), np.zeros(rank_of.size, bool)
+    for rank, ids in held.items():
+        is_at_home[ids[rank_of[ids] == rank]] = True
+    for rank, ids in held.items():
+        found[ids[~is_at_home[ids]]] = rank
+    return found
 
 
 def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> Ids:
@@ -189,8 +206,7 @@ def as_capacities(capacities_bytes: ArrayLike, ranks: int, sizes_bytes: Ids) -> 
     sizes_bytes: int64[F], of `as_sizes`.
     Raises: ConfigError if it is neither, or negative.
     """
-    if not is_integer(ranks) or ranks < 1:
-        raise ConfigError(f"ranks is {ranks!r}; it is an integer, at least 1")
+    check_count("ranks", ranks)
     capacities = np.asarray(capacities_bytes)
     if capacities.size == 0:
         return np.zeros((ranks, 0), np.int64)

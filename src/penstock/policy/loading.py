@@ -14,7 +14,7 @@ A policy of one's own is a class with a `name` and a `prepare`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
@@ -25,12 +25,25 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.plan.frequency import check_partition, uses_of
+from penstock.plan.frequency import check_partition, first_reads, uses_of
 from penstock.plan.local import split_locally
 from penstock.plan.random import derive_key, draw_uniform
 from penstock.policy.forms import CropForm
-from penstock.policy.homes import as_sizes, place_by_first_read, place_by_hash, place_cover
-from penstock.policy.placement import Kept, fill_in_order, keep_by_frequency, share_of_store_rate
+from penstock.policy.homes import (
+    Homes,
+    as_sizes,
+    counted,
+    place_by_first_read,
+    place_by_hash,
+    place_cover,
+)
+from penstock.policy.placement import (
+    Kept,
+    counted_of_rank,
+    fill_in_order,
+    keep_by_frequency,
+    share_of_store_rate,
+)
 from penstock.policy.push import decide_push
 from penstock.trace.schema import SOURCE
 
@@ -50,9 +63,9 @@ class Job:
 
     plan: who reads what, when. sizes_bytes: int64[F], as stored. machine: of every rank; tiers are
     machine.storage[1:], and a tier's number is its index there. rank: the one rank that asks, as in a run, where each
-    decides for itself; None: all, as in a simulation. form: in which tier 1 keeps samples, if not as they are stored.
+    decides for itself; None: all, as in a simulation. form: in which tiers keep samples, if not as they are stored.
     sharing: the ranks that read each other's tiers, which then ask for all of them; None: all. first: (epoch, step) at
-    which the run begins.
+    which the run begins. held: by rank, samples that an earlier run left on disks of these ranks.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class Job:
         form: CropForm | None = None,
         sharing: Sequence[int] | None = None,
         first: tuple[int, int] = (0, 0),
+        held: Mapping[int, NDArray[np.int64]] | None = None,
     ) -> None:
         if machine.ranks != plan.ranks:
             raise ConfigError(
@@ -78,6 +92,7 @@ class Job:
         self.form = form
         self.sharing = sharing
         self.first = first
+        self.held = held
 
     @property
     def ranks(self) -> int:
@@ -110,9 +125,19 @@ class Job:
         if self.form is None or len(self.machine.storage) == 1:
             return self.sizes_bytes
         found = np.tile(self.sizes_bytes, (len(self.machine.storage) - 1, 1))
-        capacity_bytes = self.machine.storage[self.form.TIER].capacity_bytes
-        found[self.form.TIER - 1] = self.form.sample_bytes(capacity_bytes, self.plan.samples)
+        for tier, storage in enumerate(self.machine.storage[1:], start=1):
+            if self.form.is_in(tier):
+                found[tier - 1] = self.form.sample_bytes(storage.capacity_bytes, self.plan.samples)
         return found
+
+    @property
+    def saved_by_crops(self) -> NDArray[np.int64] | None:
+        """What having a sample as crops in memory saves: reading and decoding its bytes. None where it has no crops.
+
+        Pixels of whole pictures take space as reading and decoding them takes time.
+        """
+        has_crops = self.form is not None and not self.form.is_decoded and self.kept_bytes.ndim == 2
+        return self.sizes_bytes if has_crops else None
 
     def bytes_in(self, tier: int, samples: Ids) -> int:
         """Return what samples take in a tier."""
@@ -126,11 +151,18 @@ class Job:
     def worthwhile_bytes(self, least_share: float = LEAST_SHARE) -> list[int]:
         """Return the same, with 0 for a tier that is too slow beside the store.
 
+        A tier that has samples in a form saves decoding, too, for which it was chosen.
+
         least_share: of the rate at which the store delivers samples to each rank while all read it.
         """
         mean_bytes = self.total_bytes / self.plan.samples
+
+        def is_worthwhile(tier: int) -> bool:
+            is_in_form = self.form is not None and self.form.is_in(tier)
+            return is_in_form or share_of_store_rate(self.machine, tier, mean_bytes) >= least_share
+
         return [
-            tier.capacity_bytes if share_of_store_rate(self.machine, number, mean_bytes) >= least_share else 0
+            tier.capacity_bytes if is_worthwhile(number) else 0
             for number, tier in enumerate(self.machine.storage[1:], start=1)
         ]
 
@@ -163,8 +195,8 @@ class Fill:
         ``hand-over``: nobody reads them for this purpose; the first rank that reads a sample for its training hands it
         over.
     before_training: training waits until all such fills are done.
-    is_promised: no rank reads one of these samples before this rank does, so that the others wait for it rather than
-        read the store.
+    is_promised: no rank reads one of these samples from the store before this rank does, so that the others wait for it
+        rather than read the store.
     """
 
     rank: int
@@ -222,6 +254,8 @@ class Loading:
     spares: samples per rank that follow, in this order, where space is made in a tier that fills were for; with `drops`
         alone.
     is_ready: every sample is ready when it is asked for, whatever it takes.
+    reads_for_others: ranks read promised samples ahead of whoever trains on them first, not of their own training; who
+        needs one waits for as long as the store takes for a batch, not for a read.
     """
 
     fills: Sequence[Fill] = ()
@@ -233,6 +267,7 @@ class Loading:
     drops: bool = False
     spares: list[Ids] | None = None
     is_ready: bool = False
+    reads_for_others: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.fills, Sequence) or not all(isinstance(fill, Fill) for fill in self.fills):
@@ -480,10 +515,11 @@ class Frequency:
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
             if self.in_order and not self.cleanup_read:
-                kept = keep_by_frequency(job.plan, rank, job.kept_bytes, job.worthwhile_bytes())
+                saved = job.saved_by_crops
+                kept = keep_by_frequency(job.plan, rank, job.kept_bytes, job.worthwhile_bytes(), saved)
                 fills += _fills_of(rank, kept, "store")
                 continue
-            uses = uses_of(job.plan, rank)
+            uses = uses_of(counted_of_rank(job.plan, rank) if job.plan.is_endless else job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
             listed, first_use = uses.samples[order], uses.first[order]
             tiers = fill_in_order(job.kept_bytes[..., listed], job.worthwhile_bytes())
@@ -509,13 +545,27 @@ def _fills_of(rank: int, kept: Kept, origin: Literal["store", "hand-over"]) -> l
     ]
 
 
-def _promised_fills(rank: int, kept: Kept, promised: Ids) -> list[Fill]:
-    """Return the fills of a rank that reads those samples of its first that are among the promised ones."""
-    is_promised = np.isin(kept.samples, promised)
+def _promised_fills(rank: int, kept: Kept, is_promised: NDArray[np.bool_]) -> list[Fill]:
+    """Return the fills of a rank that reads some of its samples before any other. is_promised: bool[F]."""
     fills: list[Fill] = []
     for is_first in (True, False):
-        part = Kept(kept.samples[is_promised == is_first], kept.tiers[is_promised == is_first])
+        is_in = is_promised[kept.samples] == is_first
+        part = Kept(kept.samples[is_in], kept.tiers[is_in])
         fills += [replace(fill, is_promised=is_first) for fill in _fills_of(rank, part, "store")]
+    return fills
+
+
+def _fills_of_homes(homes: Homes, job: Job) -> list[Fill]:
+    """Return what each of the ranks that share reads for all: its homes, in the order of any rank's first read."""
+    step_of = first_reads(counted(job.plan, job.first), job.sharing, job.first).step_of
+    fills: list[Fill] = []
+    for rank in job.asking:
+        kept = homes.keeps[rank]
+        is_home = (homes.rank_of[kept.samples] == rank) & (step_of[kept.samples] >= 0)
+        samples = kept.samples[is_home]
+        order = np.argsort(step_of[samples], kind="stable")
+        of_rank = _fills_of(rank, Kept(samples[order], kept.tiers[is_home][order]), "store")
+        fills += [replace(fill, is_promised=True) for fill in of_rank] or [Fill(rank, 1, samples)]
     return fills
 
 
@@ -548,6 +598,8 @@ class LocalityAware:
 class OneHome:
     """Agreed homes: every sample is read from the shared store once, by its first reader, who hands it to its home.
 
+    Ranks that share in a run (`Job.sharing`) write no other's memory: there the home reads it, in the order in which it
+    is needed, and its first reader waits for that. They keep no copies besides.
     by: ``hash``: the home follows from the sample's id, as in hash-partitioned caches, and knows nothing of the order.
         ``cover``: it follows from the order, see `penstock.policy.homes.place_cover`. ``first-reader``: it is the first
         reader, so that nothing is handed over, see `penstock.policy.homes.place_by_first_read`.
@@ -565,25 +617,31 @@ class OneHome:
     def prepare(self, job: Job) -> Loading:
         if not any(job.worthwhile_bytes()):
             return Loading()
-        if self.by != "hash" or self.reads_locally:
+        if self.by != "hash" or self.reads_locally or job.sharing is not None:
             _need_one_reader(job, self.name)
         if self.by == "first-reader":
             homes, promised = place_by_first_read(
-                job.plan, job.sizes_bytes, job.worthwhile_bytes(), job.sharing, job.first
+                job.plan, job.sizes_bytes, job.worthwhile_bytes(), job.sharing, job.first, job.held
             )
+            is_promised = np.zeros(job.plan.samples, bool)
+            is_promised[promised] = True
             fills = [
                 fill
                 for rank, kept in enumerate(homes.keeps)
-                for fill in _promised_fills(rank, kept, promised)
+                for fill in _promised_fills(rank, kept, is_promised) or [Fill(rank, 1, kept.samples)]
             ]
+            return Loading(fills, stages_from_peers=True)
+        capacities_bytes = np.zeros((job.ranks, len(job.machine.storage) - 1), np.int64)
+        capacities_bytes[list(range(job.ranks) if job.sharing is None else job.sharing)] = (
+            job.worthwhile_bytes()
+        )
+        if self.by == "hash":
+            homes = place_by_hash(job.sizes_bytes, capacities_bytes, job.ranks)
         else:
-            if self.by == "hash":
-                homes = place_by_hash(job.sizes_bytes, job.worthwhile_bytes(), job.ranks)
-            else:
-                homes = place_cover(job.plan, job.sizes_bytes, job.worthwhile_bytes())
-            fills = [
-                fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")
-            ]
+            homes = place_cover(counted(job.plan, job.first), job.sizes_bytes, capacities_bytes)
+        if job.sharing is not None:
+            return Loading(_fills_of_homes(homes, job), stages_from_peers=True, reads_for_others=True)
+        fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
         strings = split_locally(job.plan, homes.rank_of).strings() if self.reads_locally else None
         return Loading(fills, strings, stages_from_peers=True)
 

@@ -39,6 +39,16 @@ class Extents:
     offsets: Ids
     lengths: Ids
 
+    @property
+    def places(self) -> Ids:
+        """int64[n, 2], contiguous, units next to offsets: what these are columns of, and a copy where they are not."""
+        table = self.units.base
+        if table is not None and table is self.offsets.base and table.shape == (self.units.size, 2):
+            found: Ids = table
+            if np.shares_memory(self.units[:1], found[:1, :1]):
+                return found
+        return np.column_stack((self.units, self.offsets))
+
     def of(self, which: Ids | slice) -> Extents:
         """Return the extents of some of the samples, by their positions."""
         return Extents(self.units[which], self.offsets[which], self.lengths[which])

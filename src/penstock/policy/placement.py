@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -29,10 +29,12 @@ class Placement:
     tier_of: int8[samples], the tier (1 is the first after the staging buffer) that keeps a sample, or SOURCE
         where none does.
     fill_order: int64[placed], the placed samples by their first use.
+    spares: int64[n], what follows, in this order, where a placed sample is read no more. None: they stay, nothing does.
     """
 
     tier_of: NDArray[np.int8]
     fill_order: NDArray[np.int64]
+    spares: NDArray[np.int64] | None = None
 
     @property
     def kept(self) -> Kept:
@@ -71,12 +73,14 @@ class Shared:
     promised: int64[n], samples that the rank which keeps them reads before any other does; None for none.
     first: (epoch, step) at which the run begins, of which that is true.
     is_mapped: whether all of it is memory that this rank maps; else some of it is read by message.
+    reads_for_others: see `penstock.policy.loading.Loading`.
     """
 
     kept: tuple[Kept, ...]
     promised: NDArray[np.int64] | None
     first: tuple[int, int]
     is_mapped: bool = True
+    reads_for_others: bool = False
 
 
 def place_by_frequency(
@@ -96,28 +100,37 @@ def place_by_frequency(
 
 
 def keep_by_frequency(
-    plan: AccessPlan, rank: int, sizes_bytes: NDArray[np.int64], capacities_bytes: Sequence[int]
+    plan: AccessPlan,
+    rank: int,
+    sizes_bytes: NDArray[np.int64],
+    capacities_bytes: Sequence[int],
+    saved: NDArray[np.int64] | None = None,
 ) -> Kept:
     """Decide as `place_by_frequency` does, and list what is kept: for many ranks, or a large data set.
 
+    saved: int64[samples], what having a sample in the first tier saves, where all take as much there, as crops do: of
+        those that are read equally often it takes the ones that save most.
     Memory and time grow with what the rank reads, not with F. Of a run of more than 1,024 epochs, or 2**30 reads, the
     first so many count: in longer runs all samples are read about equally often.
     """
     if not any(capacities_bytes):
         return Kept(np.empty(0, np.int64), np.empty(0, np.int8))
-    uses = uses_of(_counted(plan, rank), rank)
+    uses = uses_of(counted_of_rank(plan, rank), rank)
     order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
+    if saved is not None:
+        first = np.lexsort((-saved[uses.samples], -uses.counts))
+        count = fill_in_order(sizes_bytes[:1, uses.samples[first]], capacities_bytes[:1]).size
+        order = np.concatenate((first[:count], order[~np.isin(order, first[:count])]))
     tiers = fill_in_order(sizes_bytes[..., uses.samples[order]], capacities_bytes)
     order = order[: tiers.size]
     by_first_use = np.argsort(uses.first[order], kind="stable")
     return Kept(uses.samples[order][by_first_use], tiers[by_first_use])
 
 
-def _counted(plan: AccessPlan, rank: int) -> AccessPlan:
+def counted_of_rank(plan: AccessPlan, rank: int) -> AccessPlan:
     """The epochs of the plan by which samples are chosen: all, except in very long runs."""
     of_epoch = max(1, plan.max_local_batch(rank) * plan.steps(0))
-    epochs = min(plan.epochs, _EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch))
-    return replace(plan, epochs=epochs, last_steps=plan.last_steps if epochs == plan.epochs else None)
+    return plan.of_first(min(_EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
 
 
 def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from penstock.trace.schema import SOURCE
 from penstock.units import format_bytes
 
 #: The loading policies of the package that the loader follows.
-LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-unordered", "staging")
+LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-cleanup", "frequency-unordered", "staging")
 #: Batch slots that the loader has at least: the training holds one, one is complete, one is being filled.
 LEAST_SLOTS = 3
 
@@ -83,18 +84,31 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
     asked = _not_obeyed(loading, range(rank, rank + 1))
     if asked is None and job.ranks > 1 and promised_by(loading) is not None:
         asked = "keeps samples for other ranks, unless share= is given"
+    if asked is None and loading.drops and job.form is not None:
+        asked = f"drops samples that it kept, and keep= is given, by which these are {job.form.name}"
+    if asked is None and loading.drops and job.plan.is_endless:
+        asked = "drops samples after their last use, and a run without end has none"
     if asked is not None:
         raise _not_run(policy, asked)
-    return _kept_by(loading, job, rank).as_placement(job.plan.samples)
+    placement = _kept_by(loading, job, rank).as_placement(job.plan.samples)
+    if not loading.drops:
+        return placement
+    return replace(placement, spares=loading.spares[rank] if loading.spares else np.empty(0, np.int64))
 
 
+#: Why, for a policy that has each rank write other ranks' tiers.
+_HANDS_OVER = (
+    "hands samples from rank to rank, and no rank writes another's memory: by first-reader each sample stays where it "
+    "is read first, and the store is read as seldom"
+)
 _NOTHING = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
 
 
 def _not_run(policy: LoadingPolicy, asked: str) -> NotSupported:
     return NotSupported(
         f"the loader does not run policy {policy.name!r} yet, which {asked}. It runs {', '.join(LOADER_POLICIES)}, "
-        "and those of your own that fill each rank's tiers from the store; penstock simulate loading predicts all"
+        "with share= first-reader, cover and hash-home, and those of your own that fill each rank's tiers from the "
+        "store; penstock simulate loading predicts all"
     )
 
 
@@ -116,27 +130,41 @@ def _kept_by(loading: Loading, job: Job, rank: int, *, is_ordered: bool = True) 
 
 
 def shared_by(policy: LoadingPolicy, job: Job, ordered: Sequence[int] | None = None) -> Shared:
-    """Return what the ranks of `job.sharing` keep for each other by a policy.
+    """Return what `shared_of` returns of a policy's decisions. Raises: as `shared_loading`."""
+    return shared_of(shared_loading(policy, job), job, ordered)
 
-    ordered: of which of them the caller needs the order in which they fill their tiers; all unless given.
-    Raises: as `placement_of`.
+
+def shared_loading(policy: LoadingPolicy, job: Job) -> Loading:
+    """Return what a policy decides for the ranks of `job.sharing`: fills from the store.
+
+    Raises: as `placement_of`; NotSupported for a policy by which ranks do not read each other's tiers.
     """
     loading = prepared(policy, job)
-    ranks = job.asking
-    if asked := _not_obeyed(loading, ranks):
+    asked = _not_obeyed(loading, job.asking)
+    if asked is None and loading.drops:
+        asked = "drops samples that other ranks may read, with share="
+    if asked is not None:
         raise _not_run(policy, asked)
     if not loading.stages_from_peers:
         raise NotSupported(
             f"by policy {policy.name!r} each rank reads its own tiers alone, and share= is for ranks that read each "
             "other's: leave one of them out"
         )
+    return loading
+
+
+def shared_of(loading: Loading, job: Job, ordered: Sequence[int] | None = None) -> Shared:
+    """Return what the ranks of `job.sharing` keep for each other. loading: of `shared_loading`.
+
+    ordered: of which of them the caller needs the order in which they fill their tiers; all unless given.
+    """
     kept = [
         _kept_by(loading, job, rank, is_ordered=ordered is None or rank in ordered)
-        if rank in ranks
+        if rank in job.asking
         else _NOTHING
         for rank in range(job.ranks)
     ]
-    return Shared(tuple(kept), promised_by(loading), job.first)
+    return Shared(tuple(kept), promised_by(loading), job.first, reads_for_others=loading.reads_for_others)
 
 
 def promised_by(loading: Loading) -> NDArray[np.int64] | None:
@@ -152,10 +180,8 @@ def _not_obeyed(loading: Loading, ranks: Sequence[int]) -> str | None:
         "changes who reads what": loading.strings is not None,
         "stages nothing ahead": not loading.stages or loading.is_ready,
         "does not stage from the store": not loading.stages_from_store,
-        "hands samples from rank to rank": loading.hits is not None
-        or any(fill.origin != "store" for fill in own),
+        _HANDS_OVER: loading.hits is not None or any(fill.origin != "store" for fill in own),
         "fills tiers before the training begins": any(fill.before_training for fill in own),
-        "drops samples that it kept": loading.drops,
     }
     return next((what for what, is_asked in asked.items() if is_asked), None)
 

@@ -1,9 +1,9 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
 Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `announced`, `withdrawn`, `waited`,
-`seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive it over
-real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule of its
-own.
+`evicted`, `seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive
+it over real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule
+of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
@@ -30,17 +30,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.machine import Machine
-from penstock.machine.checks import check_count, check_threads
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan
 from penstock.policy import decisions
 from penstock.policy.decision_state import keep_in_form, new_state, slot_of, views_of, with_slots
 from penstock.policy.decisions import OK
+from penstock.policy.dropping import Dropping
 from penstock.policy.forms import CropForm
 from penstock.policy.merge import Extents
 from penstock.policy.placement import Placement, Shared
+from penstock.policy.read_ahead import ReadAhead
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 from penstock.trace.schema import NO_PEER, SOURCE
+from penstock.validate import check_count, check_threads
 
 Ids = NDArray[np.int64]
 
@@ -58,11 +60,14 @@ class StagingLimits:
     decoders: `Load`s in progress at most, unless most_decoders is given: then to begin with.
     most_decoders: where not 0, the number of `Load`s in progress follows what it does to the rate, from 1 up to this.
     most_readers: the same of `Move`s in progress, which are `readers` to begin with.
+    most_slots: the same of batch slots in use, from `slots` up to this; the rate is the training's.
     undecoded_bytes: of samples that reader threads are reading, or have read for a batch and that are not decoded
         yet; one sample is always allowed.
     steps: of the plan that a slot has space for.
     own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
     loads_all: whether a `Load` takes all that a step has left: all of its samples where nothing else reads them.
+    reads_ahead: whether readers read all that comes from the source, however fast that is: they may have it decoded
+        elsewhere.
     Raises: ConfigError naming the field.
     """
 
@@ -75,11 +80,20 @@ class StagingLimits:
     own_bytes: int = decisions.OWN_BYTES
     loads_all: bool = False
     most_readers: int = 0
+    reads_ahead: bool = False
+    most_slots: int = 0
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
             check_threads(f"limits.{name}", getattr(self, name))
-        for name in ("readers", "undecoded_bytes", "most_decoders", "own_bytes", "most_readers"):
+        for name in (
+            "readers",
+            "undecoded_bytes",
+            "most_decoders",
+            "own_bytes",
+            "most_readers",
+            "most_slots",
+        ):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
     @property
@@ -165,6 +179,12 @@ class Drop(NamedTuple):
     entries: list[int]
 
 
+class Evict(NamedTuple):
+    """Instruction: evict samples from all tiers. A reader thread does it; `evicted` says so."""
+
+    samples: list[int]
+
+
 class OwnRead(NamedTuple):
     """How long a worker waited for its own reads from one place. origin: SOURCE or a tier's number.
 
@@ -176,7 +196,7 @@ class OwnRead(NamedTuple):
     seconds: float
 
 
-Instruction = Move | Load | Staged | Ready | Drop
+Instruction = Move | Load | Staged | Ready | Drop | Evict
 
 
 class _Batch(NamedTuple):
@@ -205,7 +225,7 @@ class Scheduler:
     machine: what reads cost, as far as is known; corrected by what they take.
     extents: of all samples, where the source gives them: those that lie near each other are moved together.
     held: by tier, samples that are there from the start, of an earlier run.
-    form: in which tier 1 keeps samples, if not as they are stored.
+    form: in which tiers keep samples, if not as they are stored.
     shared: what this rank and others keep for each other, this one as `placement` says.
     """
 
@@ -230,6 +250,9 @@ class Scheduler:
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
         self._loop: Loop | None = None
         self._bound: Callable[..., int] | None = None
+        #: None where tiers drop nothing, as where no reader could fill the space.
+        drops = placement.spares is not None and limits.all_readers > 0
+        self._dropping = Dropping(plan, rank, placement) if drops else None
         state = new_state(
             sizes_bytes,
             [placement.kept] if shared is None else shared.kept,
@@ -246,12 +269,21 @@ class Scheduler:
             maps_peers=shared is not None and shared.is_mapped,
             promised=None if shared is None else shared.promised,
             only=0 if shared is None else rank,
+            spares=() if self._dropping is None else [self._dropping.spares],
+            last_batches=() if self._dropping is None else [self._dropping.last_batches],
         )
+        if self._dropping is not None:
+            self._dropping.begin(state)
         #: At which step the run has to begin for promises to be kept; None where there are none any more.
         self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
-        self._mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
+        mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
+        is_batch = shared is not None and shared.reads_for_others
+        #: For so many bytes of the source the training waits where others have promised to read them.
+        self._promised_bytes = mean_bytes * (plan.max_local_batch(rank) * plan.ranks if is_batch else 1)
         if form is not None:
             keep_in_form(state, machine, form)
+        if limits.reads_ahead:
+            state.ints[decisions.PROBES_LEFT] = 0
         self._have(state)
         most, least = (
             (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
@@ -261,10 +293,14 @@ class Scheduler:
         self._were_busy = self._readers_were_busy = False
         #: None where their number is fixed.
         self._readers = ThreadCount(limits.readers, limits.most_readers) if limits.most_readers else None
-        self._slots = limits.slots
+        self._slots = self._most_wanted = limits.slots
+        #: How many of them are in use; None where all that there are. The others, which are free.
+        self._read_ahead = ReadAhead(limits.slots, limits.most_slots) if limits.most_slots else None
+        self._unused_slots: list[int] = []
         #: The next batch to stage, and since when it has been next; None after the last.
         self._coming: _Batch | None = None
         self._due_seconds = 0.0
+        #: Of the next batch that is staged: as many as were staged, or, where tiers drop samples, as are before it.
         self._number = 0
         #: Steps of the plan that follow it: epoch, the first one's number, int64[steps, local batch].
         self._following: tuple[int, int, Ids] | None = None
@@ -281,19 +317,34 @@ class Scheduler:
         self._due_seconds = now
         return self._event(now)
 
-    def slot_freed(self, slot: int, now: float) -> list[Instruction]:
-        """Nobody refers to the slot of a complete batch any more."""
-        return self._event(now, decisions.FREED, slot)
+    def slot_freed(self, slot: int, now: float, waited_seconds: float = 0.0) -> list[Instruction]:
+        """Nobody refers to the slot of a complete batch any more.
+
+        waited_seconds: how long the training has waited for batches in all, by which it is found out how many slots
+            help, unless their number is fixed.
+        """
+        if self._read_ahead is None:
+            return self._event(now, decisions.FREED, slot)
+        self._read_ahead.freed(now, waited_seconds)
+        self._most_wanted = max(self._most_wanted, self._read_ahead.slots)
+        self._unused_slots.append(slot)
+        return self._use_slots(self._read_ahead.slots, now)
+
+    def use_all_slots(self, now: float) -> list[Instruction]:
+        """Use all slots that there are from now on: the caller keeps batches, and waits for others."""
+        self._read_ahead = None
+        return self._use_slots(self._slots, now)
 
     def slots_added(self, slots: int, now: float) -> list[Instruction]:
         """There are this many slots now. Said twice, it is harmless."""
         if slots > self._slots:
             if slots > self._ints[decisions.SLOT_COUNT]:
                 self._have(with_slots(self._state, max(slots, 2 * self._slots)))
-            for index in range(self._slots, slots):
-                decisions.free_slot(self._views, 0, slot_of(self._views, 0, index))
+            self._unused_slots += range(self._slots, slots)
             self._slots = slots
-        return self._event(now)
+        if slots > self._most_wanted:
+            self._read_ahead = None  # the caller keeps batches: those in use are not those ahead
+        return self._use_slots(self.slots_wanted, now)
 
     def moved(self, move: Move, seconds: float, failed: list[int], now: float) -> list[Instruction]:
         """A reader thread finished a move after `seconds`. failed: indices of the samples that could not be had.
@@ -324,7 +375,11 @@ class Scheduler:
         count = len(load.rows)
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
         for read in own_reads:
+            if read.origin == SOURCE and self._limits.reads_ahead:
+                continue  # of the first sample, by which a worker finds out whether it should read by itself
             self._call(decisions.OBSERVED, 0, read.reads, read.origin, read.seconds)
+        if not failed and isinstance(load.rows, range):
+            return self._event(now, decisions.LOADED_RUN, load.slot, count, wall_seconds, load.rows.start)
         begin = self._ints[slot_of(self._views, 0, load.slot) + decisions.SLOT_PLACES]
         self._mark(load.rows, failed, begin, decisions.PLACE_COLUMNS)
         return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
@@ -351,7 +406,7 @@ class Scheduler:
     def waited(self, seconds: float, now: float) -> list[Instruction]:
         """The training has waited so long for the earliest batch: what others promised is read, if that is too long."""
         if self.expects_others and seconds >= decisions.expected_seconds(
-            self._views, 0, SOURCE, self._mean_bytes
+            self._views, 0, SOURCE, self._promised_bytes
         ):
             return self._event(now, decisions.LATE)
         return []
@@ -378,6 +433,12 @@ class Scheduler:
             self._due_seconds = now
         return self._event(now)
 
+    def evicted(self, evict: Evict, now: float) -> list[Instruction]:
+        """The tiers have some samples no longer."""
+        assert self._dropping is not None, "nobody else has samples evicted"
+        self._dropping.evicted(self._views, evict.samples)
+        return self._event(now)
+
     def extended(self, now: float) -> list[Instruction]:
         """Go on: the plan, whose caller asks for one batch after the other, may have more than it had."""
         if self._following is None:
@@ -400,10 +461,20 @@ class Scheduler:
         return None if self._readers is None else self._readers.facts
 
     @property
-    def settled(self) -> tuple[int, int]:
-        """How many moves and Loads in progress were found best so far, whatever is tried or fixed for a while."""
+    def settled(self) -> tuple[int, int, int]:
+        """How many moves and Loads in progress, and slots, were found best so far, whatever is tried or fixed now."""
         readers = self._limits.readers if self._readers is None else self._readers.settled
-        return readers, self._found_threads.settled
+        slots = self._limits.slots if self._read_ahead is None else self._read_ahead.settled
+        return readers, self._found_threads.settled, slots
+
+    @property
+    def slots_wanted(self) -> int:
+        """How many slots there should be in use, as far as memory allows."""
+        return self._slots if self._read_ahead is None else self._read_ahead.slots
+
+    @property
+    def slots_in_use(self) -> int:
+        return self._slots - len(self._unused_slots)
 
     @property
     def most_moves(self) -> int:
@@ -474,7 +545,13 @@ class Scheduler:
     # Decisions
 
     def _event(
-        self, now: float, what: int = decisions.GO_ON, slot: int = 0, count: int = 0, seconds: float = 0.0
+        self,
+        now: float,
+        what: int = decisions.GO_ON,
+        slot: int = 0,
+        count: int = 0,
+        seconds: float = 0.0,
+        origin: int = 0,
     ) -> list[Instruction]:
         threads = self._threads.threads
         self._ints[decisions.LOADS_ALLOWED] = threads
@@ -482,7 +559,7 @@ class Scheduler:
             allowed = self._readers.threads
             self._ints[decisions.READERS], self._ints[decisions.FILL_LIMIT] = allowed, max(1, allowed // 2)
         out: list[Instruction] = []
-        self._read(self._call(what, slot, count, 0, seconds), now, out)
+        self._read(self._call(what, slot, count, origin, seconds), now, out)
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
         while self._coming is not None and self._coming.number in self._batches:
             coming = self._coming
@@ -490,12 +567,42 @@ class Scheduler:
             self._line_up()
             if self._ints[decisions.FIRST_FREE] >= 0:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
+        if self._dropping is not None:
+            self._drop(self._dropping, now, out)
         self._were_busy = self._ints[decisions.LOADS] >= threads
         self._readers_were_busy = self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
         return out
 
+    def _use_slots(self, most: int, now: float) -> list[Instruction]:
+        """Have free slots used, up to so many in all."""
+        while self._unused_slots and self.slots_in_use < most:
+            slot = slot_of(self._views, 0, self._unused_slots.pop(0))
+            decisions.free_slot(self._views, 0, slot)
+        return self._event(now)
+
+    def _drop(self, dropping: Dropping, now: float, out: list[Instruction]) -> None:
+        """Have samples evicted that are used no more, and others brought into the space that this left."""
+        numbers = self._ints
+        dropping.hide_space(self._views)
+        if self._coming is None:
+            return
+        slot = numbers[decisions.FIRST_SLOT]
+        oldest = self._coming.number if slot < 0 else numbers[slot + decisions.SLOT_NUMBER]
+        if samples := dropping.to_evict(self._views, oldest):
+            out.append(Evict(samples))
+        if not dropping.show_space(self._views):
+            return
+        begin = len(out)
+        self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
+        dropping.hide_space(self._views)
+        for each in out[begin:]:
+            if isinstance(each, Move) and each.batch < 0:
+                dropping.filled(self._views, each.samples, each.rests)
+
     def _seek(self, epoch: int, step: int) -> None:
         """Go on in the plan from a step."""
+        if self._dropping is not None:
+            self._number = self._dropping.number_at(epoch, step)
         self._steps = self._plan.batches(self._rank, epoch, step)
         self._following = next(self._steps, None)
         self._line_up()
@@ -545,12 +652,20 @@ class Scheduler:
                 else:
                     epoch, step = self.epoch_of_fills, -1
                 out.append(Move(entries, samples, where, rests, number, epoch, step))
-            elif what == decisions.LOAD:
-                rows, _, origins, rests, entries = words[at : at + 5 * count].reshape(5, count)
+            elif what == decisions.RUN:
+                # The columns say what is known, so that nobody reads them.
+                first = int(words[at])
                 at += 5 * count
                 batch = self._batches[number]
-                about = number, batch.epoch, batch.step, batch.samples, where, _places_of(rows)
-                out.append(Load(*about, _listed(origins), _listed(rests), _listed(entries), batch.steps))
+                rows, rests = range(first, first + count), [decisions.STAGING] * count
+                batch_and_slot = number, batch.epoch, batch.step, batch.samples, where
+                out.append(Load(*batch_and_slot, rows, [SOURCE] * count, rests, [-1] * count, batch.steps))
+            elif what == decisions.LOAD:
+                places, _, origins, kept, entries = words[at : at + 5 * count].reshape(5, count)
+                at += 5 * count
+                batch = self._batches[number]
+                about = number, batch.epoch, batch.step, batch.samples, where, _places_of(places)
+                out.append(Load(*about, _listed(origins), _listed(kept), _listed(entries), batch.steps))
             elif what == decisions.READY:
                 failed = tuple(words[at : at + count].tolist())
                 at += count
@@ -559,7 +674,7 @@ class Scheduler:
             elif what == decisions.STAGED:
                 assert self._coming is not None, "it was lined up"
                 self._batches[number] = self._coming
-                self._number += 1
+                self._number += 1 if self._dropping is None else self._coming.steps
                 out.append(Staged(self._coming.epoch, self._coming.step, self._due_seconds))
                 self._due_seconds = now
             elif what == decisions.DROP:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_within
 from penstock.units import format_bytes, is_integer
+from penstock.validate import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class AutoDistance:
     useful_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.restore_ratio, (int, float))
-        if not is_number or not 2.0 <= self.restore_ratio < math.inf:
+        if not is_number(self.restore_ratio) or not 2.0 <= self.restore_ratio < math.inf:
             raise ConfigError(
                 f"restore_ratio is {self.restore_ratio!r}; a baseline and one difference can take 2: give that or more"
             )
