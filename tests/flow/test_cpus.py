@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.flow.cpus import available_cpus, cpu_limit, default_readers, give_way, memory_limit_bytes
@@ -32,7 +33,7 @@ def test_without_limits_the_affinity_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path, {}) == 8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("files", "expected"),
     [
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 8),
@@ -74,8 +75,8 @@ def test_slurms_share_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": ""}) == 8
 
 
-@pytest.mark.parametrize("name", ["SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"])
-@pytest.mark.parametrize("share", ["0", "-2", "many", "1.5"])
+@for_each("name", ["SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"])
+@for_each("share", ["0", "-2", "many", "1.5"])
 def test_a_share_that_is_no_number_is_named(tmp_path: Path, name: str, share: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is '{share}'"):
         available_cpus(tmp_path, {name: share})

@@ -19,7 +19,7 @@ from penstock.flow.engine import DECISIONS, Engine, EngineSettings
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
-from penstock.flow.work import Failed, Request
+from penstock.flow.work import Brought, Failed, Request
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
@@ -53,14 +53,12 @@ class NumberWork:
     def decode(
         self,
         load: Load,
-        rows: Sequence[int],
-        samples: np.ndarray,
-        data: Sequence[Any],
+        brought: Brought,
         arrays: tuple[np.ndarray, ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
         (ids,) = arrays
-        ids[rows] = data
+        ids[brought.rows] = brought.data
         return []
 
     @property
@@ -79,6 +77,9 @@ class NumberWork:
 
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return ()
+
+    def evict(self, ids: Any) -> None:
+        pass
 
     def end_waits(self) -> None:
         pass
@@ -164,8 +165,8 @@ class SlowReads(NumberWork):
             request.ids.view(np.uint8), np.arange(request.ids.size + 1) * 8, was_resident=self.is_resident
         )
 
-    def decode(self, load: Load, rows: Any, samples: Any, data: Any, arrays: Any, at: Any) -> list[Any]:
-        arrays[0][rows] = [each.view(np.int64)[0] for each in data]
+    def decode(self, load: Load, brought: Brought, arrays: Any, at: Any) -> list[Any]:
+        arrays[0][brought.rows] = [each.view(np.int64)[0] for each in brought.data]
         return []
 
 

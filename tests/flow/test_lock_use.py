@@ -6,8 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
-from penstock.flow.lock_use import LockUse, RunDelay, ask_for_lock
+from penstock.flow.lock_use import LateWakes, LockUse, RunDelay, ask_for_lock
 
 
 def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
@@ -19,7 +20,7 @@ def use(loads: int, cpu_seconds: float, asked_seconds: list[float]) -> LockUse:
     return sums
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cpu_seconds", "asked_seconds", "cpus", "expected"),
     [
         pytest.param(0.005, [0.005, 0.00001], 2, True, id="Python code of two threads"),
@@ -40,7 +41,7 @@ def test_the_lock_is_to_blame_where_it_is_kept_and_one_processor_is_used(
     assert use(100, cpu_seconds, asked_seconds).is_by_lock(cpus) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("delayed", "expected_seconds"),
     [("1 2000000 3", 0.005), ("1 6000000 3", 0.001), ("1 9000000 3", 0.0), (None, 0.005), ("none", 0.005)],
 )
@@ -79,7 +80,7 @@ def test_a_part_of_a_run_is_judged_by_itself() -> None:
     assert then.since(first).processors == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wall_seconds", "cpu_seconds", "left_seconds"),
     [(0.010, 0.004, 0.007), (0.010, 0.008, 0.008), (0.010, 0.0095, 0.010), (500e-6, 250e-6, 500e-6)],
     ids=["waited for more", "for no more than it was idle", "hardly idle", "for a moment"],
@@ -114,3 +115,24 @@ def test_work_that_follows_work_which_waited_for_nothing_asks_nothing_when_it_be
         schedstat.write_text("1 7000000 3")
         delay.begin(surely=False)
         assert delay.left_of(0.010, 0.004) == 0.010
+
+
+@for_each(
+    ("woken", "delayed", "expected_seconds"),
+    [
+        (10.4, "1 2000000 3", 0.35),
+        (10.4, "1 102000000 3", 0.25),
+        (10.4, "1 332000000 3", 0.0),
+        (10.06, "1 2000000 3", 0.0),
+    ],
+)
+def test_a_pause_that_ends_late_was_held_up_by_the_lock_but_for_the_wait_for_a_processor(
+    tmp_path: Path, woken: float, delayed: str, expected_seconds: float
+) -> None:
+    schedstat, times = tmp_path / "schedstat", [10.0, woken]
+    schedstat.write_text("1 2000000 3\n")
+    with closing(LateWakes(lambda: times.pop(0), schedstat)) as late:
+        late.begin()
+        schedstat.write_text(delayed)
+
+        assert late.late_seconds(10.05) == pytest.approx(expected_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.flow.recorder import Recorder
-from penstock.flow.snapshot_spans import snapshot_span
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.trace.schema import NO_PLACE, Kind
 
 FIELDS = ["kind", "start", "end", "bytes", "epoch", "step", "place"]
@@ -22,7 +22,7 @@ def test_a_save_is_one_span_however_long_it_takes() -> None:
     clock = Clock()
     recorder = Recorder(8, rank=3, clock=clock)
 
-    with snapshot_span(recorder, Kind.SAVE, step=1000) as add:
+    with SnapshotSpans(recorder).span(Kind.SAVE, step=1000) as add:
         for _ in range(3):
             clock.now += 5.0
             add(10)
@@ -38,7 +38,7 @@ def test_what_runs_beside_comes_in_pieces_of_a_second_that_follow_each_other(kin
     clock = Clock()
     recorder = Recorder(8, clock=clock)
 
-    with snapshot_span(recorder, kind, step=7, tier=1) as add:
+    with SnapshotSpans(recorder).span(kind, step=7, tier=1) as add:
         for seconds in (0.5, 0.5, 2.0, 0.25):
             clock.now += seconds
             add(100)
@@ -52,7 +52,7 @@ def test_what_fails_is_recorded_as_far_as_it_came() -> None:
     clock = Clock()
     recorder = Recorder(8, clock=clock)
 
-    with pytest.raises(OSError, match="full"), snapshot_span(recorder, Kind.LOAD, step=1):  # noqa: PT012
+    with pytest.raises(OSError, match="full"), SnapshotSpans(recorder).span(Kind.LOAD, step=1):  # noqa: PT012
         clock.now += 2.0
         raise OSError("full")
 
@@ -60,5 +60,5 @@ def test_what_fails_is_recorded_as_far_as_it_came() -> None:
 
 
 def test_without_a_trace_nothing_is_recorded_and_nothing_costs() -> None:
-    with snapshot_span(None, Kind.WRITE, step=1) as add:
+    with SnapshotSpans(None).span(Kind.WRITE, step=1) as add:
         add(1)

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.ranks import place_in_mesh
@@ -36,7 +37,7 @@ def test_a_mesh_of_one_dimension_is_taken_as_it_is(names: tuple[str, ...] | None
     assert places((3,), names) == [(0, 3), (1, 3), (2, 3)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "names", "expected"),
     [
         ((2, 2), ("dp", "tp"), [0, 0, 1, 1]),
@@ -57,7 +58,7 @@ def test_processes_along_other_dimensions_have_one_data_parallel_rank(
     assert {ranks for _, ranks in found} == {size}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mesh", "message"),
     [
         (4, "mesh is 4; it is a torch.distributed.DeviceMesh"),

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.for_each import for_each
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.errors import RankError, WaitTimeout
@@ -24,9 +25,7 @@ def _event_loop() -> None:
     open_store()
 
 
-@pytest.mark.parametrize(
-    "nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 9_500_000]
-)
+@for_each("nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 9_500_000])
 def test_messages_of_any_length_arrive_in_order_and_leave_nothing_in_the_store(nbytes: int) -> None:
     """A TCPStore breaks the connection on a value above 8 MiB."""
     store = open_store()

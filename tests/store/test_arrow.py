@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock import open_source
 from penstock.errors import ConfigError, DataError
@@ -86,7 +87,7 @@ def test_text_may_be_the_sample_and_names_the_labels(tmp_path: Path) -> None:
     assert (labels_of(source), source.classes) == ([1, 0, 1], ("a", "b"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("table", "message"),
     [
         (pictures([b"1", None], [1, 2]), "row 1 of 'image' has no value"),
@@ -137,7 +138,7 @@ def test_a_file_that_is_cut_off_or_none_is_an_error(tmp_path: Path, stream: bool
 
 
 def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.arrow", pa.table({"one": [b"1"], "two": [b"2"], "n": [1.5]}))
+    file = write(tmp_path / "a.arrow", pa.table({"one": [b"1"], "two": [b"2"], "n": [{"of": 1.5}]}))
 
     with pytest.raises(ConfigError, match=r"sample is None; its columns are one \(binary\), two \(binary\)"):
         ArrowFiles(file)

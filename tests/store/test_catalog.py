@@ -531,6 +531,11 @@ def test_another_word_for_refresh_is_refused(store: Store, opener: Opener) -> No
         store.open(opener, refresh=True)
 
 
+def test_another_argument_of_a_source_is_refused(store: Store) -> None:
+    with pytest.raises(TypeError, match="FlatFolder takes no argument 'refrsh'"):
+        store.open(FlatFolder, refrsh="never")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

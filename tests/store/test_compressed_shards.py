@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import PACK, pack_mds
 
@@ -52,7 +53,7 @@ def contents(source: MosaicShards | LitDataChunks) -> list[bytes]:
     return [source.read(sample) for sample in range(len(source))]
 
 
-@pytest.mark.parametrize("codec", list(PACK))
+@for_each("codec", list(PACK))
 def test_compressed_shards_of_another_program_are_read(codec: str) -> None:
     """tests/golden/packed/mds-* were written by mosaicml-streaming 0.13.0 with compression="zstd:7", "br" and so on."""
     source = open_source(GOLDEN / f"mds-{codec}")
@@ -112,7 +113,7 @@ def test_shards_that_were_unpacked_are_read_as_they_are(tmp_path: Path) -> None:
     assert contents(all_of_them) == expected
 
 
-@pytest.mark.parametrize("codec", list(PACK))
+@for_each("codec", list(PACK))
 def test_a_compressed_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path, codec: str) -> None:
     first, *_ = pack_mds(tmp_path, SHARDS, codec)
     content = first.read_bytes()
@@ -136,7 +137,7 @@ def test_a_shard_that_unpacks_to_more_than_its_index_says_is_not_unpacked_furthe
         MosaicShards(tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "message"),
     [
         (

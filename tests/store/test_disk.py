@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -56,10 +57,12 @@ def reopen(tmp_path: Path) -> Iterator[Callable[..., DiskTier]]:
     """Opens the tier of the data in a folder, after closing what was opened before."""
     tiers: list[DiskTier] = []
 
-    def open_tier(capacity_bytes: int = ENOUGH, fingerprint: bytes = DATA) -> DiskTier:
+    def open_tier(
+        capacity_bytes: int = ENOUGH, fingerprint: bytes = DATA, *, is_direct: bool = False
+    ) -> DiskTier:
         for tier in tiers:
             tier.close()
-        tiers.append(DiskTier(tmp_path / "tier", capacity_bytes, fingerprint, SIZES))
+        tiers.append(DiskTier(tmp_path / "tier", capacity_bytes, fingerprint, SIZES, is_direct=is_direct))
         return tiers[-1]
 
     yield open_tier
@@ -174,7 +177,7 @@ class TestLaterRuns:
     def test_it_behaves_like_a_dictionary_across_runs(
         self, reopen: Reopen, steps: list[tuple[str, int]]
     ) -> None:
-        tier, kept = reopen(110_000), dict[int, bytes]()
+        tier, kept, is_direct = reopen(110_000), dict[int, bytes](), False
         tier.evict(np.arange(SIZES.size))
         for step, sample in steps:
             if step == "p" and tier.put(sample, CONTENTS[sample]):
@@ -183,14 +186,15 @@ class TestLaterRuns:
                 tier.evict(np.array([sample]))
                 kept.pop(sample, None)
             elif step == "r":
-                tier = reopen(110_000)
+                is_direct = not is_direct
+                tier = reopen(110_000, is_direct=is_direct)
             assert found_in(tier) == kept
             assert tier.used_bytes == sum(map(len, kept.values()))
 
 
 class TestDamage:
     def test_a_flipped_byte_is_found_at_the_first_read_and_never_handed_out(
-        self, reopen: Reopen, tmp_path: Path
+        self, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tier = reopen()
         put_all(tier)
@@ -205,8 +209,31 @@ class TestDamage:
 
         assert found_in(tier) == {s: content for s, content in enumerate(CONTENTS) if s != 5}
         assert tier.mismatches == 1
+        lines = list[str]()
+        with (
+            monkeypatch.context() as patched
+        ):  # each is reported when the first is found, and counted at the end
+            patched.setattr(tier, "_report", lines.append)
+            tier.mismatches = 3
+            tier.close()
+        assert lines == [f"3 samples in {tier.samples_path} were damaged or lost, and were read anew"]
+        tier = reopen()
         assert tier.put(5, CONTENTS[5])
         assert found_in(tier) == found_in(reopen()) == dict(enumerate(CONTENTS))
+
+    def test_what_is_evicted_and_written_anew_is_not_compared_with_what_an_earlier_run_wrote(
+        self, reopen: Reopen
+    ) -> None:
+        put_all(reopen())
+        tier = reopen()
+        others = [content[::-1] for content in CONTENTS]
+
+        tier.evict(tier.held())
+        for sample, content in enumerate(others):
+            tier.put(sample, content)
+
+        assert found_in(tier) == dict(enumerate(others))
+        assert not tier.mismatches
 
     def test_an_index_that_is_cut_off_anywhere_loses_only_what_is_cut(self, reopen: Reopen) -> None:
         tier = reopen()
@@ -239,6 +266,17 @@ class TestDamage:
         os.truncate(tier.samples_path, int(SIZES[:4].sum()))
 
         assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in range(4)}
+
+    def test_a_file_that_is_cut_off_while_it_is_used_gives_no_zeros(self, reopen: Reopen) -> None:
+        tier = reopen()
+        for sample in range(4):
+            assert tier.put(sample, CONTENTS[sample])
+        os.truncate(tier.samples_path, 0)
+
+        assert not tier.put(5, CONTENTS[5]), "in front of it the file would have zeros"
+        os.truncate(tier.samples_path, 100_000)  # as a write after it was cut off leaves it
+
+        assert found_in(tier) == {}
 
     @pytest.mark.parametrize(
         "points", [[0, 7, 23, 52], pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"]
@@ -315,14 +353,14 @@ class TestDisks:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lines: list[str] = []
-        real = os.fstatvfs
+        real = os.statvfs
 
-        def almost_full(file: int) -> os.statvfs_result:
+        def almost_full(file: Path) -> os.statvfs_result:
             fields = list(real(file))
             fields[1], fields[4] = 1_000, 50  # bytes of a block, free blocks
             return os.statvfs_result(fields)
 
-        monkeypatch.setattr(os, "fstatvfs", almost_full)
+        monkeypatch.setattr(os, "statvfs", almost_full)
         tier = DiskTier(tmp_path, 1 << 40, DATA, SIZES, report=lines.append)
 
         assert tier.capacity_bytes == 49_000
@@ -350,7 +388,47 @@ class TestDisks:
         assert {(each.about, each.is_used) for each in facts} == {("photos", True), ("texts", False)}
         assert all(each.nbytes >= ENOUGH for each in facts)
 
+        (tmp_path / f"penstock-{OTHER.hex()}-9.index").symlink_to(
+            facts[0].path
+        )  # such as another user's: none of ours
+        assert disk_tiers(tmp_path) == facts
+
         assert [remove_tier(each.path) for each in facts] == [not each.is_used for each in facts]
         assert [each.about for each in disk_tiers(tmp_path)] == ["photos"]
         used.put(0, CONTENTS[0])
         used.close()
+
+    def test_a_tier_that_is_made_where_another_was_removed_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES)
+        tier.close()
+        lock = fcntl.flock
+
+        def replaced_before(index: int, how: int) -> None:
+            tier.path.unlink()
+            tier.path.write_bytes(b"new")
+            lock(index, how)
+
+        monkeypatch.setattr("penstock.store.disk.fcntl.flock", replaced_before)
+        assert not remove_tier(tier.path)
+        assert tier.path.read_bytes() == b"new"
+
+    def test_samples_that_another_user_put_there_meanwhile_are_not_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Replaced:
+            """A file for direct reads that was replaced before it was opened."""
+
+            def __init__(self, path: Path) -> None:
+                path.unlink()
+                path.touch()
+                path.chmod(0o666)
+                self.file = os.open(path, os.O_RDONLY)
+
+            def close(self) -> None:
+                os.close(self.file)
+
+        monkeypatch.setattr("penstock.store.disk.DirectFile", Replaced)
+        with pytest.raises(DataError, match="another user may write"):
+            DiskTier(tmp_path, ENOUGH, DATA, SIZES, is_direct=True, is_own=True)

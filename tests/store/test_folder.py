@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError
@@ -314,7 +315,7 @@ def test_labels_that_are_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
     assert source.classes == ("0", "1", "2")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "path,label\na.jpg,1\n",
@@ -337,7 +338,7 @@ def test_a_path_with_a_comma_is_quoted_or_separated_by_tabs(tmp_path: Path, text
     assert paths(FileList(write_list(tmp_path, text))) == ["with, comma.jpg"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("a.jpg\nnothing.jpg\n", "line 2: .*/nothing.jpg cannot be found: No such file"),
@@ -409,7 +410,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert len(opened(Path(path))) == 1
 
 
-@pytest.mark.parametrize("path", ["", None, 5, b"photos", "pho\0tos"])
+@for_each("path", ["", None, 5, b"photos", "pho\0tos"])
 def test_what_is_no_path_is_refused(path: Any) -> None:
     for opened in (open_source, ImageFolder, FlatFolder, FileList):
         with pytest.raises(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError
-from penstock.store import FileList, FlatFolder, ImageFolder, read_group
+from penstock.store import FileList, FlatFolder, ImageFolder, Source, TarShards, read_group
 from penstock.store.files import READ_FILES
 
 Ids = NDArray[np.int64]
@@ -168,14 +169,22 @@ def test_a_path_that_is_too_long_by_now_is_an_error(form: None, tmp_path: Path) 
 
 
 class TestBadGroup:
-    @pytest.fixture
-    def source(self, form: None, tmp_path: Path) -> FlatFolder:
-        for name, size in (("a", 3), ("b", 5)):
-            (tmp_path / name).write_bytes(name.encode() * size)
-        return FlatFolder(tmp_path, extensions=None)
+    @pytest.fixture(params=["files", "a shard"])
+    def source(self, form: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
+        for name, size in (("a.bin", 3), ("b.bin", 5)):
+            (tmp_path / name).write_bytes(name[:1].encode() * size)
+        if request.param == "files":
+            yield FlatFolder(tmp_path, extensions=None)
+            return
+        with tarfile.open(tmp_path / "0.tar", "w") as tar:
+            for name in ("a.bin", "b.bin"):
+                tar.add(tmp_path / name, name)
+        shards = TarShards(tmp_path / "0.tar", member="bin")
+        yield shards
+        shards.close()
 
     @pytest.mark.parametrize("sample", [-1, 2, 2**62])
-    def test_a_sample_that_does_not_exist_is_an_index_error(self, source: FlatFolder, sample: int) -> None:
+    def test_a_sample_that_does_not_exist_is_an_index_error(self, source: Source, sample: int) -> None:
         into = np.zeros(10, np.uint8)
 
         with pytest.raises(IndexError, match=f"no sample {sample}"):
@@ -185,11 +194,19 @@ class TestBadGroup:
 
     @pytest.mark.parametrize(
         "begins",
-        [(0, 3, 7), (0, 2, 10), (-1, 3, 10), (6, 10, 15), (0, 2**63 - 1, -(2**63) + 20), (5, 3, 8)],
+        [
+            (0, 3, 7),
+            (0, 2, 10),
+            (-1, 3, 10),
+            (6, 10, 15),
+            (0, 2**63 - 1, -(2**63) + 20),
+            (2**63 - 1, -(2**63) + 20, 10),
+            (5, 3, 8),
+        ],
         ids=str,
     )
     def test_a_place_that_is_too_small_or_outside_is_refused(
-        self, source: FlatFolder, begins: tuple[int, ...]
+        self, source: Source, begins: tuple[int, ...]
     ) -> None:
         memory = np.zeros(30, np.uint8)
 
@@ -198,7 +215,7 @@ class TestBadGroup:
 
         assert not memory.any()
 
-    def test_other_arrays_are_refused(self, source: FlatFolder) -> None:
+    def test_other_arrays_are_refused(self, source: Source) -> None:
         good: dict[str, Any] = {"ids": ids_of(0), "into": np.zeros(3, np.uint8), "begins": ids_of(0, 3)}
         locked = np.zeros(3, np.uint8)
         locked.flags.writeable = False
@@ -214,7 +231,7 @@ class TestBadGroup:
                 read_group(source, **(good | {name: bad}))
         assert read_group(source, **good) == []
 
-    def test_any_contiguous_memory_of_bytes_is_written(self, source: FlatFolder) -> None:
+    def test_any_contiguous_memory_of_bytes_is_written(self, source: Source) -> None:
         memory = bytearray(8)
 
         assert read_group(source, ids_of(1, 0), memoryview(memory), ids_of(0, 5, 8)) == []

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock import Loader, open_source
 from penstock.errors import ConfigError, DataError
@@ -38,8 +39,8 @@ def rows_of(source: Hdf5) -> NDArray[Any]:
     )
 
 
-@pytest.mark.parametrize("how", [{}, {"chunks": (5, 4, 3)}, {"chunks": (1, 4, 3)}, {"chunks": (23, 4, 3)}])
-@pytest.mark.parametrize("userblock", [0, 1024])
+@for_each("how", [{}, {"chunks": (5, 4, 3)}, {"chunks": (1, 4, 3)}, {"chunks": (23, 4, 3)}])
+@for_each("userblock", [0, 1024])
 def test_rows_are_those_that_h5py_reads(tmp_path: Path, how: dict[str, Any], userblock: int) -> None:
     source = Hdf5(write(tmp_path / "a.h5", userblock=userblock, **how), data="data")
 
@@ -104,7 +105,7 @@ DECODED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", DECODED)
+@for_each("how", DECODED)
 def test_rows_that_are_compressed_or_cut_are_those_that_h5py_reads(
     tmp_path: Path, how: dict[str, Any]
 ) -> None:

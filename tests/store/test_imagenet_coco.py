@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.io import savemat
+from tests.for_each import for_each
 from tests.store.web_server import serving
 
 from penstock.errors import ConfigError, DataError
@@ -150,7 +151,7 @@ class TestClassNames:
 
         assert read_class_names(name) == {"n01": "tench", "n02": "goldfish, x"}
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("name", "text", "message"),
         [
             ("a.txt", "n01 a\nn02\n", "line 2: n02 has no name"),
@@ -232,7 +233,7 @@ class TestCoco:
         with pytest.raises(ConfigError, match="labels is 'boxes'"):
             CocoImages(write_coco(), "images", labels="boxes")  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("changes", "message"),
         [
             ({"images": None}, "has no list of images"),

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
+from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import write_mds
 from tests.store.tfrecord_files import write_records
@@ -109,7 +110,7 @@ def litdata(folder: Path, labels: list[str], **given: Any) -> LitDataChunks:
 OF_NAMES = (image_folder, file_list, manifest, tar_shards, tf_records, arrow, arrow_table, parquet)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("opener", "one", "other"),
     [*((opener, "dog", "emu") for opener in OF_NAMES), (mosaic, "1", "2"), (litdata, "1", "2")],
 )
@@ -127,9 +128,7 @@ def test_classes_of_the_training_number_the_validation(
         source.labels[0] = 1
 
 
-@pytest.mark.parametrize(
-    ("opener", "other"), [*((opener, "emu") for opener in OF_NAMES), (mosaic, "2"), (litdata, "2")]
-)
+@for_each(("opener", "other"), [*((opener, "emu") for opener in OF_NAMES), (mosaic, "2"), (litdata, "2")])
 def test_a_label_that_classes_do_not_have_is_an_error_that_names_it_and_its_file(
     tmp_path: Path, opener: Opener, other: str
 ) -> None:
@@ -147,7 +146,7 @@ def test_a_sample_without_a_label_stays_one(tmp_path: Path) -> None:
     assert source.labels.tolist() == [2, -1, 0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("classes", "message"),
     [
         ("cat", "classes is 'cat'; it is a list of names"),
@@ -155,7 +154,7 @@ def test_a_sample_without_a_label_stays_one(tmp_path: Path) -> None:
         (["cat", "dog", "cat"], "classes has 'cat' twice"),
     ],
 )
-@pytest.mark.parametrize("opener", [image_folder, parquet, manifest])
+@for_each("opener", [image_folder, parquet, manifest])
 def test_what_are_no_classes_is_refused(tmp_path: Path, opener: Opener, classes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         opener(tmp_path, ["cat"], classes=classes)
@@ -170,13 +169,13 @@ def test_classes_for_labels_that_are_no_names_are_refused(tmp_path: Path) -> Non
             ParquetFiles(tmp_path / "a.parquet", label=label, classes=["cat"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("opener", "arguments", "message"),
     [
         (ParquetFiles, {"sample": ["image"]}, r"sample is \['image'\]; it is a name"),
         (ArrowFiles, {"label": [["a"]]}, r"label is \['a'\]; it is a name"),
         (ParquetFiles, {"label": []}, r"label is \[\]; it is the name of a column, a list of names"),
-        (MosaicShards, {"label": ["label"]}, r"label is \['label'\]; it is a name"),
+        (MosaicShards, {"label": 3}, r"label is 3; it is the name of a column, a list of names"),
         (LitDataChunks, {"sample": 0}, "sample is 0; it is a name"),
         (Hdf5, {"data": ["data"]}, r"data is \['data'\]; it is a name"),
         (TarShards, {"member": ["png"]}, r"member is \['png'\]; it is the ending"),

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
 
 from penstock import open_source
@@ -86,7 +87,7 @@ def test_samples_are_numbered_by_chunk(tmp_path: Path, chunks: list[list[tuple[b
     assert labels_of(source) == [label for _, label in rows]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("begin", "new", "message"),
     [
         (0, b"\0\0\0\0", "it has 0 samples in"),
@@ -114,7 +115,7 @@ def test_a_folder_of_another_kind_is_none(tmp_path: Path, rows: Sequence[Any]) -
     assert not isinstance(open_source(tmp_path), LitDataChunks)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"ipc_compression": "zstd"}, r"is compressed within its chunks \(zstd\): .* compression=None"),
@@ -172,9 +173,9 @@ def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
         LitDataChunks(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["no_header_tensor:9", "tensor", "boolean", "float"])
+@for_each("kind", ["no_header_tensor:4", "tensor", "json"])
 def test_a_column_called_label_that_cannot_be_one_is_an_error(tmp_path: Path, kind: str) -> None:
-    """As `optimize` stores torch.tensor(3); else a training would learn from -1."""
+    """Else a training would learn from -1."""
     write_litdata(tmp_path, TWO)
     index = json.loads((tmp_path / "index.json").read_text())
     index["config"]["data_format"] = ["bytes", kind]
@@ -183,3 +184,20 @@ def test_a_column_called_label_that_cannot_be_one_is_an_error(tmp_path: Path, ki
     with pytest.raises(ConfigError, match=rf"label is 'label'; its columns are .*label \({kind}\)"):
         open_source(tmp_path)
     assert labels_of(LitDataChunks(tmp_path, label=None)) == [-1, -1, -1]
+
+
+@for_each(("kind", "dtype"), [("float", "f8"), ("no_header_numpy:9", "f4"), ("no_header_tensor:15", "i4")])
+def test_numbers_and_arrays_are_labels_of_their_type(tmp_path: Path, kind: str, dtype: str) -> None:
+    """As `optimize` stores 0.5, np.zeros(2, np.float32) and torch.zeros(2, dtype=torch.int32)."""
+    write_litdata(tmp_path, TWO)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["config"]["data_format"] = ["bytes", kind]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+
+    one: Any = LitDataChunks(tmp_path).labels
+    several: Any = LitDataChunks(tmp_path, label=["label"]).labels
+
+    numbers = np.array([label for chunk in TWO for _, label in chunk], "<i8").view(dtype)
+    assert one.dtype == dtype
+    assert one.tolist() == numbers.reshape(one.shape).tolist()
+    assert np.array_equal(several["label"], one)

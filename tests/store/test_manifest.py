@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
@@ -83,7 +84,7 @@ class TestNumbers:
 
 
 class TestTables:
-    @pytest.mark.parametrize(
+    @for_each(
         ("name", "text"),
         [
             ("metadata.csv", "file_name,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n"),
@@ -130,7 +131,7 @@ class TestTables:
 
 
 class TestLabels:
-    @pytest.mark.parametrize(
+    @for_each(
         ("values", "expected", "classes"),
         [
             ([1, 0, 2], np.array([1, 0, 2]), ("0", "1", "2")),
@@ -231,7 +232,7 @@ def test_what_others_write_is_read(tmp_path: Path, names: list[str], is_json: bo
 
 
 class TestBadTables:
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "message"),
         [
             (b"file,label\n0.jpg,caf\xe9\n", r"a\.csv, line 2: is no text in UTF-8"),
@@ -252,7 +253,7 @@ class TestBadTables:
         with pytest.raises(DataError, match=message):
             Manifest(write(tmp_path, "a.csv", text))
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("text", "message"),
         [
             ('{"file": "0.jpg"}\n{"file": "1.jpg"', r"a\.jsonl, line 2: is no JSON"),
@@ -274,7 +275,7 @@ class TestBadTables:
         with pytest.raises(DataError, match=message):
             Manifest(write(tmp_path, "a.jsonl", text))
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("arguments", "message"),
         [
             ({"file": "img"}, r"file is 'img', and .*a\.csv has 'name', 'label'"),

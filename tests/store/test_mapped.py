@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.patience import patient
 
 from penstock.store import Records, mapped, open_files
@@ -94,7 +95,7 @@ def test_a_file_that_is_cut_off_while_it_is_copied_is_an_error_and_the_process_g
     )
 
 
-@pytest.mark.parametrize("scene", ["a handler of before", "no handler"])
+@pytest.mark.parametrize("scene", ["a handler of before", pytest.param("no handler", marks=pytest.mark.slow)])
 def test_a_fault_that_is_none_of_ours_goes_to_the_handler_of_before(tmp_path: Path, scene: str) -> None:
     write_rows(tmp_path / "a.bin")
 
@@ -104,8 +105,8 @@ def test_a_fault_that_is_none_of_ours_goes_to_the_handler_of_before(tmp_path: Pa
     assert ("Fatal Python error: Bus error" in found.stderr) == (scene == "a handler of before")
 
 
-@pytest.mark.parametrize("row_bytes", [33, 64, 2050, 4097])
-@pytest.mark.parametrize("total_bytes", [300_000, 1_500_000])
+@for_each("row_bytes", [33, 64, 2050, 4097])
+@for_each("total_bytes", [300_000, 1_500_000])
 def test_rows_of_any_size_are_copied_to_any_address_and_nothing_beside_them(
     tmp_path: Path, row_bytes: int, total_bytes: int
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.store.mds_files import write_mds
 
 from penstock import open_source
@@ -45,7 +46,7 @@ def test_samples_are_numbered_by_shard(tmp_path: Path) -> None:
     assert labels_of(MosaicShards(tmp_path, label=None)) == [-1, -1, -1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("begin", "new", "message"),
     [
         (0, b"\x00\0\0\0", "it has 0 samples in"),
@@ -76,7 +77,7 @@ def test_a_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
             MosaicShards(tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"format": "json"}, "is no index of MDS shards"),
@@ -99,7 +100,7 @@ def test_an_index_that_is_wrong_is_an_error(tmp_path: Path, changes: dict[str, A
         MosaicShards(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": []}', '{"shards": [7]}', "[" * 100_000])
+@for_each("text", ["", "[]", "{}", '{"shards": []}', '{"shards": [7]}', "[" * 100_000])
 def test_a_text_that_is_no_index_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
 
@@ -115,9 +116,9 @@ def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
     ):
         MosaicShards(tmp_path, sample="picture")
     with pytest.raises(
-        ConfigError, match=r"label is 'weight'; its columns are image \(bytes\), label \(int\)"
+        ConfigError, match=r"label is 'image'; its columns are image \(bytes\), label \(int\)"
     ):
-        MosaicShards(tmp_path, label="weight")
+        MosaicShards(tmp_path, label="image")
     write_mds(tmp_path, TWO, column_encodings=["pkl", "int", "float32"])
     with pytest.raises(ConfigError, match="and of no pickled objects"):
         MosaicShards(tmp_path, sample="image")
@@ -137,7 +138,23 @@ def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-@pytest.mark.parametrize("encoding", ["float32", "ndarray:int32", "json"])
+def test_numbers_and_arrays_are_labels_of_their_type(tmp_path: Path) -> None:
+    write_mds(tmp_path, TWO, column_encodings=["bytes", "ndarray:uint16:2,2", "float32"])
+
+    one: Any = MosaicShards(tmp_path, label="weight").labels
+    several: Any = MosaicShards(tmp_path, label=["label", "weight"]).labels
+
+    assert (one.dtype.name, one.tolist()) == ("float32", [0.5] * 3)
+    assert np.array_equal(several["weight"], one)
+    numbers = np.array([label for shard in TWO for _, label in shard], "<i8")
+    assert several["label"].dtype == np.uint16
+    assert np.array_equal(several["label"], numbers.view("<u2").reshape(3, 2, 2))
+    write_mds(tmp_path, TWO, column_encodings=["bytes", "ndarray:uint16:3", "float32"])
+    with pytest.raises(DataError, match=r"labels have 8 bytes, no ndarray:uint16:3"):
+        MosaicShards(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:int32", "ndarray:no:2", "json"])
 def test_a_column_called_label_that_cannot_be_one_is_an_error(tmp_path: Path, encoding: str) -> None:
     """Else a training would learn from -1."""
     write_mds(tmp_path, TWO, column_encodings=["bytes", encoding, "float32"])

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import datasets
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock import Loader, open_source
 from penstock.errors import ConfigError, DataError
@@ -18,7 +18,7 @@ from penstock.loader.transforms import ToTensor
 from penstock.store import ArrowFiles, Manifest
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "message"),
     [
         ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
@@ -80,6 +80,8 @@ def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_pa
 
 
 def test_a_folder_that_datasets_saved_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a progress bar leaves a thread behind
     rows = datasets.Dataset.from_dict({"text": [f"row {number}" for number in range(5)]})
     rows.select([3, 1]).save_to_disk(tmp_path / "saved")

@@ -10,19 +10,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from tests.for_each import for_each
 
 from penstock import BundleShuffle, Loader, open_source
 from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw
 from penstock.store import ArrowFiles, ParquetFiles, catalogs, listing, parquet, read_group
+from penstock.store.calls import Calls
 from penstock.store.decoded import Turns
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "parquet"
@@ -114,7 +115,7 @@ def test_samples_and_labels_are_those_that_pyarrow_reads(
     assert source.describe(len(rows) - 1) == f"{file}: row {len(rows) - 1}"
 
 
-@pytest.mark.parametrize("codec", ["zstd", "snappy", "lz4", "gzip", "uncompressed"])
+@for_each("codec", ["zstd", "snappy", "lz4", "gzip", "uncompressed"])
 def test_files_of_another_program_are_read(codec: str) -> None:
     """tests/golden/parquet was written by polars 2.1.0, whose writer is its own, in row groups of 7."""
     source = open_source(GOLDEN / f"{codec}.parquet")
@@ -130,6 +131,8 @@ def test_files_of_another_program_are_read(codec: str) -> None:
 def test_pictures_and_class_names_as_datasets_writes_them_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import datasets
+
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a progress bar leaves a thread behind
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["wolf", "cat"])}
@@ -221,6 +224,29 @@ def test_several_columns_of_numbers_are_labels_by_name(
         opener(tmp_path / "0.table", label=["weight", "image"])
 
 
+def test_one_column_of_numbers_or_lists_is_the_label(tmp_path: Path) -> None:
+    """Lists as pandas writes them, whose type says no length."""
+    table: dict[str, Any] = {
+        "image": [b"x"] * 5,
+        "weight": [k / 2 for k in range(5)],
+        "box": [[k, 1] for k in range(5)],
+    }
+    file = write(tmp_path / "a.parquet", pa.table(table), 2)
+
+    weight: Any = ParquetFiles(file, label="weight").labels
+    box: Any = ParquetFiles(file, label="box").labels
+
+    assert (weight.dtype, weight.tolist()) == (np.float64, table["weight"])
+    assert (box.dtype, box.tolist()) == (np.int64, table["box"])
+    for wrong, message in (
+        ([1], r"row 3 of 'box' has 1 numbers, and row 2 2: give lists"),
+        ([None, 1], "missing"),
+    ):
+        write(file, pa.table(table | {"box": [*table["box"][:3], wrong, [4, 1]]}), 2)
+        with pytest.raises(DataError, match=message):
+            ParquetFiles(file, label="box")
+
+
 def test_labels_of_another_type_in_one_file_are_an_error(tmp_path: Path) -> None:
     write(tmp_path / "0.parquet", with_measures(numbers(5)))
     table = with_measures(numbers(5))
@@ -234,6 +260,8 @@ def test_labels_of_another_type_in_one_file_are_an_error(tmp_path: Path) -> None
 
 
 def _with_names(file: Path, names: list[str] | None) -> Path:
+    import datasets
+
     feature = datasets.Value("int64") if names is None else datasets.ClassLabel(names=names)
     features = datasets.Features({"image": datasets.Value("binary"), "label": feature})
     rows = datasets.Dataset.from_dict({"image": [b"x"] * 2, "label": [0, 1]}, features=features)
@@ -287,6 +315,23 @@ def test_a_batch_of_several_labels_is_a_dict(tmp_path: Path) -> None:
     samples = next(array for name, array in batch.items() if name not in ("weight", "box"))
     assert (samples[:, 0] == batch["weight"] * 2).all()
     assert (batch["box"][:, 3] == batch["weight"] * 2).all()
+
+
+def test_a_shard_that_the_names_of_the_others_tell_of_is_reported(tmp_path: Path) -> None:
+    """A copy that broke off would be trained on in silence."""
+    lines: list[str] = []
+    for number in (0, 2, 3):
+        write(tmp_path / f"train-{number:05}-of-00005.parquet", pictures([b"1"], [0]))
+
+    ParquetFiles(tmp_path, calls=Calls(report=lines.append))
+
+    assert lines == [
+        f"2 shards of 5 left out or missing, the first {tmp_path}/train-00001-of-00005.parquet",
+    ]
+    for number in (1, 4):
+        write(tmp_path / f"train-{number:05}-of-00005.parquet", pictures([b"1"], [0]))
+    ParquetFiles(tmp_path, calls=Calls(report=lines.append))
+    assert len(lines) == 1
 
 
 def test_splits_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
@@ -381,10 +426,10 @@ def test_a_loader_reads_every_sample_once(tmp_path: Path) -> None:
     assert sorted(labels[:40].tolist()) == sorted(labels[40:].tolist()) == list(range(40))
 
 
-@pytest.mark.parametrize("is_selection", [False, True])
-@pytest.mark.parametrize("shuffle", [True, BundleShuffle(1000, bundle_ratio=0.05)])
+@for_each(("is_selection", "disk"), [(False, None), (True, "disk")])
+@for_each("shuffle", [True, BundleShuffle(1000, bundle_ratio=0.05)])
 def test_a_loader_reports_an_order_that_decodes_again_and_again(
-    tmp_path: Path, shuffle: Any, is_selection: bool
+    tmp_path: Path, shuffle: Any, is_selection: bool, disk: str | None
 ) -> None:
     table = pictures([bytes(100)] * 1000, [0] * 1000)
     source = ParquetFiles(write(tmp_path / "a.parquet", table, 10), memory="10 kB")
@@ -396,6 +441,7 @@ def test_a_loader_reports_an_order_that_decodes_again_and_again(
         shuffle=shuffle,
         seed=3,
         transforms=[DecodeRaw("uint8", (100,))],
+        local_disk=disk and tmp_path / disk,
         report=None,
     ) as loader:
         lines = [line for line in loader.start_lines if "row groups" in line]
@@ -405,12 +451,15 @@ def test_a_loader_reports_an_order_that_decodes_again_and_again(
         return
     (line,) = lines
     assert re.search(
-        r"row groups are decoded (8|9)\.\d times over in this order, as \S+ \S+ hold 10 % of", line
+        rf"row groups are decoded (8|9)\.\d times over in this order{' of the first epoch' * bool(disk)}, "
+        r"as \S+ \S+ hold 10 % of",
+        line,
     )
+    assert ("local_disk= keeps them for later epochs" in line) != bool(disk)
     assert "shuffle=penstock.BundleShuffle(1000, seed=3, bundle_ratio=0.05) needs each about once" in line
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("table", "message"),
     [
         (pictures([b"1", None], [1, 2]), "row 1 of 'image' has no value"),
@@ -496,7 +545,7 @@ def test_an_encrypted_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", pa.table({"one": [b"1"], "two": [b"2"], "n": [1.5]}))
+    file = write(tmp_path / "a.parquet", pa.table({"one": [b"1"], "two": [b"2"], "n": [{"of": 1.5}]}))
 
     with pytest.raises(ConfigError, match=r"sample is None; its columns are one \(binary\), two \(binary\)"):
         ParquetFiles(file)

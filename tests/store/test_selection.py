@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, predict
@@ -55,9 +56,7 @@ class TestSelect:
         assert [chosen.describe(sample) for sample in range(3)] == ["own 7", "own 2", "own 2"]
         assert np.asarray(chosen.labels).tolist() == [1, 2, 2]
 
-    @pytest.mark.parametrize(
-        "ids", [[1, 4], (1, 4), range(1, 5, 3), np.array([1, 4], np.uint8), {1: 0, 4: 0}]
-    )
+    @for_each("ids", [[1, 4], (1, 4), range(1, 5, 3), np.array([1, 4], np.uint8), {1: 0, 4: 0}])
     def test_ids_are_any_integers(self, ids: Any) -> None:
         assert Selection(OfOnesOwn(5), ids).ids.tolist() == [1, 4]
 
@@ -114,7 +113,7 @@ class TestSelect:
 
         assert (failed, seen) == ([], [2, 0])
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("ids", "message"),
         [
             ([], "nothing is selected"),
@@ -196,7 +195,7 @@ class TestSplit:
             with pytest.raises(ConfigError, match=message):
                 source.split([0.5, 0.5], stratify=name)
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("shares", "message"),
         [
             ([], "one number for each part"),

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 from tests.patience import patient
 
 from penstock import Loader, open_source
@@ -263,7 +264,7 @@ def test_a_compressed_tar_is_refused_with_what_unpacks_it(
         open_source(tmp_path / "b.tar.gz")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content", "message"),
     [
         (b"", "is empty (0 bytes)"),
@@ -369,7 +370,7 @@ def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: li
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("members", "options", "message"),
     [
         ({"a.jpg": b"1", "a.cls": b"1", "b.jpg": b"2"}, {}, "b has no label, .cls"),
@@ -389,11 +390,15 @@ def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: li
             "is no JSON with a field 'x' (KeyError)",
         ),
         (
-            {"a.jpg": b"1", "a.json": b'{"x": 0.5}'},
+            {"a.jpg": b"1", "a.json": b'{"x": null}'},
             {"label": "json:x"},
-            "a.json has x = 0.5; a label is an integer",
+            "a.json has x = None; a label is a number, a name or, in JSON, a list",
         ),
-        ({"a.jpg": b"1", "a.json": b'{"x": true}'}, {"label": "json:x"}, "has x = True"),
+        (
+            {"a.jpg": b"1", "a.json": b'{"x": [1, 2]}', "b.jpg": b"1", "b.json": b'{"x": [3]}'},
+            {"label": ["json:x"]},
+            "b.jpg: x is [3], of another length than the first, [1, 2]",
+        ),
         ({"a.jpg": b"1", "a.json": b"[" * 100_000}, {"label": "json:x"}, "(RecursionError)"),
     ],
 )
@@ -401,6 +406,32 @@ def test_labels_that_cannot_be_taken_are_named(
     tmp_path: Path, members: dict[str, bytes], options: dict[str, Any], message: str
 ) -> None:
     refused(write(tmp_path / "a.tar", members), message, **options)
+
+
+def test_numbers_and_lists_of_json_are_labels_of_any_type(store: Store) -> None:
+    """Also after one of the shards has changed, and another type is what holds the labels of all."""
+
+    def write_labels(number: int, weight: bytes) -> None:
+        label = b'{"weight": %s, "box": [%d, 2], "kind": "%s"}' % (weight, number, b"ab"[number:][:1])
+        write(store.data / f"{number}.tar", {f"{number}.jpg": b"1", f"{number}.json": label})
+
+    def found() -> tuple[Any, ...]:
+        source = TarShards(store.data / "{0..1}.tar", label=["json:weight", "json:box", "json:kind"])
+        labels: Any = source.labels
+        assert source.label_classes["kind"] == ("a", "b")
+        assert labels["box"].tolist() == [[0, 2], [1, 2]]
+        one: Any = TarShards(store.data / "{0..1}.tar", label="json:weight").labels
+        return labels["weight"].dtype.name, labels["weight"].tolist(), one.dtype.name, one.tolist()
+
+    write_labels(0, b"3")
+    write_labels(1, b"4")
+    assert found() == ("int64", [3, 4], "int64", [3, 4])
+    write_labels(1, b"0.5")
+    assert found() == ("float32", [3, 0.5], "float32", [3, 0.5])
+    write_labels(0, b"16777217")  # no float32
+    assert found() == ("float64", [16777217, 0.5], "float64", [16777217, 0.5])
+    write_labels(0, b"1")
+    assert found() == ("float32", [1, 0.5], "float32", [1, 0.5])
 
 
 def test_shards_of_different_content_are_named(tmp_path: Path) -> None:
@@ -441,7 +472,7 @@ def test_names_of_digits_that_are_known_take_other_names_beside_them(store: Stor
     assert TarShards(store.data / "*.tar", label="json:x").classes == ("0", "1", "cat")
 
 
-@pytest.mark.parametrize("member", ["", ".", "jpg;", "; ;"])
+@for_each("member", ["", ".", "jpg;", "; ;"])
 def test_another_member_is_refused(member: str) -> None:
     with pytest.raises(ConfigError, match=r"member is .*; it is the ending of a member"):
         TarShards("a.tar", member=member)
@@ -453,7 +484,7 @@ def test_a_label_is_given_with_a_dot_or_without(tmp_path: Path) -> None:
     assert TarShards(tmp_path / "a.tar", label=".cls").labels.tolist() == [3]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("label", ["", ".", "json:", "cls:x", ":x", 3])
+@for_each("label", ["", ".", "json:", "cls:x", ":x", 3, [], ["cls"], ["json:x", 3]])
 def test_another_label_is_refused(label: Any) -> None:
     with pytest.raises(ConfigError, match=r"label is .*; it is the ending of a member"):
         TarShards("a.tar", label=label)
@@ -647,7 +678,7 @@ def test_few_descriptors_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("form", ["mapped", "read", "plain"])
+@pytest.mark.parametrize("form", ["mapped", "read", pytest.param("plain", marks=pytest.mark.slow)])
 def test_a_loader_reads_shards_in_merged_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -766,7 +797,7 @@ def _with_headers(headers: dict[str, str], content: bytes) -> bytes:
     return member.tobuf(tarfile.PAX_FORMAT) + content.ljust(512, b"\0") + bytes(1024)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("headers", "message"),
     [
         ({"path": "a\0b.jpg"}, "is no tar file"),

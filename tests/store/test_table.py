@@ -8,22 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.for_each import for_each
 
 from penstock import Loader
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
 from penstock.store import ArrowTable, read_group
-
-FEATURES = datasets.Features(
-    {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["wolf", "cat"])}
-)
 
 
 def picture(number: int) -> bytes:
@@ -33,11 +29,14 @@ def picture(number: int) -> bytes:
 
 
 def pictures(count: int) -> Any:
+    import datasets
+
+    features = {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["wolf", "cat"])}
     rows = {
         "image": [{"bytes": picture(number), "path": None} for number in range(count)],
         "label": [number % 2 for number in range(count)],
     }
-    return datasets.Dataset.from_dict(rows, features=FEATURES)
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
 
 
 def contents(source: ArrowTable) -> list[bytes]:
@@ -105,6 +104,8 @@ def test_values_are_not_copied() -> None:
 
 
 def test_a_loader_of_a_dataset_decodes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a progress bar leaves a thread behind
     pictures(12).save_to_disk(tmp_path / "saved")
     dataset = datasets.load_from_disk(str(tmp_path / "saved")).shuffle(seed=3).with_format("numpy")
@@ -122,6 +123,8 @@ def test_a_loader_of_a_dataset_decodes_its_pictures(tmp_path: Path, monkeypatch:
 
 
 def test_a_data_set_whose_samples_a_function_makes_is_asked_for_them() -> None:
+    import datasets
+
     dataset = datasets.Dataset.from_dict({"x": [1.0, 2.0, 3.0]}).with_transform(
         lambda rows: {"x": [2 * value for value in rows["x"]]}
     )
@@ -133,6 +136,8 @@ def test_a_data_set_whose_samples_a_function_makes_is_asked_for_them() -> None:
 
 
 def test_several_columns_of_numbers_are_labels_by_name() -> None:
+    import datasets
+
     dataset = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "x": [1.5, 2.5, 3.5], "y": [1, 2, 3]})
 
     source = ArrowTable(dataset.select([2, 0]), label=["x", "y"])
@@ -142,6 +147,8 @@ def test_several_columns_of_numbers_are_labels_by_name() -> None:
 
 
 def test_lists_of_one_length_are_numbers() -> None:
+    import datasets
+
     rows = np.arange(30, dtype="f4").reshape(10, 3)
     features = datasets.Features({"x": datasets.List(datasets.Value("float32"), length=3)})
     dataset = datasets.Dataset.from_dict({"x": rows.tolist()}, features=features).select([7, 2, 5])
@@ -155,7 +162,7 @@ def test_lists_of_one_length_are_numbers() -> None:
     assert (batch == rows[[7, 2, 5]]).all()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("table", "sample", "error", "message"),
     [
         (pa.table({"image": [b"1", None]}), None, DataError, "row 1 of 'image' has no value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 from tests.store.tfrecord_files import Feature, example_class, masked, write_records
 
 from penstock import Loader, open_source
@@ -53,7 +55,7 @@ FEATURES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [pytest.param(False, marks=pytest.mark.slow), True])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(st.dictionaries(st.text(max_size=8), FEATURES, max_size=4), min_size=1, max_size=6),
@@ -95,7 +97,7 @@ def _frames(data: bytes) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("record", "sample", "label"),
     [
         ({"image": b"1", "text": b"2", "label": [3]}, b"1", 3),
@@ -163,7 +165,7 @@ def _flipped(data: bytes) -> bytes:
     return data[:2] + bytes([data[2] ^ 1]) + data[3:]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         (_cut, "is cut off: a record begins at byte 34 that does not end"),
@@ -184,7 +186,7 @@ def test_a_file_that_is_wrong_is_named_with_what_is_wrong(tmp_path: Path, change
     assert str(caught.value).startswith(str(file))
 
 
-@pytest.mark.parametrize("content", [b"\xff" * 20, b"\x0a\xff", b"\x0b\x01", b"\x0a\x02\x0a\x05abc", b"\x80"])
+@for_each("content", [b"\xff" * 20, b"\x0a\xff", b"\x0b\x01", b"\x0a\x02\x0a\x05abc", b"\x80"])
 def test_a_record_that_is_no_example_is_an_error(tmp_path: Path, content: bytes) -> None:
     file = write_records(tmp_path / "a", [{"image": b"1"}, content])
 
@@ -214,7 +216,7 @@ def test_features_that_are_not_there_are_named(tmp_path: Path) -> None:
         TFRecords(file, sample="two")
     with pytest.raises(DataError, match="record 0 has no feature 'n' with one string of bytes"):
         TFRecords(file, sample="n")
-    with pytest.raises(DataError, match="record 1 has no label 'n', an integer or a name"):
+    with pytest.raises(DataError, match="record 1 has no label 'n', an integer, a name, or"):
         TFRecords(file, sample="one", label="n")
     with pytest.raises(ConfigError, match="sample is 7; it is a name"):
         TFRecords(file, sample=7)  # type: ignore[arg-type]
@@ -230,13 +232,33 @@ def test_a_label_of_several_values_is_an_error(tmp_path: Path, several: Any) -> 
         TFRecords(file)
 
 
-def test_several_values_that_are_not_packed_are_an_error_too(tmp_path: Path) -> None:
-    entry = b"\x0a\x05label" + b"\x12\x06\x1a\x04\x08\x03\x08\x07"
-    image = b"\x0a\x05image" + b"\x12\x05\x0a\x03\x0a\x011"
-    features = b"".join(b"\x0a" + bytes([len(each)]) + each for each in (image, entry))
-    file = write_records(tmp_path / "a", [b"\x0a" + bytes([len(features)]) + features])
+def test_as_many_numbers_in_each_record_are_labels(tmp_path: Path) -> None:
+    def unpacked(name: bytes, numbers: bytes) -> bytes:
+        inside = b"\x0a" + bytes([len(name)]) + name + b"\x12" + bytes([len(numbers)]) + numbers
+        return b"\x0a" + bytes([len(inside)]) + inside
 
-    with pytest.raises(DataError, match="record 0 has several values as its label 'label'"):
+    features = unpacked(b"image", b"\x0a\x03\x0a\x011") + unpacked(b"label", b"\x1a\x04\x08\x03\x08\x07")
+    features += unpacked(b"weight", b"\x12\x05\x0d" + struct.pack("<f", 0.5))
+    records: list[dict[str, Feature]] = [
+        {"image": b"2", "label": [-1, 300], "weight": [2.0]},
+        {"image": b"3", "label": [0, 2**62], "weight": [0.1]},
+    ]
+    file = write_records(tmp_path / "a", [b"\x0a" + bytes([len(features)]) + features, *records])
+
+    several: Any = TFRecords(file, label=["label", "weight"]).labels
+    one: Any = TFRecords(file).labels
+
+    assert (one.dtype, one.tolist()) == (np.int64, [[3, 7], [-1, 300], [0, 2**62]])
+    assert np.array_equal(several["label"], one)
+    assert several["weight"].dtype == np.float32
+    assert several["weight"].tolist() == [0.5, 2.0, np.float32(0.1)]
+    write_records(file, [*records, {"image": b"4", "label": [1, 2, 3]}])
+    with pytest.raises(
+        DataError, match="record 2 has 3 numbers as its label 'label', and the first 2: write as many"
+    ):
+        TFRecords(file)
+    write_records(file, [*records, {"image": b"4", "label": [0.5, 1.0]}])
+    with pytest.raises(DataError, match=r"record 2 has no label 'label', .* as the first record has"):
         TFRecords(file)
 
 
@@ -244,7 +266,7 @@ def test_a_label_that_the_first_record_lacks_is_an_error(tmp_path: Path) -> None
     others: list[dict[str, Feature]] = [{"image": b"2", "label": [1]}] * 5
     file = write_records(tmp_path / "a", [{"image": b"1"}, *others])
 
-    with pytest.raises(DataError, match="record 0 has no label 'label', an integer or a name"):
+    with pytest.raises(DataError, match="record 0 has no label 'label', an integer, a name, or"):
         TFRecords(file)
 
 
@@ -255,7 +277,7 @@ def test_an_empty_list_is_no_label_and_the_record_an_example(tmp_path: Path) -> 
     without.features.feature["label"].int64list.SetInParent()
     file = write_records(tmp_path / "a", [{"image": b"1", "label": [0]}, bytes(without.SerializeToString())])
 
-    with pytest.raises(DataError, match="record 1 has no label 'label', an integer or a name"):
+    with pytest.raises(DataError, match="record 1 has no label 'label', an integer, a name, or"):
         TFRecords(file)
     assert contents(TFRecords(file, label=None)) == [b"1", b"2"]
 

@@ -42,28 +42,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Part
-from penstock.errors import ClosedError, no_thread, printable
+from penstock.errors import ClosedError, StagingError, no_thread, printable
 from penstock.flow import waits
 from penstock.flow.copying import Copied, CopyAhead
-from penstock.flow.lock_use import ASK_EVERY_SECONDS, LockUse, RunDelay, ask_for_lock
+from penstock.flow.lock_use import HELD_SECONDS, LateWakes, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.flow.work import Decoder, Failed, Fetcher, Peers, Request
+from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Peers, Request, Taken
 from penstock.machine_code import Loop
-from penstock.policy import Drop, Instruction, Load, Move, OwnRead, Ready, Scheduler, Staged, ThreadFacts
+from penstock.policy import (
+    Drop,
+    Evict,
+    Instruction,
+    Load,
+    Move,
+    OwnRead,
+    Ready,
+    Scheduler,
+    Staged,
+    ThreadFacts,
+)
 from penstock.policy.decision_state import EVENT
 from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.policy.runnable import LEAST_SLOTS
-from penstock.trace.schema import NO_FLOW, NO_PEER, SOURCE, STAGING, Kind
+from penstock.queues import get_within
+from penstock.trace.schema import CONSUMER, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
 _POLL_HELD_SECONDS = _POLL_PEERS_SECONDS = 0.002
+_LOOK_AT_PEERS_SECONDS = 0.05
 _READER_SPANS = 1024
 _RECENT_READS = 256
-# The consumer's own ring is number 0.
 _SCHEDULER = 1
 _FIRST_WORKER = 2
 _NBYTES = attrgetter("nbytes")
@@ -191,14 +203,15 @@ class EngineSettings:
     timeout_seconds: a wait that lasts longer raises WaitTimeout.
     works_in_own_thread: whether `take` does all of the work in the thread that calls it, a piece at a time until its
         batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
-    watches_lock: whether to find out if threads wait for the interpreter's lock, for `lock_use` and the trace.
+    ask_every_seconds: how often to find out if threads wait for the interpreter's lock, for `lock_use` and the trace;
+        None for never.
     """
 
     readers: int
     patience_seconds: float
     timeout_seconds: float | None
     works_in_own_thread: bool = False
-    watches_lock: bool = False
+    ask_every_seconds: float | None = None
 
 
 class Engine:
@@ -213,6 +226,9 @@ class Engine:
     peers: what other ranks keep for this one; None where they keep nothing for it.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
+
+    #: How long the consumer has waited for batches in all. Its own thread writes it.
+    _waited_seconds = 0.0
 
     def __init__(
         self,
@@ -245,7 +261,7 @@ class Engine:
 
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
-        self._moves: SimpleQueue[Move | None] = SimpleQueue()
+        self._moves: SimpleQueue[Move | Evict | None] = SimpleQueue()
         self._loads: SimpleQueue[_Message] = SimpleQueue()
         #: What parked decode workers wait for: a batch to continue with, or None to end.
         self._parked: SimpleQueue[_Park | None] = SimpleQueue()
@@ -269,7 +285,7 @@ class Engine:
         #: The sample that each worker is at and since when, by worker; for `waits` only.
         self._at: dict[int, tuple[int, float]] = {}
         #: The same within a Load of samples so quick that they are not timed one by one.
-        self._at_quick: dict[int, int] = {}
+        self._at_quick: dict[int, int | Taken] = {}
         #: When each decode worker may ask for the interpreter's lock again; each writes its own entry.
         self._next_ask: dict[int, float] = {}
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
@@ -278,14 +294,14 @@ class Engine:
         self._readers = 0
         #: How many readers there can be, fewer once no thread can be started; decode workers have the numbers behind.
         self._most_readers = self._first_decoder = scheduler.most_moves
-        #: How many threads were found best that read and that load, as the trace has it. Under the lock.
+        #: How many threads were found best that read and that load, and slots, as the trace has it. Under the lock.
         self._settled = scheduler.settled
         self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
-        self._closed = False
+        self._late = None if settings.ask_every_seconds is None else LateWakes(recorder.clock)
+        self._closed, self._decoders = False, 0
         #: What the consumer's thread does its work with, where it does all of it.
         self._own: _OwnThread | None = None
-        self._decoders = 0
         #: Decode workers that are not parked, or will not be once they have looked. The consumer's thread is one.
         self._decoders_at_work = int(settings.works_in_own_thread)
         #: All that were started, in the order of their start; the last one perhaps not yet.
@@ -330,6 +346,11 @@ class Engine:
         key = (epoch, step)
         if self._staging.is_held:
             self._post(self._poll_held)
+        if self._slots < self._scheduler.slots_wanted and self._staging.can_grow:
+            with contextlib.suppress(
+                StagingError
+            ):  # a worker has taken the memory since, and nobody needs the slot
+                self.add_slot()
         if (batch := self._ready(key)) is None:
             batch = self._await(key)
         if batch.copied is None:
@@ -370,13 +391,32 @@ class Engine:
                 if self._staging.is_held:
                     self._post(self._poll_held)
                     pause = _POLL_HELD_SECONDS
-                if self._peers is not None and self._scheduler.expects_others:
-                    self._post(partial(self._scheduler.waited, waited))
-                    pause = _POLL_PEERS_SECONDS
-                with contextlib.suppress(Empty):
-                    self._wake.get(timeout=pause)
+                if self._peers is not None:
+                    # Also where none is expected yet: nobody wakes this thread when it comes to that.
+                    is_expected = self._scheduler.expects_others
+                    pause = min(pause, _POLL_PEERS_SECONDS if is_expected else _LOOK_AT_PEERS_SECONDS)
+                    if is_expected:
+                        self._post(partial(self._scheduler.waited, waited))
+                self._pause(key, pause)
         finally:
             self._consumer_waits = None
+            self._waited_seconds += self._clock() - begin
+
+    def _pause(self, key: tuple[int, int], pause: float) -> None:
+        """Wait to be woken, or for so long; record it where another thread's call holds the interpreter's lock."""
+        if self._late is None:
+            with contextlib.suppress(Empty):
+                get_within(self._wake, pause)
+            return
+        self._late.begin()
+        pause = min(pause, HELD_SECONDS)
+        due = self._clock() + pause
+        with contextlib.suppress(Empty):
+            get_within(self._wake, pause)
+        if late := self._late.late_seconds(due):
+            now, (epoch, step) = self._clock(), key
+            ring = self._recorder.ring(CONSUMER)
+            ring.record(Kind.LOCK, now - late, now, epoch=epoch, step=step, samples=0)
 
     def await_departure(self, watched: object) -> Departure:
         """Return what notes when the last reference to an object was dropped."""
@@ -489,7 +529,10 @@ class Engine:
     def waits(self) -> list[str]:
         """Return how far the run is, and a line for each wait under way (see `flow.waits`)."""
         lines = [self._consumer_line()] if self._consumer_waits is not None else []
-        return [*self._progress(), *lines, *self._working_lines()]
+        at = self._samples_at()
+        reads = sum(worker < self._first_decoder for worker in at)
+        in_flight = f"in flight: {format_count(reads, 'read')} ahead, {format_count(len(at) - reads, 'Load')}"
+        return [*self._progress(), *([in_flight] if at else []), *lines, *self._working_lines()]
 
     # The consumer's side
 
@@ -510,6 +553,10 @@ class Engine:
 
     def _make_space(self, key: tuple[int, int]) -> None:
         """Keep a slot in the workers' hands, as far as the memory limit lets."""
+        in_use = self._scheduler.slots_in_use
+        if in_use < self._slots and sum(map(self._staging.is_referred_to, range(self._slots))) >= in_use:
+            self._post(self._scheduler.use_all_slots)
+            return
         if len(self._lent) < self._slots or not all(map(self._staging.is_referred_to, range(self._slots))):
             return
         # A slot may have come back since it was counted, and be lent again. Then it is missing from `_lent` until its
@@ -550,10 +597,11 @@ class Engine:
 
     def _samples_at(self) -> dict[int, tuple[int, float]]:
         """Return the sample that each worker is at, and since when; in a Load of quick ones, since its beginning."""
-        quick = self._at_quick.copy()
-        return {
-            worker: (quick.get(worker, sample), since) for worker, (sample, since) in self._at.copy().items()
-        }
+        found = self._at.copy()
+        for worker, quick in self._at_quick.copy().items():
+            if worker in found:
+                found[worker] = quick.latest if isinstance(quick, Taken) else quick, found[worker][1]
+        return found
 
     def _name_of(self, sample: int) -> str:
         try:
@@ -654,9 +702,9 @@ class Engine:
                 return
 
     def _note_settled(self, now: float) -> None:
-        """Record which numbers of threads are others than before. Under the lock."""
+        """Record which numbers of threads and slots are others than before. Under the lock."""
         found, epoch = self._scheduler.settled, self._scheduler.epoch_of_fills
-        for place, known, count in zip((SOURCE, STAGING), self._settled, found, strict=True):
+        for place, known, count in zip((SOURCE, STAGING, NO_PLACE), self._settled, found, strict=True):
             if count != known:
                 self._ring.record(Kind.THREADS, now, now, epoch=epoch, samples=count, place=place)
         self._settled = found
@@ -706,7 +754,7 @@ class Engine:
 
     def _hand_out(self, instruction: Instruction, now: float) -> None:
         match instruction:
-            case Move():
+            case Move() | Evict():
                 self._moves.put(instruction)
             case Load():
                 self._loads.put(instruction)
@@ -770,7 +818,7 @@ class Engine:
         now: float,
     ) -> list[Instruction]:
         wall_seconds, cpu_seconds = seconds
-        if self._settings.watches_lock and self._scheduler.loads_running > 1:
+        if self._settings.ask_every_seconds is not None and self._scheduler.loads_running > 1:
             # No longer than this Load: before it there may have been nothing to do.
             since_last = min(now - self._load_ended, wall_seconds)
             self._lock_use = self._lock_use.plus(since_last, cpu_seconds, asked_seconds)
@@ -808,7 +856,11 @@ class Engine:
                 "batches are larger than the first samples let expect: fewer are loaded ahead, to stay within memory="
             )
         self._lent.difference_update(free)
-        return [instruction for slot in free for instruction in self._scheduler.slot_freed(slot, now)]
+        return [
+            instruction
+            for slot in free
+            for instruction in self._scheduler.slot_freed(slot, now, self._waited_seconds)
+        ]
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -827,12 +879,19 @@ class Engine:
         """No work is done any more. Twice is harmless."""
         waits.unregister(self)
         self._fetcher.close()
+        if self._late is not None:
+            self._late.close()
         self._arrived.clear()
         self._staging.close()
         self._when_finished()
 
     def _run_reader(self, worker: int, ring: Ring) -> None:
         while (move := self._moves.get()) is not None and not self._closed:
+            if isinstance(move, Evict):
+                self._fetcher.evict(np.array(move.samples))
+                self._inbox.append(partial(self._scheduler.evicted, move))
+                self._drive()
+                continue
             ids = np.array(move.samples)
             begin = self._clock()
             at = partial(self._note, worker)
@@ -899,7 +958,8 @@ class Engine:
             if loop is not None:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
-        asked_seconds = self._ask_for_lock(worker, ring, load, delay) if self._settings.watches_lock else None
+        every = self._settings.ask_every_seconds
+        asked_seconds = None if every is None else self._ask_for_lock(worker, ring, load, delay, every)
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
@@ -914,7 +974,7 @@ class Engine:
         return partial(self._loaded, load, failed, own_reads, seconds, asked_seconds)
 
     def _fetch_and_decode(
-        self, load: Load, at: Callable[[int], None], ring: Ring, delay: RunDelay
+        self, load: Load, at: Callable[[Any], None], ring: Ring, delay: RunDelay
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
         """Return what failed, by index in the Load, and how long own reads waited."""
         rows, ids, origins = load.rows, load.ids, load.origins
@@ -949,7 +1009,7 @@ class Engine:
             brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
-            wrong = self._decoder.decode(load, rows, ids, data, arrays, at)
+            wrong = self._decoder.decode(load, Brought(rows, ids, data), arrays, at)
             count = ids.size
             if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
                 flow = self._recorder.next_flow()
@@ -975,7 +1035,7 @@ class Engine:
         ids: NDArray[np.int64],
         rests: list[int],
         entries: list[int],
-        at: Callable[[int], None],
+        at: Callable[[Any], None],
         ring: Ring,
         delay: RunDelay,
         own_reads: list[OwnRead],
@@ -991,7 +1051,9 @@ class Engine:
         if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
-        data = self._fetcher.fetch(Request(ids, at, origin, rests, into=into, epoch=load.epoch))
+        follows = len(load.rows) >= _QUICK_SAMPLES  # as `at` of `_done`
+        request = Request(ids, at, origin, rests, into=into, epoch=load.epoch, follows=follows)
+        data = self._fetcher.fetch(request)
         end, computed = self._clock(), time.thread_time() - computed
         flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load.epoch, load.step)
         if not has_failed:
@@ -1018,7 +1080,8 @@ class Engine:
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
         place, peer = self._scheduler.where(origin)
-        has_failed = _has_failed(data)
+        kinds = set() if isinstance(data, Pieces) else set(map(type, data))
+        has_failed = Failed in kinds
         if has_failed:
             had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
             if peer != NO_PEER:
@@ -1032,7 +1095,7 @@ class Engine:
         if isinstance(data, Pieces):
             nbytes = data.joined.nbytes
         else:
-            nbytes = sum(map(_NBYTES, data)) if set(map(type, data)) == {np.ndarray} else 0
+            nbytes = sum(map(_NBYTES, data)) if kinds - {Failed} == {np.ndarray} else 0
         flow = self._recorder.next_flow()
         if len(data) > 1:
             ring.record_ids(flow, ids)
@@ -1042,14 +1105,16 @@ class Engine:
         )
         return flow, has_failed
 
-    def _ask_for_lock(self, worker: int, ring: Ring, load: Load, delay: RunDelay) -> float | None:
+    def _ask_for_lock(
+        self, worker: int, ring: Ring, load: Load, delay: RunDelay, every_seconds: float
+    ) -> float | None:
         """Record what `ask_for_lock` returns, and return it where another Load runs; None if it is not due."""
         begin = self._clock()
         if begin < self._next_ask.get(worker, begin):
             return None
         asked_seconds = ask_for_lock(self._clock, delay)
         end = self._clock()
-        self._next_ask[worker] = end + ASK_EVERY_SECONDS
+        self._next_ask[worker] = end + every_seconds
         ring.record(Kind.LOCK, end - asked_seconds, end, epoch=load.epoch, step=load.step, samples=0)
         # Without `_lock`: a number that is a moment old does as well.
         return asked_seconds if self._scheduler.loads_running > 1 else None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +19,13 @@ from typing import NamedTuple
 
 #: A thread asks so often: a few of hundreds of samples then pay for it, with 0.1 ms at most where the lock is free.
 ASK_EVERY_SECONDS = 0.02
+#: So often where nothing is decided by it, for the trace alone: a wait is judged by half a second before it.
+ASK_FOR_TRACE_SECONDS = 0.1
 #: A thread is kept from the lock that waits as long for it. It gets it after 5 ms at the latest, unless others want it
 #: too.
 KEPT_SECONDS = 1e-3
+#: A single call holds the lock that keeps it for so long: where threads take turns, each has it for 5 ms.
+HELD_SECONDS = 50e-3
 # Fewer say nothing.
 _LEAST_ASKED = 10
 #: From this share of the times that threads asked on, it matters that they were kept from the lock. Measured with two
@@ -97,6 +103,41 @@ def ask_for_lock(clock: Callable[[], float], delay: RunDelay) -> float:
     time.sleep(0)
     waited_seconds = clock() - begin
     return max(0.0, waited_seconds - (delay.seconds() - delayed_before))
+
+
+class LateWakes:
+    """Notices that a thread which pauses comes back late, as a call of another one holds the interpreter's lock.
+
+    schedstat: as for `RunDelay`.
+    """
+
+    def __init__(self, clock: Callable[[], float], schedstat: Path | None = _SCHEDSTAT) -> None:
+        self._clock, self._schedstat = clock, schedstat
+        self._thread, self._delay, self._delayed_seconds, self._looked = 0, RunDelay(None), 0.0, -math.inf
+
+    def begin(self) -> None:
+        """Take note that the calling thread will pause. The kernel is asked for its run delay every 50 ms at most."""
+        now, thread = self._clock(), threading.get_ident()
+        if thread != self._thread:
+            self._delay.close()
+            self._thread, self._delay = thread, RunDelay(self._schedstat)
+        elif now < self._looked + HELD_SECONDS:
+            return
+        self._looked, self._delayed_seconds = now, self._delay.seconds()
+
+    def late_seconds(self, due: float) -> float:
+        """Return for how long the thread was kept from the lock after a pause; 0 below `HELD_SECONDS`.
+
+        due: the clock's reading at the end of the pause. Waits for a processor are not counted.
+        """
+        late = self._clock() - due
+        if late >= HELD_SECONDS:
+            late -= max(0.0, self._delay.seconds() - self._delayed_seconds)  # 0 once it is closed
+        return late if late >= HELD_SECONDS else 0.0
+
+    def close(self) -> None:
+        """Close the file of the run delay. Idempotent."""
+        self._delay.close()
 
 
 class LockUse(NamedTuple):

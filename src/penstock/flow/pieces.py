@@ -14,15 +14,22 @@ class Pieces(Sequence[NDArray[np.uint8]]):
     """Samples that all could be had; an element is the view of one.
 
     memory: uint8[...]. begins: int64[samples + 1], ascending: sample k is memory[begins[k]:begins[k + 1]].
+    each_bytes: that each has, where that is known.
     was_resident: whether they were copied from memory: whoever brought them waited for no store.
     """
 
-    __slots__ = ("begins", "memory", "was_resident")
+    __slots__ = ("begins", "each_bytes", "memory", "was_resident")
 
     def __init__(
-        self, memory: NDArray[np.uint8], begins: NDArray[np.int64], *, was_resident: bool = False
+        self,
+        memory: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        *,
+        each_bytes: int | None = None,
+        was_resident: bool = False,
     ) -> None:
-        self.memory, self.begins, self.was_resident = memory, begins, was_resident
+        self.memory, self.begins = memory, begins
+        self.each_bytes, self.was_resident = each_bytes, was_resident
 
     def __len__(self) -> int:
         return self.begins.size - 1
@@ -48,7 +55,8 @@ class Pieces(Sequence[NDArray[np.uint8]]):
 
     def are_all(self, nbytes: int) -> bool:
         """Return whether each has so many bytes."""
-        return bool((np.diff(self.begins) == nbytes).all())
+        each_bytes = self.each_bytes
+        return bool((np.diff(self.begins) == nbytes).all()) if each_bytes is None else each_bytes == nbytes
 
     def clear(self) -> None:
         """Refer to the memory no longer."""

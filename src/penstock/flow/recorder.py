@@ -10,7 +10,6 @@ import itertools
 import struct
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
@@ -26,9 +25,6 @@ _PACK = struct.Struct("<ddqqQiiIiBb").pack_into
 _SPAN_BYTES = SPAN.itemsize
 #: Ids of groups that a ring holds until they are drained: 1 MiB.
 _MOST_IDS = 1 << 17
-#: Recorders that write to the folder of a `penstock watch`, by id, as they came: the first one is also that of the
-#: process's snapshot stores which were given none. Loaders put theirs in and take them out.
-OF_RUN: weakref.WeakValueDictionary[int, Recorder] = weakref.WeakValueDictionary()
 
 
 class Ring:
@@ -48,6 +44,7 @@ class Ring:
         "_ids_drained",
         "_ids_written",
         "_lost",
+        "_peeked",
         "_spans",
         "_written",
     )
@@ -62,7 +59,7 @@ class Ring:
         #: _drained <= _written <= _claimed.
         self._claimed = 0
         self._written = 0
-        self._drained = 0
+        self._drained = self._peeked = 0
         #: Spans overwritten before a drain copied them.
         self._lost = 0
         #: The ids of groups, by flow; how many of them came, moved by the writer, and went, by the drainer.
@@ -131,13 +128,19 @@ class Ring:
 
     def drain(self) -> Spans:
         """Return the spans recorded since the last drain, in the order they were recorded, as a copy."""
-        written = self._written
+        copied = self.peek()
+        written, intact = self._peeked, self._peeked - copied.size
+        self._lost += intact - self._drained
+        self._drained = written
+        return copied
+
+    def peek(self) -> Spans:
+        """Return what `drain` would, and leave it there. The drainer alone may ask."""
+        written = self._peeked = self._written
         first = max(self._drained, written - self._capacity)
         copied: Spans = self._spans.take(np.arange(first, written) % self._capacity)
         # What the writer has claimed by now may lie half-written in the copy's oldest places.
         intact = min(max(first, self._claimed - self._capacity), written)
-        self._lost += intact - self._drained
-        self._drained = written
         return copied[intact - first :]
 
     @property
@@ -229,7 +232,13 @@ class Recorder:
         A span is recorded when it ends, so one that ends while a drain runs comes with the next; sorted is
         each drain, and the joined trace only where work paused between them.
         """
-        spans = join_spans(ring.drain() for ring in self._all_rings())
+        return self._in_order(join_spans(ring.drain() for ring in self._all_rings()))
+
+    def peek(self) -> Spans:
+        """Return what `drain` would, and leave it there. The thread that drains may ask."""
+        return self._in_order(join_spans(ring.peek() for ring in self._all_rings()))
+
+    def _in_order(self, spans: Spans) -> Spans:
         spans["start"] -= self.origin
         spans["end"] -= self.origin
         in_order: Spans = spans.take(np.argsort(spans["end"], kind="stable"))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from penstock.flow.recorder import OF_RUN, Recorder
+from penstock.flow.collector import Collector
+from penstock.flow.recorder import Recorder
+from penstock.report import print_report
+from penstock.trace.file import TraceWriter, path_in_run
 from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
+from penstock.trace.trace import JSON
 
 #: What runs next to the training comes in pieces, see `penstock.trace.Kind`.
 _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
@@ -24,28 +30,79 @@ _recording = threading.Lock()
 _uncounted: Callable[[int], None] = deque[int](maxlen=0).append
 
 
-def snapshot_span(
-    recorder: Recorder | None, kind: Kind, step: int, tier: int = NO_PLACE
-) -> AbstractContextManager[Callable[[int], None]]:
-    """Record the time that the block of a `with` takes, at its end; also where it raises.
+class SnapshotSpans:
+    """Records what a snapshot store does: in the trace that it was given or, under `penstock watch`, in one of its own.
 
-    recorder: of the trace; None is that of a loader under `penstock watch`, and without one records nothing.
-    kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`. step: of the snapshot.
-    tier: number of the tier in the store, 0 is written first.
-    Returns: a context; in the block, a function is called with the bytes that were done since the call before.
-
-    >>> recorder = Recorder(16)
-    >>> with snapshot_span(recorder, Kind.SAVE, step=1000) as add:
-    ...     add(600_000_000)
-    >>> recorder.drain()[["kind", "bytes", "step"]].tolist()
-    [(6, 600000000, 1000)]
+    Its own is a file in the folder of the run, made with the first span. Any thread may record.
     """
-    recorder = recorder or next(iter(OF_RUN.values()), None)
-    return nullcontext(_uncounted) if recorder is None else _recorded(recorder, kind, step, tier)
+
+    def __init__(
+        self,
+        recorder: Recorder | None = None,
+        rank: int = 0,
+        report: Callable[[str], None] = print_report,
+    ) -> None:
+        """recorder: of a trace that somebody else collects. rank: of this process, in a trace of its own.
+
+        report: gets a line if that cannot be written any more.
+        """
+        self._recorder, self._report = recorder, report
+        self._collector: Collector | None = None
+        self._path = path_in_run() if recorder is None else None
+        if self._path is not None:
+            self._recorder = Recorder(_RING_SPANS, rank)
+            self._collector = Collector(self._recorder, None, report)
+            #: Ends the file; also if the store is never closed.
+            self._end = weakref.finalize(self, self._collector.close)
+
+    def span(
+        self, kind: Kind, step: int, tier: int = NO_PLACE
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Record the time that the block of a `with` takes, at its end; also where it raises.
+
+        kind: `SAVE`, `WRITE`, `DRAIN` or `LOAD`. step: of the snapshot.
+        tier: number of the tier in the store, 0 is written first.
+        Returns: a context; in the block, a function is called with the bytes that were done since the call before.
+
+        >>> recorder = Recorder(16)
+        >>> with SnapshotSpans(recorder).span(Kind.SAVE, step=1000) as add:
+        ...     add(600_000_000)
+        >>> recorder.drain()[["kind", "bytes", "step"]].tolist()
+        [(6, 600000000, 1000)]
+        """
+        if self._recorder is None:
+            return nullcontext(_uncounted)
+        return _recorded(self._recorder, kind, step, tier, self._collect)
+
+    def _collect(self) -> None:
+        collector = self._collector
+        if collector is None:
+            return
+        with _recording:
+            path, self._path = self._path, None
+            if path is not None and self._recorder is not None:
+                meta: dict[str, JSON] = {
+                    "snapshots": True,
+                    "started": self._recorder.started.isoformat(),
+                    "host": os.uname().nodename,
+                    "rank": self._recorder.rank,
+                }
+                try:
+                    collector.write_to(TraceWriter(path, meta))
+                except OSError as error:
+                    self._report(f"saves are not recorded in the run of penstock watch: {error}")
+        collector.collect()
+
+    def close(self) -> None:
+        """End a trace of its own. Twice is harmless."""
+        if self._collector is not None:
+            self._end()
 
 
 @contextmanager
-def _recorded(recorder: Recorder, kind: Kind, step: int, tier: int) -> Iterator[Callable[[int], None]]:
+def _recorded(
+    recorder: Recorder, kind: Kind, step: int, tier: int, collect: Callable[[], None]
+) -> Iterator[Callable[[int], None]]:
     ring = recorder.ring(_RINGS[kind], _RING_SPANS)
     piece_seconds = _PIECE_SECONDS.get(kind, math.inf)
     begin, nbytes = recorder.clock(), 0
@@ -56,6 +113,7 @@ def _recorded(recorder: Recorder, kind: Kind, step: int, tier: int) -> Iterator[
         with _recording:
             ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
         begin, nbytes = end, 0
+        collect()
 
     def add(more_bytes: int) -> None:
         nonlocal nbytes

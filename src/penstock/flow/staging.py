@@ -153,6 +153,10 @@ class Beside(Protocol):
         """Keep nothing of a slot any more."""
         ...
 
+    def close(self) -> None:
+        """Keep no memory to use again."""
+        ...
+
 
 class _Guard(weakref.ref["NDArray[Any]"]):
     """A weak reference to one array of a loan, whose callback `_RECORD` records the array's event.
@@ -364,6 +368,8 @@ class StagingBuffer:
         """
         if self._pinning is not None:
             self._pinning.close()
+        if self._beside is not None:
+            self._beside.close()
         arena, self.arena = self.arena, None
         if arena is not None:
             for slot in range(len(self)):

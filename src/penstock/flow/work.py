@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,24 +22,51 @@ class Failed(NamedTuple):
     error: Exception
 
 
+class Taken(NamedTuple):
+    """Samples that are taken from an iterator over them, faster than by a call for each."""
+
+    samples: list[int]
+    following: Iterator[int]
+
+    @property
+    def latest(self) -> int:
+        """The one that was taken last; the first, if none was."""
+        return self.samples[max(0, len(self.samples) - 1 - length_hint(self.following))]
+
+
 class Request(NamedTuple):
     """Samples that a thread wants, all from one place.
 
     ids: int64[n], of the samples.
     origin: SOURCE, or the number of the tier to take them from.
     rests: of each sample, the tier that is to keep what comes from the source, or STAGING; empty where none keeps any.
-    at: called with each sample in its turn. lasting: whether the bytes are wanted beyond this thread's next request.
+    at: called with each sample in its turn; where it follows, also with `Taken`, once for all of its samples.
+    lasting: whether the bytes are wanted beyond this thread's next request.
     into: where their bytes may be put one behind the other, if all have one size and fill it.
     epoch: that they are for; code of a user may ask for it.
     """
 
     ids: NDArray[np.int64]
-    at: Callable[[int], None]
+    at: Callable[[Any], None]
     origin: int = SOURCE
     rests: Sequence[int] = ()
     lasting: bool = False
     into: NDArray[np.uint8] | None = None
     epoch: int = 0
+    follows: bool = False
+
+    def one_by_one(self) -> Iterator[int]:
+        """Return the samples for code that takes them one by one, and let `at` know which it has taken."""
+        samples = self.samples
+        if not self.follows:
+            return map(self._at_of, samples)
+        taken = Taken(samples, iter(samples))
+        self.at(taken)
+        return taken.following
+
+    def _at_of(self, sample: int) -> int:
+        self.at(sample)
+        return sample
 
     @property
     def samples(self) -> list[int]:
@@ -73,6 +101,10 @@ class Fetcher(Protocol):
 
         By the clock that a recorder has unless it is given another.
         """
+        ...
+
+    def evict(self, ids: NDArray[np.int64]) -> None:
+        """Keep samples in no tier any longer, which no other call is about. ids: int64[n]."""
         ...
 
     def end_waits(self) -> None:
@@ -117,11 +149,22 @@ class FetcherOver(ABC):
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return self._fetcher.take_lost()
 
+    def evict(self, ids: NDArray[np.int64]) -> None:
+        self._fetcher.evict(ids)
+
     def end_waits(self) -> None:
         self._fetcher.end_waits()
 
     def close(self) -> None:
         self._fetcher.close()
+
+
+class Brought(NamedTuple):
+    """Some rows of a batch to be decoded: of each, its sample and what the fetcher brought."""
+
+    rows: Sequence[int]
+    ids: NDArray[np.int64]
+    data: Sequence[Any]
 
 
 class Decoder(Protocol):
@@ -137,17 +180,10 @@ class Decoder(Protocol):
         ...
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
-        """Write some rows of a slot; return the failed ones, each by its index in `rows`, with the reason.
+        """Write some rows of a slot; return the failed ones, each by its index in them, with the reason.
 
-        rows: of the batch. ids, data: of each row, its sample and what the fetcher brought.
         arrays: of the slot, [batch size, *shape] each.
         """
         ...

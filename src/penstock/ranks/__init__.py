@@ -6,6 +6,7 @@
     agreement          after which step all ranks stop
     mesh               which data-parallel rank a process is
     transport          the seam: who carries messages; `_torch` and `_mpi` do, `_of_job` chooses
+    carrier            the seam for samples: `_zmq` and `_mpi`, see `remote_peers.Carrier`; `wakeable` ends their waits
 """
 
 from penstock.ranks.exchange import Ranks, alone, ranks_of_this_job, shared_ranks

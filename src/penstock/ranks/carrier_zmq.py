@@ -1,25 +1,30 @@
 """Messages about samples between hosts, over ZeroMQ: every connection is encrypted, and both ends prove who they are.
 
 Each rank makes a pair of keys, whose public half the others get by the job's own exchange. A rank answers the keys of
-its job alone, and knows by the key which rank asks (CURVE, and ZAP for who may: RFC 25 to 27 of ZeroMQ).
+its job alone, and knows by the key which rank asks (CURVE, and ZAP for who may: RFC 25 to 27 of ZeroMQ). Decode servers
+and who asks them make their keys of a secret that both have in a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
 
 from penstock.errors import ConfigError
 from penstock.ranks.peer_messages import MOST_HEAD_BYTES
+from penstock.ranks.wakeable import Wakeable
 
 #: Names the network interface, or its address, by which other hosts reach this one.
 INTERFACE = "PENSTOCK_INTERFACE"
@@ -37,66 +42,110 @@ _LINGER_MS = 200
 _SIOCGIFADDR = 0x8915
 
 
-class ZmqCarrier:
+class KeyPair(NamedTuple):
+    """A pair of keys of CURVE, in the letters of Z85."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def of(cls, secret: bytes, role: str) -> KeyPair:
+        """Return the pair that everyone makes of a secret of 32 bytes for a role, such as "server"."""
+        own = hashlib.blake2b(role.encode("ascii"), key=secret, digest_size=32).digest()
+        made = z85.encode(own)
+        return cls(zmq.curve_public(made), made)
+
+
+class ZmqCarrier(Wakeable):
     """One rank's sockets. Made by one thread, then used by another; `wake` alone by any.
 
-    interface: address of this host that others connect to.
+    interface: address of this host that others connect to; None where nobody does.
     most_part_bytes: of a part of a message; who sends more is disconnected before it is received.
+    keys: of this rank; new ones unless given. port: that it listens at; a free one unless given.
     Raises: ConfigError where the interface is not here, or ZeroMQ was built without CURVE.
     """
 
-    def __init__(self, interface: str, most_part_bytes: int) -> None:
+    def __init__(
+        self, interface: str | None, most_part_bytes: int, *, keys: KeyPair | None = None, port: int = 0
+    ) -> None:
         if not zmq.has("curve"):
             raise ConfigError(
-                'share="hosts" needs ZeroMQ with CURVE, and this one has none: install the wheel of pyzmq'
+                "messages between hosts need ZeroMQ with CURVE, and this one has none: install the wheel of pyzmq"
             )
         self._most_bytes = max(most_part_bytes, MOST_HEAD_BYTES) + _ADDED_BYTES
-        self._public, self._secret = zmq.curve_keypair()
+        self._public, self._secret = keys or KeyPair(*zmq.curve_keypair())
         self._context = zmq.Context()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        super().__init__()
         #: Which rank has a key, as ZAP brings it.
         self._rank_of: dict[bytes, int] = {}
         self._asking: dict[int, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
-        try:
-            self._judging = self._new_socket(zmq.REP)
-            self._judging.bind("inproc://zeromq.zap.01")
-            self._serving = self._new_socket(zmq.ROUTER)
-            self._serving.curve_server = True
-            self._serving.zap_domain = _DOMAIN
-            self._serving.linger = _LINGER_MS
-            host = f"[{interface}]" if ":" in interface else interface
-            self._serving.ipv6 = ":" in interface
-            port = self._serving.bind_to_random_port(f"tcp://{host}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(
-                f"this rank cannot listen at {interface}: {error}; set {INTERFACE} to a network interface of this "
-                'host, such as eth0, or to its address; or give share="host"'
-            ) from error
+        #: Whether who is unknown may become known: then it tries again instead of giving up.
+        self.admits_later = False
+        #: Whom a connection was cut to since `take_cut`.
+        self._cut: set[int] = set()
+        self._watched: dict[Any, int] = {}
+        self._judging: zmq.Socket[bytes] | None = None
+        self._serving: zmq.Socket[bytes] | None = None
         self._poller.register(self._wake, zmq.POLLIN)
+        if interface is not None:
+            try:
+                self._listen(f"[{interface}]" if ":" in interface else interface, port)
+            except zmq.ZMQError as error:
+                self.close()
+                at = f"{interface}, port {port}," if port else interface
+                raise ConfigError(
+                    f"this process cannot listen at {at}: {error}; name a network interface of this host, such as "
+                    f'eth0, or its address: for ranks as {INTERFACE}, or give share="host"'
+                ) from error
+
+    def _listen(self, host: str, port: int) -> None:
+        """Raises: zmq.ZMQError."""
+        self._judging = self._new_socket(zmq.REP)
+        self._judging.bind("inproc://zeromq.zap.01")
+        self._serving = serving = self._new_socket(zmq.ROUTER)
+        for each in (self._judging, serving):
+            self._poller.register(each, zmq.POLLIN)
+        serving.curve_server = True
+        serving.zap_domain = _DOMAIN
+        serving.linger = _LINGER_MS
+        serving.ipv6 = "[" in host
+        if port:
+            serving.bind(f"tcp://{host}:{port}")
+        else:
+            port = serving.bind_to_random_port(f"tcp://{host}")
         self.offer = {"address": f"tcp://{host}:{port}", "key": self._public.decode("ascii")}
 
-    def connect(self, offers: dict[int, dict[str, str]]) -> None:
+    def admit(self, key: bytes, rank: int) -> None:
+        """Let who has a public key connect, as a rank."""
+        self._rank_of[z85.decode(key)] = rank
+
+    def connect(self, offers: dict[int, dict[str, str]], *, cut_seconds: float | None = None) -> None:
         """Connect to other ranks, and let these connect. offers: of each, the `offer` of its carrier.
 
+        cut_seconds: notice a rank that is silent for so long, or has ended: `take_cut` tells.
         Raises: ConfigError where so many connections cannot be made.
         """
         self._context.set(zmq.MAX_SOCKETS, len(offers) + 64)
         try:
             for rank, offer in offers.items():
-                asking = self._new_socket(zmq.DEALER)
-                asking.curve_serverkey = offer["key"].encode("ascii")
-                asking.ipv6 = "[" in offer["address"]
-                asking.reconnect_ivl, asking.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
-                asking.connect(offer["address"])
-                self._asking[rank] = asking
-                self._rank_of[z85.decode(offer["key"].encode("ascii"))] = rank
+                watch = (
+                    None
+                    if cut_seconds is None
+                    else functools.partial(self._watch, rank=rank, seconds=cut_seconds)
+                )
+                self._asking[rank] = asking = self._connected(offer, watch)
+                self._poller.register(asking, zmq.POLLIN)
+                self.admit(offer["key"].encode("ascii"), rank)
         except zmq.ZMQError as error:
             raise ConfigError(
                 f"{len(offers):,} ranks of other hosts are more than this process can connect to: {error}; raise "
                 '"ulimit -n", or give share="host"'
             ) from error
+
+    def sender(self, offer: dict[str, str]) -> ZmqSender:
+        """Return another connection to a rank, by which any thread sends; `close` ends it, before the carrier is."""
+        return ZmqSender(self._connected(offer))
 
     def ask(self, rank: int, parts: Sequence[Any]) -> bool:
         """Send a message to a rank; return False where too many wait already."""
@@ -104,6 +153,7 @@ class ZmqCarrier:
 
     def answer(self, who: Any, parts: Sequence[Any]) -> bool:
         """Send a message back to who sent one, as `receive` names it."""
+        assert self._serving is not None, "only who listens is sent a message to answer"
         return _sent(self._serving, [who, *parts])
 
     def receive(self, seconds: float | None) -> list[tuple[int, Any, list[Any]]]:
@@ -111,11 +161,14 @@ class ZmqCarrier:
         found: list[tuple[int, Any, list[Any]]] = []
         ready = dict(self._poller.poll(None if seconds is None else max(0, int(1e3 * seconds) + 1)))
         if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-        while self._judging in ready and (request := _received(self._judging)):
-            self._judge([bytes(part) for part in request])
-        while self._serving in ready and (parts := _received(self._serving)):
+            self._sleep_again()
+        for monitor, rank in self._watched.items():
+            while monitor in ready and _received(monitor):
+                self._cut.add(rank)
+        judging, serving = self._judging, self._serving
+        while judging is not None and judging in ready and (request := _received(judging)):
+            judging.send_multipart(self._verdict([bytes(part) for part in request]))
+        while serving is not None and serving in ready and (parts := _received(serving)):
             # The rank by its key: what the message says of itself counts for nothing.
             found.append((int(parts[1].get("User-Id")), bytes(parts[0]), [each.buffer for each in parts[1:]]))
         for rank, asking in self._asking.items():
@@ -123,30 +176,47 @@ class ZmqCarrier:
                 found.append((rank, None, [each.buffer for each in parts]))
         return found
 
-    def wake(self) -> None:
-        """Have `receive` return."""
-        with contextlib.suppress(BlockingIOError):  # it is to return already
-            os.eventfd_write(self._wake, 1)
+    def take_cut(self) -> set[int]:
+        """Return whom a connection was cut to since this was called last."""
+        found, self._cut = self._cut, set()
+        return found
 
-    @property
-    def wakes_by(self) -> int:
-        """The descriptor of an eventfd that does what `wake` does."""
-        return self._wake
+    def _watch(self, asking: zmq.Socket[bytes], rank: int, seconds: float) -> None:
+        """Notice when a connection is cut: ZeroMQ's own thread asks and answers, whatever Python's are busy with."""
+        asking.heartbeat_ivl, asking.heartbeat_timeout = int(1e3 * seconds / 3) + 1, int(1e3 * seconds) + 1
+        monitor = asking.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller.register(monitor, zmq.POLLIN)
+        self._watched[monitor] = rank
 
     def close(self) -> None:
         """End all connections. Once, when no thread uses it."""
         for each in self._asking.values():
+            each.disable_monitor()
             each.close(0)
         self._context.destroy()
         os.close(self._wake)
 
-    def _judge(self, request: list[bytes]) -> None:
-        """Say whether a key may connect."""
+    def _verdict(self, request: list[bytes]) -> list[bytes]:
+        """Return whether a key may connect, as ZAP says it."""
         version, number, domain, _, _, mechanism, *credentials = request
         rank = self._rank_of.get(credentials[0]) if credentials else None
         is_known = (domain, mechanism) == (_DOMAIN, b"CURVE") and rank is not None
-        verdict = [b"200", b"", str(rank).encode("ascii")] if is_known else [b"400", b"not of this job", b""]
-        self._judging.send_multipart([version, number, *verdict, b""])
+        refusal = [b"300" if self.admits_later else b"400", b"not of this job", b""]
+        verdict = [b"200", b"", str(rank).encode("ascii")] if is_known else refusal
+        return [version, number, *verdict, b""]
+
+    def _connected(
+        self, offer: dict[str, str], watch: Callable[[zmq.Socket[bytes]], None] | None = None
+    ) -> zmq.Socket[bytes]:
+        """Return a socket that connects to a rank. watch: called before it does. Raises: zmq.ZMQError."""
+        made = self._new_socket(zmq.DEALER)
+        made.curve_serverkey = offer["key"].encode("ascii")
+        made.ipv6 = "[" in offer["address"]
+        made.reconnect_ivl, made.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
+        if watch is not None:
+            watch(made)
+        made.connect(offer["address"])
+        return made
 
     def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
@@ -155,8 +225,26 @@ class ZmqCarrier:
         made.maxmsgsize = self._most_bytes
         made.linger = 0
         made.heartbeat_ivl, made.heartbeat_timeout = _HEARTBEAT_MS, _CUT_MS
-        self._poller.register(made, zmq.POLLIN)
         return made
+
+
+class ZmqSender:
+    """A connection by which any thread sends, and nothing comes back. Made by `ZmqCarrier.sender`."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        #: Of the socket: a thread has it for as long as it sends.
+        self._lock = threading.Lock()
+
+    def send(self, parts: Sequence[Any]) -> bool:
+        """Send a message; return False where too many wait already, or after `close`."""
+        with self._lock:
+            return not self._socket.closed and _sent(self._socket, parts)
+
+    def close(self) -> None:
+        """End the connection. Twice is harmless."""
+        with self._lock:
+            self._socket.close(0)
 
 
 def _sent(through: zmq.Socket[bytes], parts: Sequence[Any]) -> bool:

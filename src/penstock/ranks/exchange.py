@@ -46,7 +46,7 @@ _BYTES_FOLLOW = b"\n"
 class Ranks:
     """The ranks of one job, for one purpose: every rank makes its own, in the same order, and makes the same calls.
 
-    transport: how messages travel; nobody else uses it.
+    transport: how messages travel; nobody else sends any by it.
     timeout_seconds: how long a rank may give no sign of life, from when rank 0 waits for it, before it is named.
 
     One thread at a time uses it, any thread. Exchanges do not nest.
@@ -59,7 +59,7 @@ class Ranks:
             )
         self.rank = transport.rank
         self.size = transport.size
-        self._transport = transport
+        self.transport = transport
         self._timeout_seconds = timeout_seconds
         self._exchanges = 0  # how many have begun: the number of the current one
         self._early: dict[
@@ -140,7 +140,7 @@ class Ranks:
                 if self.rank == 0:
                     self._send_all(message)
                 else:
-                    self._transport.send(0, self._sealed(message))
+                    self.transport.send(0, self._sealed(message))
         finally:
             self._in_use.release()
 
@@ -200,10 +200,10 @@ class Ranks:
         next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
         for rank in self.others:
             with contextlib.suppress(WaitTimeout):  # it is gone; the others must hear nevertheless
-                self._transport.send(rank, data)
+                self.transport.send(rank, data)
             if time.monotonic() > next_sign:  # a long message is under way to many ranks
                 for waiting in range(rank + 1, self.size):
-                    self._transport.send(waiting, sign)
+                    self.transport.send(waiting, sign)
                 next_sign = time.monotonic() + self._timeout_seconds / SIGNS_PER_TIMEOUT
 
     # -- The others --
@@ -214,9 +214,9 @@ class Ranks:
         except BaseException as error:
             with contextlib.suppress(RankError, WaitTimeout):
                 left = _left(self.rank, self.size, what, error)
-                self._transport.send(0, self._sealed({"failed": "RankError", "text": left}))
+                self.transport.send(0, self._sealed({"failed": "RankError", "text": left}))
             raise
-        self._transport.send(0, self._sealed({"what": what} | own))
+        self.transport.send(0, self._sealed({"what": what} | own))
         began = last_sign = time.monotonic()
         while True:
             for message in self._messages_from(0):
@@ -226,7 +226,7 @@ class Ranks:
             now = time.monotonic()
             if now - last_sign > self._timeout_seconds:
                 text = self._did_not_arrive([0], what)
-                self._transport.send(0, self._sealed({"what": what, "failed": "WaitTimeout", "text": text}))
+                self.transport.send(0, self._sealed({"what": what, "failed": "WaitTimeout", "text": text}))
                 raise WaitTimeout(text)
             time.sleep(pause_seconds(now - began))
 
@@ -258,7 +258,7 @@ class Ranks:
     def _messages_from(self, sender: int) -> list[dict[str, Any]]:
         """Return the messages of the current exchange that have come; those of earlier ones came too late."""
         messages = self._early.pop(sender, [])
-        while (data := self._transport.receive(sender)) is not None:
+        while (data := self.transport.receive(sender)) is not None:
             head, is_of_bytes, value = data.partition(_BYTES_FOLLOW)
             messages.append(json.loads(head) | ({"value": value} if is_of_bytes else {}))
         if early := [message for message in messages if message["exchange"] > self._exchanges]:
@@ -280,7 +280,7 @@ class Ranks:
             while not done.wait(self._timeout_seconds / SIGNS_PER_TIMEOUT):
                 for rank in by:
                     with contextlib.suppress(WaitTimeout, RankError):  # the exchange itself will say so
-                        self._transport.send(rank, message)
+                        self.transport.send(rank, message)
 
         thread = threading.Thread(target=tell, name="penstock-ranks-sign", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""What ranks on different hosts say to each other about samples: a few kinds of messages, of numbers of 64 bits.
+"""What ranks and decode servers say to each other about samples: a few kinds of messages, of numbers of 64 bits.
 
     kind     numbers                                       sent
     ASK      the ids that are wanted                       to who keeps them; none: a probe
@@ -6,25 +6,31 @@
     FOLLOW                                                 to who keeps samples: send news from `number` on
     NEWS     ids that are kept, from the `number`-th on    back, and whenever there are more
     LEAVE                                                  back: nothing is answered any more
+    GREET                                                  before the first ASK, and as a probe: a part that describes
+                                                           what will be asked for; ANSWER without ids: it is known
+    REFUSE                                                 back: a part that says why it will never be answered
 
 A head comes before: a mark, the version, the kind, `number` (of the request; of the first id), and the generation of
-the log that the samples are kept by, which tells a rank from an earlier one at the same address. Little-endian.
+the log that the samples are kept by, which tells a rank from an earlier one at the same address; to a decode server, a
+digest of the description. Little-endian.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+NO_IDS = np.empty(0, np.int64)
 
 _HEAD = struct.Struct("<4sHHQQ")
 _MARK, _VERSION = b"PNST", 1
 
-ASK, ANSWER, FOLLOW, NEWS, LEAVE = range(1, 6)
+ASK, ANSWER, FOLLOW, NEWS, LEAVE, GREET, REFUSE = range(1, 8)
 #: Size of a sample that is not there.
 ABSENT = -1
 #: Numbers of a sample in an ANSWER.
@@ -57,9 +63,24 @@ def unpacked(data: Any) -> Message | None:
     if numbers_bytes < 0 or numbers_bytes % 8 or view.nbytes > MOST_HEAD_BYTES:
         return None
     mark, version, kind, number, generation = _HEAD.unpack_from(view)
-    if (mark, version) != (_MARK, _VERSION) or not ASK <= kind <= LEAVE:
+    if (mark, version) != (_MARK, _VERSION) or not ASK <= kind <= REFUSE:
         return None
     numbers = np.frombuffer(view, "<i8", offset=_HEAD.size).astype(np.int64, copy=False)
     if kind == ANSWER and numbers.size % ANSWER_COLUMNS:
         return None
     return Message(kind, number, generation, numbers)
+
+
+def answered(
+    number: int, generation: int, ids: Ids, found: Sequence[tuple[NDArray[np.uint8], int] | None]
+) -> list[Any]:
+    """Return the parts of an ANSWER. found: of each id, its bytes and their checksum; None for what is not there."""
+    records = np.empty((ids.size, ANSWER_COLUMNS), np.int64)
+    records[:, 0], records[:, 1], records[:, 2] = ids, ABSENT, 0
+    parts: list[Any] = [b""] * ids.size
+    for index, each in enumerate(found):
+        if each is not None:
+            data, checksum = each
+            records[index, 1], parts[index] = data.size, data.reshape(-1).data
+            records[index, 2:].view(np.uint64)[0] = checksum
+    return [packed(Message(ANSWER, number, generation, records.ravel())), *parts]

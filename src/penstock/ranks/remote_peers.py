@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.policy.peer_patience import PeerPatience
+from penstock.queues import get_within
 from penstock.ranks.peer_messages import (
     ABSENT,
     ANSWER,
@@ -32,7 +33,10 @@ from penstock.ranks.peer_messages import (
     LEAVE,
     MOST_IDS,
     NEWS,
+    NO_IDS,
+    REFUSE,
     Message,
+    answered,
     packed,
     unpacked,
 )
@@ -46,7 +50,6 @@ _NEWS_PAUSE = 8.0
 #: A rank that has not announced all that it shall keep is asked for news again after so long without any: it may have
 #: been connected to anew.
 _FOLLOW_SECONDS = 2.0
-_NO_IDS = np.empty(0, np.int64)
 
 
 class Carrier(Protocol):
@@ -95,10 +98,15 @@ class Shelf(Protocol):
 
 
 class FarRank(NamedTuple):
-    """What is known of a rank of another host. generation: of its log. kept: how many samples it shall keep."""
+    """What is known of a rank of another host.
+
+    generation: of its log. kept: how many samples it shall keep.
+    greeting: what a decode server is sent, and has to answer, before it is asked for anything; empty for ranks.
+    """
 
     generation: int
     kept: int
+    greeting: Sequence[bytes] = ()
 
 
 class _Asked:
@@ -146,6 +154,12 @@ class RemotePeers:
         self._asked: dict[int, _Asked] = {}
         self._next_number = 1
         self._is_closed = self._is_over = False
+        #: By number, why a decode server will never answer. `greeted`: whether all have answered, or refused, once.
+        self.refused: dict[int, str] = {}
+        self.greeted = threading.Event()
+        self._not_heard_of = {rank for rank, each in ranks.items() if each.greeting}
+        for rank in self._not_heard_of:
+            self._patience[rank].probe_at = 0.0
         #: Samples that were not had as announced: absent, with wrong bytes, and answered too late, or not.
         self.absent = self.wrong = self.late = 0
         #: Ids that a rank keeps; None: nothing for now.
@@ -153,7 +167,7 @@ class RemotePeers:
         self._outbox: SimpleQueue[tuple[int, _Asked]] = SimpleQueue()
 
         # The thread's own: ids that this rank keeps, by the order of its log, and those that came since; who gets news.
-        self._kept = _NO_IDS
+        self._kept = NO_IDS
         self._fresh: list[Ids] = []
         self._followers: dict[int, _Follower] = {}
         self._next_news = 0.0
@@ -203,7 +217,7 @@ class RemotePeers:
         self._outbox.put((number, asked))
         self._carrier.wake()
         try:
-            answer = asked.answer.get(timeout=seconds)
+            answer = get_within(asked.answer, seconds)
         except Empty:
             answer = None
         with self._lock:
@@ -279,7 +293,8 @@ class RemotePeers:
     def _due(self, now: float) -> float | None:
         """Return how many seconds the thread may sleep; None: until something comes."""
         with self._lock:
-            dues = [each.probe_at for each in self._patience.values() if each.probe_at is not None]
+            waiting = [each for rank, each in self._patience.items() if rank not in self.refused]
+            dues = [each.probe_at for each in waiting if each.probe_at is not None]
         dues += [self._follow_at[rank] for rank in self._ranks if self._wants_news(rank)]
         if (self._fresh and self._followers) or any(
             each.sent < self._kept.size for each in self._followers.values()
@@ -290,7 +305,7 @@ class RemotePeers:
     def _wants_news(self, rank: int) -> bool:
         return self._heard[rank] < self._ranks[rank].kept and not self._patience[rank].is_away
 
-    def _said(self, kind: int, number: int = 0, numbers: Ids = _NO_IDS) -> Message:
+    def _said(self, kind: int, number: int = 0, numbers: Ids = NO_IDS) -> Message:
         return Message(kind, number, self._shelf.generation, numbers)
 
     def _handle(self, rank: int, who: Any, parts: list[Any]) -> None:
@@ -303,7 +318,12 @@ class RemotePeers:
             return
         if message.generation != self._ranks[rank].generation:
             return
-        if message.kind == LEAVE:
+        if message.kind == REFUSE:
+            self.refused[rank] = b"".join(map(bytes, parts[1:])).decode("utf-8", "replace")
+        self._not_heard_of.discard(rank)
+        if not self._not_heard_of:
+            self.greeted.set()
+        if message.kind in (LEAVE, REFUSE):
             self._miss(rank)
             return
         with self._lock:
@@ -353,16 +373,10 @@ class RemotePeers:
             ids = message.numbers
             is_known = (ids >= 0) & (ids < self._sizes_bytes.size)
             sizes = self._sizes_bytes[np.where(is_known, ids, 0)]
-            records = np.empty((ids.size, ANSWER_COLUMNS), np.int64)
-            records[:, 0], records[:, 1], records[:, 2] = ids, ABSENT, 0
-            parts: list[Any] = [b""] * ids.size
-            for index, found in enumerate(self._shelf.look_up(ids, sizes)):
-                if found is not None and is_known[index]:
-                    data, checksum = found
-                    records[index, 1], parts[index] = data.size, data.data
-                    records[index, 2:].view(np.uint64)[0] = checksum
-            answer = self._said(ANSWER, message.number, records.ravel())
-            self._carrier.answer(who, [packed(answer), *parts])  # where too much waits, it is late
+            found = self._shelf.look_up(ids, sizes)
+            kept = [each if is_known[index] else None for index, each in enumerate(found)]
+            # Where too much waits, it is late.
+            self._carrier.answer(who, answered(message.number, self._shelf.generation, ids, kept))
 
     def _send_asked(self) -> None:
         while True:
@@ -379,16 +393,18 @@ class RemotePeers:
             with self._lock:
                 patience = self._patience[rank]
                 is_due = patience.probe_at is not None and now >= patience.probe_at
+                is_due = is_due and rank not in self.refused
                 if is_due:
                     patience.probed(now)
             if is_due:
-                self._carrier.ask(rank, [packed(Message(ASK, 0, self._ranks[rank].generation, _NO_IDS))])
+                probe = [packed(Message(ASK, 0, self._ranks[rank].generation, NO_IDS))]
+                self._carrier.ask(rank, self._ranks[rank].greeting or probe)
             elif self._wants_news(rank) and now >= self._follow_at[rank]:
                 self._follow(rank, now)
 
     def _follow(self, rank: int, now: float) -> None:
         self._follow_at[rank] = now + _FOLLOW_SECONDS
-        following = Message(FOLLOW, self._heard[rank], self._ranks[rank].generation, _NO_IDS)
+        following = Message(FOLLOW, self._heard[rank], self._ranks[rank].generation, NO_IDS)
         self._carrier.ask(rank, [packed(following)])
 
     def _spread_news(self) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, WaitTimeout
 from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS, named_ranks
 
+if TYPE_CHECKING:  # of an extra
+    from penstock.ranks.carrier_mpi import MpiCarrier
+
+#: Of messages by which ranks agree.
+_TAG = 0
 #: How long a rank that gave up waits for the others that came to say that they did.
 ANSWER_SECONDS = 1.0
 
@@ -78,12 +83,13 @@ class MpiTransport:
     """Messages of one communicator, all of one tag: MPI keeps those between two ranks in order.
 
     timeout_seconds: after which a message that is too long to be sent ahead, and is not fetched, is given up.
+    communicator: a `carrier` sends messages on it with a tag from `free_tag` on, once all ranks know who takes which.
     """
 
     def __init__(self, communicator: Any, *, timeout_seconds: float) -> None:
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
-        self._communicator = communicator
+        self.communicator, self.free_tag = communicator, _TAG + 1
         self._timeout_seconds = timeout_seconds
         self._unfetched: list[
             tuple[Any, bytes]
@@ -91,7 +97,7 @@ class MpiTransport:
 
     def send(self, to: int, message: bytes) -> None:
         # Isend, since Send would wait for ever for a rank that is gone. Short messages are off at once.
-        request = self._communicator.Isend([message, len(message), _byte()], to)
+        request = self.communicator.Isend([message, len(message), _byte()], to, _TAG)
         began = time.monotonic()
         while not request.Test():
             waited_seconds = time.monotonic() - began
@@ -107,12 +113,19 @@ class MpiTransport:
         from mpi4py import MPI
 
         status = MPI.Status()
-        found = self._communicator.Improbe(sender, status=status)
+        found = self.communicator.Improbe(sender, _TAG, status=status)
         if found is None:
             return None
         message = bytearray(status.Get_count(_byte()))
         found.Recv([message, len(message), _byte()])
         return bytes(message)
+
+    def carrier(self, tag: int, most_part_bytes: int) -> MpiCarrier:
+        """Return what sends messages to all ranks, and receives theirs. tag: that is free on all of them."""
+        from penstock.ranks.carrier_mpi import MpiCarrier
+
+        self.free_tag = tag + 1
+        return MpiCarrier(self.communicator, tag, most_part_bytes)
 
 
 def _byte() -> Any:

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from penstock.errors import RankError, WaitTimeout
+from penstock.queues import get_within
 from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
 
 #: A TCPStore closes the connection on a value above 8 MiB; longer messages are sent in pieces.
@@ -146,7 +147,7 @@ class _Clerk:
         answer: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._questions.put((function, arguments, answer))
         try:
-            value, error = answer.get(timeout=self._timeout_seconds)
+            value, error = get_within(answer, self._timeout_seconds)
         except Empty:
             raise self._timed_out() from None
         if isinstance(error, RuntimeError):  # DistError of PyTorch, JaxRuntimeError

@@ -16,7 +16,7 @@ from penstock.store.files import named_as
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
 from penstock.store.object_store import Facts, is_address
-from penstock.store.packed import stats_of
+from penstock.store.packed import Layout, stats_of
 from penstock.store.patterns import Paths, brief, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
@@ -55,27 +55,18 @@ class _EvenFiles(RowFiles):
         self,
         place: str,
         files: tuple[str, ...],
-        begins: Sequence[int],
+        begins: Sequence[int] | Ids,
         counts: Sequence[int],
         step_bytes: int,
         numbers: Numbers,
         labels: Labels,
         objects: Objects | None = None,
     ) -> None:
-        self._begins, self._step_bytes = np.array(begins, np.int64), step_bytes
-        super().__init__(
-            place,
-            files,
-            counts,
-            numbers,
-            labels,
-            facts=repr((numbers, step_bytes, self._begins, counts)),
-            objects=objects,
-        )
-
-    def _offsets(self, units: Ids, rows: Ids) -> Ids:
-        found: Ids = self._begins[units] + rows * self._step_bytes
-        return found
+        begins = np.array(begins, np.int64)
+        facts = repr((numbers, step_bytes, begins, counts))
+        super().__init__(place, files, counts, numbers, labels, facts=facts, objects=objects)
+        origins, size = begins - self._firsts * step_bytes, np.array([self.sample_bytes])
+        self._layout = Layout(self._ends, size, origins=origins, step_bytes=step_bytes)
 
 
 class Records(_EvenFiles):

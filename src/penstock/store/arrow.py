@@ -8,16 +8,15 @@ Source: the Arrow columnar format, "Variable-size Binary Layout" and "IPC File F
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.catalog import Catalog, Ints
 from penstock.store.columns import (
     AUTO_LABEL,
     ColumnLabel,
@@ -29,18 +28,16 @@ from penstock.store.columns import (
 )
 from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.files import named_as
-from penstock.store.listing import Asking, Refresh
+from penstock.store.listing import Asking, ListingArguments
 from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
-    Look,
     Opened,
-    files_alone_in,
     files_below,
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.patterns import Paths, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import parse_bytes
 
@@ -58,9 +55,10 @@ class ArrowFiles(CataloguedFiles):
         dataset.cache_files]; what `select` or `shuffle` chose is not in them before `flatten_indices`.
     sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
-    label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
-        cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
-        and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
+    label: the column that is the label, of numbers, lists of one length, or text; "auto" is the first that there is of
+        label, labels, class, cls and target, or no label; None takes none. Names are numbered in sorted order; integers
+        keep their numbers, and get the names that datasets keeps beside the schema. A list of columns of numbers gives
+        several, by name.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`.
@@ -76,40 +74,14 @@ class ArrowFiles(CataloguedFiles):
         sample: str | None = None,
         label: ColumnLabel = AUTO_LABEL,
         classes: Sequence[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(paths)
         list_anew = partial(list_arrow, place, sample, label)
-        super().__init__(
-            place,
-            list_anew,
-            refresh,
-            calls,
-            catalog,
-            storage_options=storage_options,
-            sample=sample,
-            label=label,
-            classes=classes,
-        )
+        super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
 
 
-def are_arrow(place: str, objects: Objects | None, look: Look) -> bool:
-    """Return whether a place, of `place_of_paths`, is of Arrow files by its name, or a folder with nothing else.
-
-    That is what `save_to_disk` of datasets writes, and files of JSON. It asks the file system.
-    objects: what reads addresses. look: what lists a folder.
-    """
-    if is_of_several(place):
-        return files_of(place, objects)[0].lower().endswith(ARROW_ENDINGS)
-    return place.lower().endswith(ARROW_ENDINGS) or bool(files_alone_in(place, ARROW_ENDINGS, look))
-
-
-def list_arrow(
-    place: str, sample: str | None, label: ColumnLabel, key: CatalogKey, old: Catalog | None, asking: Asking
-) -> Catalog:
+def list_arrow(place: str, sample: str | None, label: ColumnLabel, asking: Asking) -> Catalog:
     """Index Arrow files; see `ArrowFiles`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label, asking.objects))
@@ -120,9 +92,7 @@ def list_arrow(
         asking.progress.found.append(len(found.names))
         return found
 
-    return index_files(
-        key, old, asking, files, index, kind="ArrowFiles", label=columns.label, classes=columns.classes
-    )
+    return index_files(asking, files, index, kind="ArrowFiles", label=columns.label, classes=columns.classes)
 
 
 def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
@@ -213,7 +183,7 @@ def _index(file: Opened, columns: Columns, span: tuple[int, int] | None) -> Inde
         [b"row %d" % number for number in range(rows)],
         np.concatenate(begins),
         np.concatenate(sizes),
-        columns.joined(labels),
+        columns.joined(file.path, labels),
     )
 
 

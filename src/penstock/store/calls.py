@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from penstock.errors import no_thread
+from penstock.queues import get_within
 from penstock.report import print_report
 
 T = TypeVar("T")
@@ -202,7 +203,7 @@ class Calls:
         while True:
             pauses = [seconds for seconds in (self._watch(), look()) if seconds is not None]
             with contextlib.suppress(Empty):
-                return progress.get(timeout=min(pauses, default=None))
+                return get_within(progress, min(pauses, default=None))
 
     def _leave(self, todo: deque[tuple[int, T]], threads: list[threading.Thread]) -> None:
         self._is_left = True

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
-from penstock.store.listing import ListedFiles, Refresh, catalog_of, list_files
+from penstock.store.listing import ListedFiles, ListingArguments, catalog_of, list_files
 from penstock.store.manifest import check_once, check_tags, folder_of_list
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
@@ -47,10 +45,7 @@ class CocoImages(FileSource):
         folder: str | os.PathLike[str],
         *,
         labels: CocoLabels = "categories",
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         if labels not in ("categories", "category"):
             raise ConfigError(
@@ -59,11 +54,11 @@ class CocoImages(FileSource):
         self.list_file = place = place_of_paths(annotations)
         self.place = place_of_paths(folder)
         # A file on this host may be of images at addresses.
-        objects = Objects(storage_options)
+        objects = Objects(listing.get("storage_options"))
         where = folder_of_list(place, folder)
         list_anew = partial(list_files, "CocoImages", partial(_read, where, labels, objects), place)
         opener = f"CocoImages({where!r}, {labels!r})"
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls(), objects)
+        catalog = catalog_of(opener, place, None, list_anew, objects, listing)
         super().__init__(os.path.dirname(place), catalog, objects)
 
 

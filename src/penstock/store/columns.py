@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +27,13 @@ class Columns(NamedTuple):
     """The columns that are taken, each with a field of it behind a dot; label: empty for none. path: of the first file.
 
     classes: names of the labels 0, 1 ..., () where the table has none; None for labels that are text.
-    labels: the columns of numbers that are labels, by their names, in place of one.
+    labels: the columns of numbers that are labels, in place of one, and what these are called; see `Indexed`.
     """
 
     sample: str
     label: str
     classes: tuple[str, ...] | None
-    labels: tuple[str, ...] = ()
+    labels: Mapping[str, str] = MappingProxyType({})
     path: str = ""
 
     def check_names(self, path: str, schema: Any) -> None:
@@ -48,7 +49,10 @@ class Columns(NamedTuple):
     def labels_in(self, path: str, batch: Any, first_row: int) -> list[str | int] | dict[str, NDArray[Any]]:
         """Return the labels of a record batch: of one column as they are, of several as numbers by name."""
         if self.labels:
-            return {name: _numbers_of(column_of(path, batch, name, first_row)) for name in self.labels}
+            return {
+                name: _numbers_of(path, column, column_of(path, batch, column, first_row), first_row)
+                for column, name in self.labels.items()
+            }
         if self.label:
             column = column_of(path, batch, self.label, first_row)
             column.validate(full=True)  # where a text ends is believed
@@ -58,11 +62,14 @@ class Columns(NamedTuple):
             return found
         return []
 
-    def joined(self, parts: Sequence[list[str | int] | dict[str, NDArray[Any]]]) -> FoundLabels:
-        """Return the labels of the record batches of a file, as `Indexed` has them."""
+    def joined(self, path: str, parts: Sequence[list[str | int] | dict[str, NDArray[Any]]]) -> FoundLabels:
+        """Return the labels of the record batches of a file, as `Indexed` has them. Raises: DataError."""
         if self.labels:
-            named: Any = parts
-            return {name: np.concatenate([part[name] for part in named]) for name in self.labels}
+            named: Any = [part for part in parts if len(next(iter(part.values())))] or parts[:1]  # type: ignore[union-attr]
+            for column, name in self.labels.items():
+                if len(lengths := {part[name].shape[1:] for part in named}) > 1:
+                    raise DataError(f"{path} has {column!r} of {sorted(lengths)}: give lists of one length")
+            return {name: np.concatenate([part[name] for part in named]) for name in self.labels.values()}
         return [label for part in parts for label in part] if self.label else None
 
 
@@ -84,11 +91,8 @@ def choose_columns(
     sample, label: as the user gave them. opener: name of the source's class, for errors.
     Raises: ConfigError if the columns do not tell which is the sample, or one does not do.
     """
-    check_names(sample=sample, label=label if isinstance(label, str) else None)
-    if label is not None and (not isinstance(label, str | list | tuple) or not label):
-        raise ConfigError(f"label is {label!r:.80}; it is the name of a column, a list of names, or None")
-    for each in label if isinstance(label, list | tuple) else ():
-        check_names(label=each or "")
+    check_names(sample=sample)
+    check_label(label)
     kinds = {field.name: _values_of(field.type, pa) for field in schema}
     fields = {
         name: name if is_of_bytes(kind, pa) else f"{name}.bytes"
@@ -113,19 +117,29 @@ def choose_columns(
                     f"{path}: label is {list(label)}; its columns are {has}: several are columns of numbers, or of "
                     "lists of them, all of one length"
                 )
-        return Columns(fields[sample], "", None, tuple(label), path)
+        return Columns(fields[sample], "", None, {name: name for name in label}, path)
     if label == AUTO_LABEL:
         label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
     if label is not None:
         kind = kinds.get(label)
         is_text = kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
-        if kind is None or not (is_text or pa.types.is_integer(kind)):
+        if kind is None or not (is_text or _is_of_numbers(kind, pa)):
             raise ConfigError(
-                f"{path}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
+                f"{path}: label is {label!r}; its columns are {has}: give one of numbers, of lists or text, or None"
             )
+        if pa.types.is_integer(kind):
+            return Columns(fields[sample], label, _class_names(schema, label), path=path)
         if not is_text:
-            return Columns(fields[sample], label, _class_names(schema, label), (), path)
-    return Columns(fields[sample], label or "", None, (), path)
+            return Columns(fields[sample], "", None, {label: ""}, path)
+    return Columns(fields[sample], label or "", None, path=path)
+
+
+def check_label(label: Any) -> None:
+    """Raise ConfigError for what is no `ColumnLabel`."""
+    if label is not None and (not isinstance(label, str | list | tuple) or not label):
+        raise ConfigError(f"label is {label!r:.80}; it is the name of a column, a list of names, or None")
+    for each in label if isinstance(label, list | tuple) else ():
+        check_names(label=each or "")
 
 
 def _values_of(kind: Any, pa: Any) -> Any:
@@ -177,17 +191,35 @@ def column_of(path: str, batch: Any, name: str, first_row: int) -> Any:
 
 
 def _is_of_numbers(kind: Any, pa: Any) -> bool:
-    if pa.types.is_fixed_size_list(kind):
+    if any(test(kind) for test in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list)):
         kind = kind.value_type
     return any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
 
 
-def _numbers_of(array: Any) -> NDArray[Any]:
-    """Return the values of a column of numbers, or of lists of one length: [rows], or [rows, length]."""
-    size = getattr(array.type, "list_size", None)
-    values = array if size is None else array.flatten()
+def _numbers_of(path: str, name: str, array: Any, first_row: int) -> NDArray[Any]:
+    """Return the values of a column of numbers, or of lists of one length: [rows], or [rows, length].
+
+    Raises: DataError naming the row whose list has another length than the first of its record batch.
+    """
+    values = array.flatten() if array.type.num_fields else array
+    if values.null_count:
+        raise DataError(f"{path} has {name!r} with a number missing: fill it, or leave the row out")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return found if size is None else found.reshape(len(array), size)
+    if values is array:
+        return found
+    lengths = (
+        np.diff(array.offsets.to_numpy())
+        if hasattr(array, "offsets")
+        else np.full(len(array), array.type.list_size)
+    )
+    if not len(array):
+        return found.reshape(0, 0)
+    if (other := np.flatnonzero(lengths != lengths[0])).size:
+        raise DataError(
+            f"{path}: row {first_row + other[0]:,} of {name!r} has {lengths[other[0]]:,} numbers, and row "
+            f"{first_row:,} {lengths[0]:,}: give lists of one length"
+        )
+    return found.reshape(len(array), -1)
 
 
 def places_of(path: str, array: Any, pa: Any) -> tuple[Any, Any]:

@@ -6,18 +6,16 @@ Where no file is compressed, samples lie in files as they are and are read so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog
 from penstock.store.columns import import_pyarrow
 from penstock.store.decoded import DecodedFiles, Turns
 from penstock.store.group import Bytes
-from penstock.store.listing import Lister, Refresh
+from penstock.store.listing import Lister, ListingArguments
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, opened_object
 
 #: How shards are compressed, as their indexes and the ends of their names have it; and what pyarrow calls it.
@@ -38,26 +36,13 @@ class CompressedShards(DecodedFiles, CataloguedFiles):
         self,
         place: str,
         list_anew: Lister,
-        refresh: Refresh,
-        calls: Calls | None,
-        catalog: Catalog | None,
+        listing: ListingArguments,
         *,
         codec_of: Callable[[str], str],
         memory: str | int,
-        classes: Sequence[str] | None,
-        storage_options: Mapping[str, Any] | None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            place,
-            list_anew,
-            refresh,
-            calls,
-            catalog,
-            classes=classes,
-            storage_options=storage_options,
-            **options,
-        )
+        super().__init__(place, list_anew, listing, **options)
         self._codecs = [codec_of(path) for path in self.files]
         if any(self._codecs):
             # What lies behind the last sample of a shard is nobody's.

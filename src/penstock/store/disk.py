@@ -33,9 +33,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock.errors import ClosedError, DataError
+from penstock.store.direct import READ_SAMPLES, DirectFile
 from penstock.store.group import Bytes, Failed, Ids
+from penstock.store.host_memory import KeptLog
 from penstock.store.memory import check_capacity
-from penstock.store.packed import READ_PIECES
 from penstock.store.places import SamplePlaces
 from penstock.units import format_bytes
 
@@ -50,7 +51,7 @@ _NAME = re.compile(r"penstock-([0-9a-f]{32})-(\d+)\.index")
 _SPARED_SHARE = 0.02
 #: Of the same data, which are used at the same time.
 _MOST_TIERS = 1024
-_NONE = np.zeros(0, bool)
+_NO_BUFFER = np.empty(0, np.uint8)
 #: Odd numbers that the fields of an entry are multiplied by, so that two that change places change the checksum.
 _FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64
@@ -66,10 +67,13 @@ class DiskTier:
     folder: made where it is missing; several jobs may share it.
     capacity_bytes: that are reserved at once; fewer where the disk has not so much free.
     fingerprint: of the data, 16 bytes: what another one wrote is not found.
-    sizes_bytes: int64[samples], of each sample. about: says what the data are, to whoever lists tiers.
+    sizes_bytes: int64[samples], of each sample; -1 for one that may have any.
+    about: says what the data are, to whoever lists tiers.
     number: which one is taken first of several tiers of the same data, such as this process's rank.
     report: gets a line where something is wrong with the disk.
-    Raises: ConfigError for a capacity below 1; DataError if no tier can be made in the folder.
+    is_direct: read samples past the page cache, where the file system and the disk do so.
+    is_own: refuse files that another user could write to: whoever reads the samples trusts them.
+    Raises: ConfigError for a capacity below 1; DataError if no tier can be made in the folder, or is to be trusted.
     """
 
     def __init__(
@@ -82,29 +86,43 @@ class DiskTier:
         about: str = "",
         number: int = 0,
         report: Callable[[str], None] = lambda line: None,
+        is_direct: bool = False,
+        is_own: bool = False,
     ) -> None:
         check_capacity(capacity_bytes)
         self._sizes_bytes, self._report = sizes_bytes, report
         self._salt = np.frombuffer(fingerprint, np.uint64)[0]
-        #: Guards appending to the index, and closing.
+        #: Guards appending to the index, what is said once, and closing.
         self._lock = threading.Lock()
         self._file = self._index = -1
+        #: For the ranks that read this tier, too.
+        self._log: KeptLog | None = None
         #: Whether anything can still be written; how many samples were not found as they were written.
         self._is_written, self.mismatches = True, 0
         self._is_removed = False
+        self._direct: DirectFile | None = None
         try:
             os.makedirs(folder, exist_ok=True)
             self._index, self.path = _open_index(Path(folder), fingerprint, about, number)
             self._file = os.open(
                 self.samples_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
+            if is_own:
+                _check_owner(self._index, self._file)
             # What lies behind a sample is not read soon: cold ones of 100 KB get 1.2 times the rate, four at once 1.06.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+            if is_direct:
+                with contextlib.suppress(OSError):  # a file system that has no direct reads
+                    self._direct = DirectFile(self.samples_path)
+                if is_own and self._direct is not None:  # it was opened by its name again
+                    _check_owner(self._direct.file)
             self._capacity_bytes = self._reserve(capacity_bytes)
             self._places = SamplePlaces(self._capacity_bytes)
-            #: uint64[samples], bool[samples]: of what earlier runs wrote, the checksum, and if it was not compared yet.
+            #: uint64[samples], bool[samples]: of what earlier runs wrote, the checksum, and if it was not compared yet;
+            #: how many are left of these, which the lock guards.
             self._checksums = np.zeros(0, np.uint64)
             self._is_unread = np.zeros(0, bool)
+            self._unread_count = 0
             self._restore()
         except OSError as error:
             self.close()
@@ -142,6 +160,11 @@ class DiskTier:
     def contains(self, sample: int) -> bool:
         return self._places.contains(sample)
 
+    def sizes_of(self, ids: Ids) -> Ids:
+        """See `SlowTier.sizes_of`."""
+        places = self._places.of(ids)
+        return np.where(places[:, 0] < 0, -1, places[:, 1] - places[:, 0])
+
     def put(self, sample: int, data: bytes | bytearray | memoryview) -> bool:
         """Write a sample; return whether it is kept, or about to be by another thread.
 
@@ -149,7 +172,7 @@ class DiskTier:
         Raises: ClosedError; DataError for bytes that are not as many as the sample has.
         """
         content = np.frombuffer(memoryview(data).cast("B"), np.uint8)
-        if content.size != self._sizes_bytes[sample]:
+        if content.size != self._sizes_bytes[sample] >= 0:
             raise DataError(f"sample {sample} has {self._sizes_bytes[sample]:,} bytes, not {content.size:,}")
         file, ids = self._open_file(), np.array([sample])
         if not self._is_written:
@@ -159,18 +182,26 @@ class DiskTier:
             return self._places.is_known(sample)
         begin = int(begins[0])
         try:
+            # A write behind its end would put zeros in place of what was cut off.
+            if not self._is_whole(file):
+                raise OSError(errno.EIO, "it was cut off")
             _write_all(file, content.data, begin)
-            self._append(sample, begin, content.size, xxhash.xxh3_64_intdigest(content.data))
+            checksum = xxhash.xxh3_64_intdigest(content.data)
+            self._append(sample, begin, content.size, checksum)
         except OSError as error:
             self._places.drop(ids)
             self._stop_writing(error)
             return False
         self._places.keep(ids)
+        if self._log is not None:
+            self._log.add(ids, self._places.of(ids), checksum)
         if not self._is_removed and not os.fstat(file).st_nlink:
-            self._is_removed = True
-            self._report(
-                f"{self.samples_path} was removed: this run reads on what it has there, and no later one will find it"
-            )
+            with self._lock:
+                was_removed, self._is_removed = self._is_removed, True
+            if not was_removed:
+                self._report(
+                    f"{self.samples_path} was removed: this run still reads from it; no later run will find it"
+                )
         return True
 
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
@@ -179,68 +210,119 @@ class DiskTier:
         One that differs from what was written is kept no longer.
         """
         file, failed = self._open_file(), Failed()
-        places = self._places.of(ids)
-        offsets, sizes = places[:, 0], places[:, 1] - places[:, 0]
-        # Mostly all are there and were compared before: nothing is chosen or copied then.
-        is_plain = offsets.min(initial=0) >= 0 and not self._is_to_be_compared(ids).any()
-        if is_plain and not read_pieces(file, offsets, sizes, into, begins[:-1]):
+        wrong = self._read(file, ids, into, begins)
+        if not self._is_whole(file):
+            wrong = list(range(ids.size))
+        # Mostly all are there and were compared before.
+        if not wrong and not self._unread_count:
             return failed
-        which = np.flatnonzero(places[:, 0] >= 0)
-        for index in np.flatnonzero(places[:, 0] < 0).tolist():
-            failed.append((index, DataError(f"sample {ids[index]} is not in {self!r}")))
-        offsets, sizes = places[which, 0], places[which, 1] - places[which, 0]
-        for index in read_pieces(file, offsets, sizes, into, begins[which]):
+        places = self._places.of(ids)
+        for index in wrong:
+            sample = int(ids[index])
+            if places[index, 0] < 0:
+                failed.append((index, DataError(f"sample {sample} is not in {self!r}")))
+                continue
             # A disk that gives back one sample no more may lose others: it gets no new ones.
             self._is_written = False
-            why = "cannot be read, so that no more are kept on this disk"
-            self._lose(int(ids[which[index]]), failed, int(which[index]), why)
+            self._lose(sample, failed, index, "cannot be read, so that no more are kept on this disk")
         lost = {index for index, _ in failed}
-        for index in which[self._is_to_be_compared(ids[which])].tolist() if self._is_unread.size else ():
+        for index in np.flatnonzero(self._is_unread[ids]).tolist() if self._is_unread.size else ():
             sample = int(ids[index])
             content = into[begins[index] : begins[index] + places[index, 1] - places[index, 0]]
             if index not in lost and xxhash.xxh3_64_intdigest(content.data) != self._checksums[sample]:
                 self._lose(sample, failed, index, "is not what was written")
-            self._is_unread[sample] = False
+            self._note_read(ids[index : index + 1])
         return sorted(failed, key=lambda each: each[0])
 
     def evict(self, ids: Ids) -> None:
         """Keep samples no longer."""
         _ = self._open_file()
-        for sample in self._places.evict(ids).tolist():
+        gone = self._places.evict(ids)
+        self._note_read(gone)  # what comes in its place is this run's own
+        for sample in gone.tolist():
             with contextlib.suppress(OSError):  # then its place will be another's, and its checksum wrong
                 self._append(sample, -1, 0, 0)
 
+    def tell(self, log: KeptLog) -> None:
+        """Have a log say what is kept, from now on and already. It is closed with this. Before the first `put`."""
+        self._log, held = log, self.held()
+        if held.size:
+            log.add(held, self._places.of(held), self._checksums[held])
+
     def close(self) -> None:
         """Let other processes have the files, which stay. Twice is harmless."""
+        if self._log is not None:
+            self._log.close()
         with self._lock:
+            mismatches = self.mismatches if self._file >= 0 else 0
             file, index, self._file, self._index = self._file, self._index, -1, -1
         for descriptor in (file, index):
             if descriptor >= 0:
                 os.close(descriptor)
+        if self._direct is not None:
+            self._direct.close()
+        if mismatches > 1:  # one was reported when it was found
+            self._report(
+                f"{mismatches:,} samples in {self.samples_path} were damaged or lost, and were read anew"
+            )
+
+    def _read(self, file: int, ids: Ids, into: Bytes, begins: Ids) -> list[int]:
+        """Read samples, past the page cache or through it; return the indices of those not read."""
+        loop, (rows, places) = READ_SAMPLES.ask(), self._places.table()
+        if loop is None:
+            return self._read_plainly(file, self._places.of(ids).tolist(), into, begins.tolist())
+        failed = np.empty(ids.size, np.int64)
+        direct = self._direct
+        if direct is not None and not loop(
+            direct.file, ids, rows, places, into, begins, direct.buffer(), failed
+        ):
+            return []
+        # Where direct reads are refused, or failed, reads through the page cache say which did.
+        count = loop(file, ids, rows, places, into, begins, _NO_BUFFER, failed)
+        return sorted(failed[:count].tolist())
+
+    def _read_plainly(self, file: int, places: list[list[int]], into: Bytes, begins: list[int]) -> list[int]:
+        if self._direct is not None:
+            with contextlib.suppress(OSError):
+                return self._direct.read_pieces(places, into, begins)
+        pieces = enumerate(zip(places, begins[:-1], strict=True))
+        return [
+            index
+            for index, ((begin, end), at) in pieces
+            if not _read_all(file, into[at : at + end - begin].data, begin)
+        ]
+
+    def _is_whole(self, file: int) -> bool:
+        """Return whether nobody cut the file off."""
+        return os.fstat(file).st_size >= self._capacity_bytes
+
+    def _note_read(self, ids: Ids) -> None:
+        """Compare samples of an earlier run with their checksums no more."""
+        with self._lock:
+            if self._unread_count:
+                self._unread_count -= int(np.count_nonzero(self._is_unread[ids]))
+                self._is_unread[ids] = False
 
     def _open_file(self) -> int:
         if self._file < 0:
             raise ClosedError("this disk tier is closed; make a new one")
         return self._file
 
-    def _is_to_be_compared(self, ids: Ids) -> NDArray[np.bool_]:
-        if not self._is_unread.size:
-            return _NONE
-        found: NDArray[np.bool_] = self._is_unread[ids]
-        return found
-
     def _lose(self, sample: int, failed: Failed, index: int, why: str) -> None:
-        if not self.mismatches:
+        with self._lock:
+            self.mismatches += 1
+            is_first = self.mismatches == 1
+        if is_first:
             self._report(
                 f"sample {sample} in {self.samples_path} {why}: it is read anew, as are others like it"
             )
-        self.mismatches += 1
         self.evict(np.array([sample]))
         failed.append((index, DataError(f"sample {sample} in {self.samples_path} {why}")))
 
     def _stop_writing(self, error: OSError) -> None:
-        if self._is_written:
-            self._is_written = False
+        with self._lock:
+            was_written, self._is_written = self._is_written, False
+        if was_written:
             self._report(
                 f"{self.samples_path} cannot be written any more ({error.strerror}): the {len(self):,} samples there "
                 "are read, and no more are kept on this disk"
@@ -253,9 +335,7 @@ class DiskTier:
         has_bytes = os.fstat(self._file).st_size
         if has_bytes > wanted_bytes:
             os.ftruncate(self._file, wanted_bytes)
-        free = os.fstatvfs(self._file)
-        free_bytes = free.f_bavail * free.f_frsize
-        most_bytes = os.fstat(self._file).st_blocks * 512 + int(free_bytes * (1 - _SPARED_SHARE))
+        most_bytes = os.fstat(self._file).st_blocks * 512 + free_bytes(self.path.parent)
         capacity_bytes = max(1, min(wanted_bytes, most_bytes))
         # Not posix_fallocate, which writes all of it where the file system reserves nothing.
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -263,6 +343,7 @@ class DiskTier:
             number = ctypes.get_errno()
             if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise OSError(number, os.strerror(number))
+            os.ftruncate(self._file, capacity_bytes)
         if capacity_bytes < wanted_bytes:
             self._report(
                 f"{self.path.parent} has {format_bytes(capacity_bytes)} free of the {format_bytes(wanted_bytes)} that "
@@ -303,11 +384,11 @@ class DiskTier:
         # The last entry of each sample.
         _, last = np.unique(entries["sample"][::-1], return_index=True)
         entries = entries[np.sort(entries.size - 1 - last)]
-        begin, nbytes = entries["begin"], entries["nbytes"]
+        begin, nbytes, wanted = entries["begin"], entries["nbytes"], self._sizes_bytes[entries["sample"]]
         file_bytes = os.fstat(self._file).st_size
         entries = entries[
             (begin >= 0)
-            & (nbytes == self._sizes_bytes[entries["sample"]])
+            & ((nbytes == wanted) | ((wanted < 0) & (nbytes >= 0)))
             & (begin + nbytes <= min(self._capacity_bytes, file_bytes))
         ]
         entries = _apart(entries)
@@ -316,6 +397,7 @@ class DiskTier:
         self._is_unread = np.zeros(self._sizes_bytes.size, bool)
         self._checksums[entries["sample"]] = entries["checksum"]
         self._is_unread[entries["sample"]] = True
+        self._unread_count = len(entries)
 
 
 #: What a disk answers that is full, broken or locked up: no fault of who named the folder.
@@ -325,6 +407,27 @@ _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 def is_fault_of_disk(error: DataError) -> bool:
     """Return whether a tier could not be made as its disk is full or fails, and not as its folder is none."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _DISK_FAULTS
+
+
+def _check_owner(*files: int) -> None:
+    """Raise PermissionError for a file that another user owns or may write to."""
+    for found in map(os.fstat, files):
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "another user may write to what is there already")
+
+
+def free_bytes(folder: str | os.PathLike[str]) -> int:
+    """Return how many bytes a tier may take of the disk of a folder, which need not be there yet. Raises: OSError."""
+    place = Path(folder)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = os.statvfs(place)
+    return int(free.f_bavail * free.f_frsize * (1 - _SPARED_SHARE))
+
+
+def has_tier(folder: str | os.PathLike[str], fingerprint: bytes) -> bool:
+    """Return whether a tier of some data is in a folder."""
+    return any(Path(folder).glob(f"penstock-{fingerprint.hex()}-*.index"))
 
 
 class TierFacts(NamedTuple):
@@ -342,12 +445,12 @@ class TierFacts(NamedTuple):
 
 
 def disk_tiers(folder: str | os.PathLike[str]) -> list[TierFacts]:
-    """Return the disk tiers in a folder, by name. Raises: OSError."""
+    """Return the disk tiers in a folder, by name, that this user may open. Raises: OSError."""
     found = []
     for path in sorted(Path(folder).iterdir()):
         if not _NAME.fullmatch(path.name):
             continue
-        with contextlib.suppress(FileNotFoundError):  # it goes meanwhile
+        with contextlib.suppress(OSError):  # it goes meanwhile, or is another user's
             samples = path.with_suffix(".samples")
             stats = [each.stat() for each in (path, samples) if each.exists()]
             with _locked(path) as index:
@@ -372,6 +475,9 @@ def remove_tier(path: Path) -> bool:
     with _locked(path) as index:
         if index is None:
             return False
+        # Another may have removed it before the lock was had; a tier that is new there stays.
+        if not _is_at(index, path):
+            return not path.exists()
         path.with_suffix(".samples").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
     return True
@@ -474,29 +580,10 @@ def _write_all(file: int, content: memoryview, begin: int) -> None:
         done += os.pwrite(file, content[done:], begin + done)
 
 
-def read_pieces(file: int, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids) -> list[int]:
-    """Read pieces of an open file, outside the interpreter's lock; return the indices of those that could not be read.
-
-    offsets, sizes, begins: int64[n]: of each piece where it lies, its bytes, and where it goes to in `into`.
-    """
-    # One piece is one call that waits for the lock no longer than the loop would.
-    loop = READ_PIECES.ask() if sizes.size > 1 else None
-    if loop is None or not (sizes > 0).all():
-        pieces = zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True)
-        return [
-            index
-            for index, (offset, size, begin) in enumerate(pieces)
-            if not _read_all(file, into[begin : begin + size].data, offset)
-        ]
-    order = np.argsort(offsets, kind="stable")
-    failed = np.empty(order.size, np.int64)
-    files, only = np.array([[file, 0, 0]]), np.zeros(order.size, np.int64)
-    count = loop(files, only, offsets[order], sizes[order], into, begins[order], failed)
-    return list(order[failed[:count]].tolist())
-
-
 def _read_all(file: int, into: memoryview, begin: int) -> bool:
     """Read so many bytes of a file; return whether they were there."""
+    if begin < 0:
+        return False
     done = 0
     try:
         while done < len(into):

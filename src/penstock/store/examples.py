@@ -9,6 +9,7 @@ Source: TensorFlow, `tensorflow/core/lib/io/record_writer.h`, `tensorflow/core/e
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from penstock.machine_code import Signature
@@ -19,12 +20,13 @@ SIGNATURE = Signature(
     ("int64", "int64", "uint8[:]", "uint8[:]", "uint8[:]", "int64[:, :]", "int64[:]"), results=("int64",)
 )
 
-#: Columns of a row: the sample's bytes; of what kind the label is, its value where that is an integer, its bytes else.
+#: Columns of a row: the sample's bytes; of what kind the label is, its value where that is one integer, its bytes else,
+#: of numbers those of their list.
 BEGIN, SIZE, LABEL_KIND, LABEL, LABEL_SIZE, COLUMNS = 0, 1, 2, 3, 4, 5
 #: Kinds of labels, as the fields of `Feature` are numbered.
 NO_LABEL, BYTES, FLOATS, INTEGERS = 0, 1, 2, 3
-#: The kind of a label that is several integers or texts.
-SEVERAL = 4
+#: Kinds of labels that are several integers, and several texts.
+SEVERAL, SEVERAL_TEXTS = 4, 5
 #: What is wrong with a file.
 CUT_OFF, NO_FRAME, NO_EXAMPLE = -1, -2, -3
 
@@ -106,14 +108,16 @@ def _take_entry(
         elif at[FIELD] == 2 and at[PLACE] < field_end and (is_sample or is_label):
             if not next_field(window, at, field_end):
                 return False
-            kind, list_end = at[FIELD], at[CONTENT_END]
+            kind, list_begin, list_end = at[FIELD], at[PLACE], at[CONTENT_END]
             if kind == INTEGERS and is_label:
                 found = _first_integer(window, list_end, at)
                 if found < 0:
                     return False
-                if found > 0:
-                    rows[row, LABEL_KIND] = kind if at[PLACE] == list_end else SEVERAL
-                    rows[row, LABEL] = at[VALUE]
+                if found > 0 and at[PLACE] == list_end:
+                    rows[row, LABEL_KIND], rows[row, LABEL] = kind, at[VALUE]
+                elif found > 0:
+                    rows[row, LABEL_KIND] = SEVERAL
+                    rows[row, LABEL], rows[row, LABEL_SIZE] = list_begin, list_end - list_begin
             elif kind == BYTES:
                 if at[PLACE] < list_end and not next_field(window, at, list_end):
                     return False
@@ -124,10 +128,11 @@ def _take_entry(
                         at[CONTENT_END] - at[PLACE] if is_one else -1,
                     )
                 if is_label:
-                    rows[row, LABEL_KIND] = kind if is_one else SEVERAL
+                    rows[row, LABEL_KIND] = kind if is_one else SEVERAL_TEXTS
                     rows[row, LABEL], rows[row, LABEL_SIZE] = at[PLACE], at[CONTENT_END] - at[PLACE]
             elif is_label:
                 rows[row, LABEL_KIND] = kind
+                rows[row, LABEL], rows[row, LABEL_SIZE] = list_begin, list_end - list_begin
         at[PLACE] = field_end
     return True
 
@@ -221,3 +226,37 @@ def byte_at(window: Any, at: Any, place: int) -> int:
         if place >= at[WINDOW_END]:
             return -1
     return int(window[place - at[WINDOW]])
+
+
+def numbers_of(content: bytes, kind: int) -> list[int] | list[float]:
+    """Return the numbers of a list, packed or not. kind: FLOATS or SEVERAL. Raises: ValueError where it is no list."""
+    found: list[Any] = []
+    at = [0] * NUMBERS
+    at[WINDOW_END] = end = len(content)
+    while at[PLACE] < end:
+        if not _varint(content, at, end):
+            raise ValueError("cut off")
+        tag = at[VALUE]
+        if tag >> 3 != 1:
+            raise ValueError(f"field {tag >> 3}")
+        last = end
+        if tag & 7 == _LENGTH:
+            if not _varint(content, at, end) or not 0 <= at[VALUE] <= end - at[PLACE]:
+                raise ValueError("cut off")
+            last = at[PLACE] + at[VALUE]
+        elif tag & 7 != (_FOUR if kind == FLOATS else _VARINT):
+            raise ValueError(f"wire type {tag & 7}")
+        is_packed = tag & 7 == _LENGTH
+        while at[PLACE] < last:
+            if kind == FLOATS:
+                if last - at[PLACE] < 4:
+                    raise ValueError("cut off")
+                found += struct.unpack_from("<f", content, at[PLACE])
+                at[PLACE] += 4
+            elif _varint(content, at, last):
+                found.append(at[VALUE])
+            else:
+                raise ValueError("cut off")
+            if not is_packed:
+                break
+    return found

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.store.arrays import Arrays, are_arrays
-from penstock.store.arrow import ArrowFiles, are_arrow, list_arrow
+from penstock.store.arrow import ARROW_ENDINGS, ArrowFiles, list_arrow
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.hdf5 import Hdf5, are_hdf5
 from penstock.store.imagenet import named_folders
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     Asking,
+    ListingArguments,
     Refresh,
     catalog_of,
     list_files,
@@ -32,12 +33,12 @@ from penstock.store.manifest import Manifest, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.object_store import is_address
 from penstock.store.packed import PackedFiles
-from penstock.store.packed_listing import files_alone
-from penstock.store.parquet import ParquetFiles, are_parquet, list_parquet
+from penstock.store.packed_listing import are_of_kind, files_alone
+from penstock.store.parquet import PARQUET_ENDINGS, ParquetFiles, list_parquet
 from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
 from penstock.store.remote import Objects, objects_of
 from penstock.store.row_shards import front_of_index
-from penstock.store.shards import TarShards, are_shards, list_shards
+from penstock.store.shards import TAR_KINDS, TarShards, list_shards
 from penstock.store.text_rows import JSON_ADVICE, JSON_LINES
 from penstock.store.tfrecords import TFRecords, are_records, list_records
 
@@ -69,19 +70,17 @@ class ImageFolder(FileSource):
         extensions: Collection[str] | None = IMAGE_EXTENSIONS,
         names: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(root)
-        objects = objects_of(place, storage_options)
+        options = listing.get("storage_options")
+        objects = objects_of(place, options)
         list_anew = partial(list_folder, "ImageFolder", place)
-        calls = calls or Calls()
-        catalog = catalog or catalog_of("ImageFolder", place, extensions, list_anew, refresh, calls, objects)
+        listing["calls"] = calls = listing.get("calls") or Calls()
+        catalog = catalog_of("ImageFolder", place, extensions, list_anew, objects, listing)
         super().__init__(place, catalog, objects)
         if names is not None:
-            where = objects or Objects(storage_options)
+            where = objects or Objects(options)
             self.classes = calls.one(os.fspath(names), lambda: named_folders(self.classes, names, where))
         self._take_classes(classes)
 
@@ -105,17 +104,12 @@ class FlatFolder(FileSource):
         root: str | os.PathLike[str],
         *,
         extensions: Collection[str] | None = IMAGE_EXTENSIONS,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(root)
-        objects = objects_of(place, storage_options)
+        objects = objects_of(place, listing.get("storage_options"))
         list_anew = partial(list_folder, "FlatFolder", place)
-        catalog = catalog or catalog_of(
-            "FlatFolder", place, extensions, list_anew, refresh, calls or Calls(), objects
-        )
+        catalog = catalog_of("FlatFolder", place, extensions, list_anew, objects, listing)
         super().__init__(place, catalog, objects)
 
 
@@ -142,18 +136,13 @@ class FileList(FileSource):
         list_file: str | os.PathLike[str],
         *,
         classes: Sequence[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         self.list_file = place = place_of_paths(list_file)
         # A list on this host may be of addresses.
-        objects = Objects(storage_options)
+        objects = Objects(listing.get("storage_options"))
         list_anew = partial(list_files, "FileList", partial(read_list, objects=objects), place)
-        catalog = catalog or catalog_of(
-            "FileList", place, None, list_anew, refresh, calls or Calls(), objects
-        )
+        catalog = catalog_of("FileList", place, None, list_anew, objects, listing)
         super().__init__(os.path.dirname(place), catalog, objects)
         self._take_classes(classes)
 
@@ -230,7 +219,8 @@ def open_source(
     if are_hdf5(place):
         return calls.one(place, lambda: Hdf5(path, storage_options=storage_options))
     list_anew = partial(_list_any, place)
-    found = catalog or catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, refresh, calls, objects)
+    listing: ListingArguments = {"refresh": refresh, "calls": calls, "catalog": catalog}
+    found = catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, objects, listing)
     kinds: tuple[Kind, ...] = (
         ImageFolder,
         FlatFolder,
@@ -247,23 +237,23 @@ def open_source(
     return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
 
-def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) -> Catalog:
+def _list_any(place: str, asking: Asking) -> Catalog:
     """List what is found at a place."""
     objects = asking.objects if is_address(place) else None
     look = cache(partial(files_alone, objects=objects))
-    if asking.calls.one(place, lambda: are_shards(place, objects, look)):
-        return list_shards(place, IMAGE_EXTENSIONS, False, "cls", key, old, asking)
-    if asking.calls.one(place, lambda: are_arrow(place, objects, look)):
-        return list_arrow(place, None, "auto", key, old, asking)
-    if asking.calls.one(place, lambda: are_parquet(place, objects, look)):
-        return list_parquet(place, None, "auto", key, old, asking)
+    if asking.calls.one(place, lambda: are_of_kind(place, TAR_KINDS, objects, look)):
+        return list_shards(place, IMAGE_EXTENSIONS, False, "cls", asking)
+    if asking.calls.one(place, lambda: are_of_kind(place, [ARROW_ENDINGS], objects, look)):
+        return list_arrow(place, None, "auto", asking)
+    if asking.calls.one(place, lambda: are_of_kind(place, [PARQUET_ENDINGS], objects, look)):
+        return list_parquet(place, None, "auto", asking)
     front = asking.calls.one(place, lambda: front_of_index(place, objects))
     if is_mosaic(front):
-        return list_mosaic(place, None, "auto", key, old, asking)
+        return list_mosaic(place, None, "auto", asking)
     if is_litdata(front):
-        return list_litdata(place, None, "auto", key, old, asking)
+        return list_litdata(place, None, "auto", asking)
     if asking.calls.one(place, lambda: are_records(place, objects)):
-        return list_records(place, None, "auto", key, old, asking)
+        return list_records(place, None, "auto", asking)
     ending = os.path.splitext(place)[1].lower()
     if ending in _NOT_READ and not os.path.isdir(place):
         raise ConfigError(f"{brief(place)} {_NOT_READ[ending]}")
@@ -277,10 +267,10 @@ def _list_any(place: str, key: CatalogKey, old: Catalog | None, asking: Asking) 
         )
     if asking.calls.one(place, lambda: _is_file(place, objects)):
         if asking.calls.one(place, lambda: is_manifest(place, objects)):
-            return list_files("Manifest", partial(read_manifest, objects=objects), place, key, old, asking)
+            return list_files("Manifest", partial(read_manifest, objects=objects), place, asking)
         read = partial(read_list, objects=objects)
-        return list_files("FileList", read, place, key, old, asking)
-    return list_folder(None, place, key, old, asking)
+        return list_files("FileList", read, place, asking)
+    return list_folder(None, place, asking)
 
 
 def _is_file(place: str, objects: Objects | None) -> bool:

@@ -130,8 +130,8 @@ def _read(source: Source, sample: int, buffer: memoryview) -> None:
         )
 
 
-def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
-    """Raise what `read_group` raises."""
+def check_kinds(ids: Ids, into: Bytes, begins: Ids) -> None:
+    """Raise TypeError for arrays of another dtype or shape than `read_group` takes."""
     for name, array, dtype in (
         ("ids", ids, np.int64),
         ("into", into, np.uint8),
@@ -141,6 +141,11 @@ def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
             raise TypeError(f"expected {name} of dtype {np.dtype(dtype)}, contiguous, of one dimension")
     if begins.size != ids.size + 1:
         raise TypeError(f"begins has {begins.size} items; for {ids.size} samples it has one more than these")
+
+
+def check_group(source: Source, ids: Ids, into: Bytes, begins: Ids) -> None:
+    """Raise what `read_group` raises."""
+    check_kinds(ids, into, begins)
     if ids.size == 0:
         return
     if ids.min() < 0 or ids.max() >= len(source):

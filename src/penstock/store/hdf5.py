@@ -104,11 +104,13 @@ class Hdf5(DecodedFiles, RowFiles):
             )
 
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        files, offsets, sizes = super().extents(ids)
+        files = np.searchsorted(self._ends, ids, side="right").astype(np.int64, copy=False)
+        places, within = np.divmod(ids - self._firsts[files], self._rows_of_a_place[files])
+        places += self._first_places[files]
+        offsets, sizes = within * self.sample_bytes, np.full(ids.size, self.sample_bytes, np.int64)
         if self.units is None:
-            return files, offsets, sizes
-        places, within = np.divmod(offsets, self._rows_of_a_place[files] * self.sample_bytes)
-        return self._first_places[files] + places, within, sizes
+            return files, self._all_places[places] + offsets, sizes
+        return places, offsets, sizes
 
     def _unit_named(self, unit: int) -> str:
         file = self._unit_files[unit]
@@ -136,13 +138,6 @@ class Hdf5(DecodedFiles, RowFiles):
     def close(self) -> None:
         super().close()
         self._arrays.close()
-
-    def _offsets(self, units: Ids, rows: Ids) -> Ids:
-        if self.units is not None:
-            return rows * self.sample_bytes
-        places, within = np.divmod(rows, self._rows_of_a_place[units])
-        found: Ids = self._all_places[self._first_places[units] + places] + within * self.sample_bytes
-        return found
 
 
 class _OpenArray(NamedTuple):
@@ -279,7 +274,10 @@ def _array(path: str, file: Any, h5py: Any, data: str | None) -> Any:
     if not array.shape or not len(array) or not array.size:
         raise DataError(f"{path}: {data} has the shape {list(array.shape)}; samples are rows, one at least")
     if array.dtype.kind not in "biuf":
-        raise ConfigError(f"{path}: {data} has {array.dtype}; rows are real numbers")
+        raise ConfigError(
+            f"{path}: {data} has {array.dtype}; rows are real numbers, all of one length: write others, such as JPEG "
+            "files, as tar shards or Parquet, or give a data set that asks h5py for them"
+        )
     return array
 
 

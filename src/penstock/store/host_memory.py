@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.arena import Arena
 from penstock.errors import DataError
@@ -34,20 +34,22 @@ _HEAD = 8
 _SAMPLE, _BEGIN, _SIZE, _CHECKSUM, _SEAL = range(5)
 _COLUMNS = 5
 _VERSION_HERE = 1
+#: What lies farther on is in no memory and no file.
+_MOST_BEGIN = np.uint64(1 << 62)
 #: An odd number whose multiples spread over all bits.
 _SPREADS = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeptLog:
-    """What a memory tier keeps, written down for the other ranks of its host.
+    """What a tier keeps, written down for the other ranks of its host.
 
-    most: samples that the tier will ever keep. generation: tells this log from all others. Any thread may add.
+    most: samples that the tier will ever keep. generation: tells this rank's logs from all others. Any thread may add.
     tells: an eventfd that is written to whenever samples are added; a copy of it is.
     Raises: ConfigError as `Arena`.
     """
 
-    def __init__(self, most: int, tells: int | None = None) -> None:
-        self.generation = secrets.randbits(63)
+    def __init__(self, most: int, tells: int | None = None, generation: int | None = None) -> None:
+        self.generation = secrets.randbits(63) if generation is None else generation
         self.arena = Arena(8 * (_HEAD + _COLUMNS * max(1, most)), is_shared=True)
         numbers = np.frombuffer(self.arena.mapping, np.uint64)
         numbers[[_VERSION, _GENERATION]] = _VERSION_HERE, self.generation
@@ -57,12 +59,12 @@ class KeptLog:
         #: Guards the end of the log, and what tells of it.
         self._end_lock = threading.Lock()
 
-    def add(self, ids: Ids, places: Ids, memory: Bytes) -> None:
-        """Say that samples are there. ids: int64[n]. places: int64[n, 2], begin and end of each in the memory."""
+    def add(self, ids: Ids, places: Ids, checksums: ArrayLike) -> None:
+        """Say that samples are there. ids: int64[n]. places: int64[n, 2], begin and end of each. checksums: of each."""
         records = np.empty((ids.size, _COLUMNS), np.uint64)
         records[:, _SAMPLE], records[:, _BEGIN] = ids, places[:, 0]
         records[:, _SIZE] = places[:, 1] - places[:, 0]
-        records[:, _CHECKSUM] = [checksum_of(memory[begin:end]) for begin, end in places.tolist()]
+        records[:, _CHECKSUM] = checksums
         records[:, _SEAL] = _seals(records, self.generation)
         with self._end_lock:
             if self._numbers is None:  # closed
@@ -85,16 +87,36 @@ class KeptLog:
         self.arena.close()
 
 
-class PeerMemory:
-    """What one other rank of the host keeps.
+class FileBytes:
+    """The bytes of a disk tier's file, read when they are asked for. descriptor: of the file; closed with this."""
 
-    memory, log: its arenas, attached; closed with this. generation: of its log. kept: samples that it shall keep.
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __getitem__(self, place: slice) -> Bytes:
+        """Return the bytes of a place; fewer where the file ends, or cannot be read."""
+        try:
+            return np.frombuffer(os.pread(self._descriptor, place.stop - place.start, place.start), np.uint8)
+        except OSError:  # a miss, which costs one read elsewhere
+            return np.empty(0, np.uint8)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class PeerMemory:
+    """What one other rank of the host keeps in a tier.
+
+    memory: its arena, attached, or the file of a disk tier. log: its arena. Both closed with this.
+    generation: of its log. kept: samples that it shall keep.
     One thread at a time takes news; any thread may read.
     """
 
-    def __init__(self, memory: Arena, log: Arena, generation: int, kept: Ids) -> None:
+    def __init__(self, memory: Arena | FileBytes, log: Arena, generation: int, kept: Ids) -> None:
         self._arenas = memory, log
-        self._memory = memory.array
+        self._memory: Bytes | FileBytes = memory if isinstance(memory, FileBytes) else memory.array
         self._numbers = np.frombuffer(log.array, np.uint64)
         self.generation = generation
         self._most = (self._numbers.size - _HEAD) // _COLUMNS
@@ -132,7 +154,7 @@ class PeerMemory:
         rows[is_kept] = self._rows[at[is_kept]]
         records = self._records()[np.maximum(rows, 0)]
         is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
-        is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= self._memory.size)
+        is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= _MOST_BEGIN)
         is_good &= _seals(records, self.generation) == records[:, _SEAL]
         found: list[tuple[Bytes, int] | None] = []
         for good, begin, size, checksum in zip(
@@ -170,13 +192,46 @@ class PeerMemory:
             arena.close()
 
 
+class PeerTiers:
+    """What one other rank of the host keeps, in several tiers; used as `PeerMemory`. tiers: fastest first."""
+
+    def __init__(self, tiers: Sequence[PeerMemory]) -> None:
+        self._tiers = tiers
+        self.generation = tiers[0].generation
+
+    @property
+    def has_news(self) -> bool:
+        """Whether records were added since the last time."""
+        return any(tier.has_news for tier in self._tiers)
+
+    def take_news(self) -> Ids:
+        """Return the samples that were added since the last time."""
+        return np.concatenate([tier.take_news() for tier in self._tiers])
+
+    def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
+        """Return bytes and checksums, as `PeerMemory.look_up`, of the first tier that has each sample."""
+        found = self._tiers[0].look_up(ids, sizes)
+        for tier in self._tiers[1:]:
+            if (missing := np.array([at for at, each in enumerate(found) if each is None], np.int64)).size:
+                for at, each in zip(
+                    missing.tolist(), tier.look_up(ids[missing], sizes[missing]), strict=True
+                ):
+                    found[at] = each
+        return found
+
+    def close(self) -> None:
+        """Let all of it go. Twice is harmless."""
+        for tier in self._tiers:
+            tier.close()
+
+
 class HostMemory:
     """What all other ranks of the host keep.
 
     peers: by rank. sizes_bytes: int64[samples]. One thread at a time takes news; any thread may read.
     """
 
-    def __init__(self, peers: Mapping[int, PeerMemory], sizes_bytes: Ids) -> None:
+    def __init__(self, peers: Mapping[int, PeerMemory | PeerTiers], sizes_bytes: Ids) -> None:
         self._peers = dict(peers)
         self._sizes_bytes = sizes_bytes
         #: Samples that a rank had announced and that were not there as they should be. Under the lock.

@@ -7,16 +7,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
-from penstock.store.listing import ListedFiles, Refresh, catalog_of, list_files
+from penstock.store.listing import ListedFiles, ListingArguments, catalog_of, list_files
 from penstock.store.manifest import check_once, folder_of_list
 from penstock.store.object_store import is_address, joined
 from penstock.store.patterns import place_of_paths
@@ -55,19 +54,17 @@ class ImageNetVal(FileSource):
         truth: str | os.PathLike[str],
         *,
         names: str | os.PathLike[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         self.list_file, self.place = place_of_paths(truth), place_of_paths(folder)
-        place, objects, calls = self.list_file, Objects(storage_options), calls or Calls()
+        place, objects = self.list_file, Objects(listing.get("storage_options"))
+        listing["calls"] = calls = listing.get("calls") or Calls()
         known = None if names is None else calls.one(os.fspath(names), lambda: _class_names(names, objects))
         where, wnids = folder_of_list(place, folder), None if known is None else sorted(known)
         read = partial(_read_truth, where, wnids, objects)
         list_anew = partial(list_files, "ImageNetVal", read, place)
         opener = f"ImageNetVal({where!r}, {wnids!r})"
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls, objects)
+        catalog = catalog_of(opener, place, None, list_anew, objects, listing)
         super().__init__(os.path.dirname(place), catalog, objects)
         #: WordNet ids by label.
         self.wnids = catalog.classes

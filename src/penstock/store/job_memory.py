@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,15 @@ _PASSING_SHARE = 1 / 8
 _PATIENCE_SECONDS, _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 2.0, 0.001, 0.016
 _LOCK = struct.Struct("hhqqi4x")
 _SPREADS = np.uint64(0x9E3779B97F4A7C15)
+
+
+class _Group(NamedTuple):
+    """Samples that a thread asks for, as `read_group` takes them."""
+
+    ids: Ids
+    into: Bytes
+    begins: Ids
+    sizes: Ids
 
 
 class JobMemory:
@@ -73,12 +83,17 @@ class JobMemory:
     def capacity_bytes(self) -> int:
         return int(self._memory.size)
 
-    def read_group(self, ids: Ids, into: Bytes, begins: Ids, read: Read) -> Failed:
-        """Take samples from here, and have those read that are not; as `penstock.store.read_group`."""
-        failed, left = Failed(), self._not_taken(range(ids.size), ids, into, begins)
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids, read: Read, sizes: Ids | None = None) -> Failed:
+        """Take samples from here, and have those read that are not; as `penstock.store.read_group`.
+
+        sizes: int64[n], where they are others than `sizes_bytes`, which is then about what samples take. Whoever asks
+            for a sample gives the same.
+        """
+        group = _Group(ids, into, begins, self._sizes_bytes[ids] if sizes is None else sizes)
+        failed, left = Failed(), self._not_taken(range(ids.size), group)
         deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _LEAST_PAUSE_SECONDS
         while left:
-            with self._locked(left, ids, into, begins) as (mine, others):
+            with self._locked(left, group) as (mine, others):
                 # Of nobody any more, or for too long of another: then it is read twice.
                 if not mine and time.monotonic() > deadline:
                     mine, others = others, []
@@ -86,7 +101,7 @@ class JobMemory:
                     wrong = read(ids[mine], into, np.append(begins[mine], begins[-1]))
                     failed += [(mine[index], error) for index, error in wrong]
                     not_read = {index for index, _ in failed}
-                    self._keep([index for index in mine if index not in not_read], ids, into, begins)
+                    self._keep([index for index in mine if index not in not_read], group)
             if others == left:
                 # Nothing is done until then but to ask for locks: many threads may wait here.
                 time.sleep(pause)
@@ -99,12 +114,13 @@ class JobMemory:
         for arena in self._arenas:
             arena.close()
 
-    def _not_taken(self, which: Sequence[int], ids: Ids, into: Bytes, begins: Ids) -> list[int]:
+    def _not_taken(self, which: Sequence[int], group: _Group) -> list[int]:
         """Copy samples that are here to their places; return the indices of the others."""
         if not len(which):
             return []
-        some = ids[list(which)]
-        rows, sizes = self._rows[some], self._sizes_bytes[some]
+        ids, into, begins, all_sizes = group
+        some, sizes = ids[list(which)], all_sizes[list(which)]
+        rows = self._rows[some]
         is_here = (rows[:, _SEAL] == _seals(some, rows, self._generation)) & (
             rows[:, _BEGIN] + sizes.astype(np.uint64) <= self._memory.size
         )
@@ -128,20 +144,18 @@ class JobMemory:
         return left
 
     @contextlib.contextmanager
-    def _locked(
-        self, which: list[int], ids: Ids, into: Bytes, begins: Ids
-    ) -> Iterator[tuple[list[int], list[int]]]:
+    def _locked(self, which: list[int], group: _Group) -> Iterator[tuple[list[int], list[int]]]:
         """Lock samples that nobody reads, in the context; yield those that are still to be read, and the others."""
         locked, others = list[int](), list[int]()
         try:
             for index in which:
-                (locked if self._lock_sample(int(ids[index])) else others).append(index)
+                (locked if self._lock_sample(int(group.ids[index])) else others).append(index)
             # One that was kept since it was looked for is here now.
-            yield self._not_taken(locked, ids, into, begins), others
+            yield self._not_taken(locked, group), others
         finally:
             for index in locked:
-                self._lock(int(ids[index]), fcntl.F_UNLCK)
-                self._locked_here.discard(int(ids[index]))
+                self._lock(int(group.ids[index]), fcntl.F_UNLCK)
+                self._locked_here.discard(int(group.ids[index]))
 
     def _lock_sample(self, sample: int) -> bool:
         with self._places_lock:
@@ -150,7 +164,8 @@ class JobMemory:
             self._locked_here.add(sample)
         return True
 
-    def _keep(self, which: list[int], ids: Ids, into: Bytes, begins: Ids) -> None:
+    def _keep(self, which: list[int], group: _Group) -> None:
+        ids, into, begins, all_sizes = group
         # What was read twice, as the other reader took so long, is there by now.
         rows = self._rows[ids[which]]
         is_there = rows[:, _SEAL] == _seals(ids[which], rows, self._generation)
@@ -158,7 +173,7 @@ class JobMemory:
         if not which:
             return
         some = ids[which]
-        sizes = self._sizes_bytes[some].tolist()
+        sizes = all_sizes[which].tolist()
         places = self._take_space(sizes)
         for index, sample, size, place in zip(which, some.tolist(), sizes, places, strict=True):
             if place < 0:

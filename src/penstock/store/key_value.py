@@ -121,6 +121,12 @@ class KeyValueTier:
         self._forget([sample])
         return False
 
+    def sizes_of(self, ids: Ids) -> Ids:
+        """See `SlowTier.sizes_of`."""
+        return np.array(
+            [self._sizes_bytes[each] if self.contains(each) else -1 for each in ids.tolist()], np.int64
+        )
+
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
         """Read samples; one that is not what was stored, or not there, is kept no longer. As of `SlowTier`."""
         self._check_open()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import xxhash
@@ -75,11 +75,13 @@ _MOST_PROCESSORS = 8
 
 @dataclass(frozen=True)
 class Asking:
-    """How a data set's files are asked for: the calls that do, and what shows how far they are.
+    """Which data set is listed, and how its files are asked for: the calls that do, and what shows how far they are.
 
-    objects: what reads addresses, where it has one.
+    old: its catalog as it was kept. objects: what reads addresses, where it has one.
     """
 
+    key: CatalogKey
+    old: Catalog | None
     calls: Calls
     progress: ListingProgress
     objects: Objects | None = None
@@ -90,8 +92,17 @@ class Asking:
         self.progress.found.append(count)
 
 
-#: Lists a data set: `list(key, old catalog or None, asking)`; returns the old one if nothing changed.
-Lister = Callable[[CatalogKey, Catalog | None, Asking], Catalog]
+#: Lists a data set; returns the old catalog if nothing changed.
+Lister = Callable[[Asking], Catalog]
+
+
+class ListingArguments(TypedDict, total=False):
+    """How a source lists its data set, see `penstock.open_source`."""
+
+    refresh: Refresh
+    calls: Calls | None
+    catalog: Catalog | None
+    storage_options: Mapping[str, Any] | None
 
 
 def catalog_of(
@@ -99,15 +110,19 @@ def catalog_of(
     place: str,
     extensions: Collection[str] | None,
     lister: Lister,
-    refresh: Refresh,
-    calls: Calls,
-    objects: Objects | None = None,
+    objects: Objects | None,
+    listing: ListingArguments,
 ) -> Catalog:
-    """Return the catalog of a data set: the one that is kept, as far as it is still right, else a new one.
+    """Return the catalog of a data set: one that is given, or kept and as far as it is still right, else a new one.
 
-    opener, extensions: see `CatalogKey`. refresh, calls: as in `penstock.open_source`. objects: what reads addresses.
-    Raises: ConfigError for another word as refresh; what `lister` raises.
+    opener, extensions: see `CatalogKey`. objects: what reads addresses.
+    Raises: TypeError for another argument of a listing, ConfigError for another word as refresh; what `lister` raises.
     """
+    if unknown := listing.keys() - ListingArguments.__annotations__:
+        raise TypeError(f"{opener.partition('(')[0]} takes no argument {min(unknown)!r}")
+    if (given := listing.get("catalog")) is not None:
+        return given
+    refresh, calls = listing.get("refresh", "auto"), listing.get("calls") or Calls()
     check_refresh(refresh)
     if objects is not None:
         calls.failing = objects.failing
@@ -116,9 +131,8 @@ def catalog_of(
     if old is not None and refresh == "never":
         return old
     progress = ListingProgress(brief(place), calls.report)
-    asking = Asking(calls, progress, objects)
     try:
-        catalog = lister(key, old, asking)
+        catalog = lister(Asking(key, old, calls, progress, objects))
     finally:
         progress.close()
     if catalog is old:
@@ -281,28 +295,27 @@ class _Tree:
         return int(self.old.counts[self.known[found.path]])
 
 
-def list_folder(
-    kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking
-) -> Catalog:
+def list_folder(kind: str | None, place: str, asking: Asking) -> Catalog:
     """List an `ImageFolder` or a `FlatFolder`, by its name; or whichever of them it is."""
+    old = asking.old
     if asking.objects is not None and is_address(place):
-        return _list_objects(kind, place, key, old, asking, asking.objects)
+        return _list_objects(kind, place, asking, asking.objects)
     if old is not None and _is_unchanged(place, old, asking):
         return old
     # What was something else has other samples.
     is_alike = old is not None and old.kind in (kind or "ImageFolder", kind or "FlatFolder")
-    tree = _Tree(place, key.extensions, old if is_alike else None, asking)
+    tree = _Tree(place, asking.key.extensions, old if is_alike else None, asking)
     top = asking.calls.one(place, lambda: tree.look(""))
     if kind is None and tree.old is not None and top.files is None:
         kind = tree.old.kind
     elif kind is None and top.folders and top.files:
         raise _could_be_either(place, top.files[0])
     if kind == "ImageFolder" or (kind is None and top.folders):
-        return _list_labels(place, key, tree, top)
+        return _list_labels(place, tree, top)
     if not tree.count(top):
-        raise _nothing_in(place, asking.calls.one(place, lambda: visible(place))[0], key.extensions)
+        raise _nothing_in(place, asking.calls.one(place, lambda: visible(place))[0], asking.key.extensions)
     labels = np.full(tree.count(top), NO_LABEL, np.int64)
-    return _catalog(place, key, "FlatFolder", tree, [top], labels, ())
+    return _catalog(place, "FlatFolder", tree, [top], labels, ())
 
 
 def _could_be_either(place: str, file: str) -> ConfigError:
@@ -312,9 +325,7 @@ def _could_be_either(place: str, file: str) -> ConfigError:
     )
 
 
-def _list_objects(
-    kind: str | None, place: str, key: CatalogKey, old: Catalog | None, asking: Asking, objects: Objects
-) -> Catalog:
+def _list_objects(kind: str | None, place: str, asking: Asking, objects: Objects) -> Catalog:
     """List the objects below an address as `list_folder` does files: in the same order, with the same labels."""
     if kind == "FlatFolder":
         found = asking.calls.one(place, lambda: objects.level_with_facts(place))
@@ -331,7 +342,7 @@ def _list_objects(
             f"{shown} has no objects, or is none, asked as {objects.identity(place)}: check the address, and that this "
             "identity may list it"
         )
-    endings = key.extensions
+    endings = asking.key.extensions
     names = [name for name in visible_ones if endings is None or name.lower().endswith(endings)]
     beside = [name for name in names if "/" not in name]
     inside = [name for name in names if "/" in name]
@@ -358,22 +369,22 @@ def _list_objects(
     if not names:
         raise _nothing_in(shown, list(visible_ones), endings)
     kind = "ImageFolder" if classes else "FlatFolder"
-    return _catalog_of_objects(kind, key, names, [visible_ones[name] for name in names], labels, classes, old)
+    return _catalog_of_objects(kind, asking, names, [visible_ones[name] for name in names], labels, classes)
 
 
 def _catalog_of_objects(
     kind: str,
-    key: CatalogKey,
+    asking: Asking,
     names: Sequence[str],
     facts: Sequence[Facts],
     labels: Labels,
     classes: tuple[str, ...],
-    old: Catalog | None,
     label_classes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Catalog:
     """Return the catalog of objects; the old one if nothing has changed."""
+    old = asking.old
     new = Catalog(
-        key,
+        asking.key,
         kind,
         time.time(),
         np.frombuffer(_joined(names), np.uint8),
@@ -393,7 +404,7 @@ def _catalog_of_objects(
     return old if old is not None and is_same else new
 
 
-def _list_labels(place: str, key: CatalogKey, tree: _Tree, top: _Folder) -> Catalog:
+def _list_labels(place: str, tree: _Tree, top: _Folder) -> Catalog:
     if not top.folders:
         raise DataError(
             f"{place} has no label folders: put the files of each label into a folder of its name, "
@@ -406,7 +417,7 @@ def _list_labels(place: str, key: CatalogKey, tree: _Tree, top: _Folder) -> Cata
         if not any(map(tree.count, found)):
             everything = [each.files or [] for each in _Tree(place, None, None, asking).walk(label)]
             raise _nothing_in(
-                os.path.join(place, label), list(chain.from_iterable(everything)), key.extensions
+                os.path.join(place, label), list(chain.from_iterable(everything)), asking.key.extensions
             )
         return found
 
@@ -415,17 +426,11 @@ def _list_labels(place: str, key: CatalogKey, tree: _Tree, top: _Folder) -> Cata
     numbers = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
     # The files beside the label folders are no samples.
     folders = [top._replace(files=[]), *chain.from_iterable(by_label)]
-    return _catalog(place, key, "ImageFolder", tree, folders, numbers, tuple(labels))
+    return _catalog(place, "ImageFolder", tree, folders, numbers, tuple(labels))
 
 
 def _catalog(
-    place: str,
-    key: CatalogKey,
-    kind: str,
-    tree: _Tree,
-    folders: Sequence[_Folder],
-    labels: Ints,
-    classes: tuple[str, ...],
+    place: str, kind: str, tree: _Tree, folders: Sequence[_Folder], labels: Ints, classes: tuple[str, ...]
 ) -> Catalog:
     """Join folders, in the order of their samples, and ask for the sizes that no old catalog has."""
     old, names, sizes = tree.old, [], []
@@ -443,7 +448,7 @@ def _catalog(
     all_names, all_sizes = np.frombuffer(b"".join(names), np.uint8), np.concatenate(sizes)
     _ask_sizes(place, all_names, all_sizes, tree.asking)
     return Catalog(
-        key,
+        tree.asking.key,
         kind,
         time.time(),
         all_names,
@@ -630,17 +635,15 @@ def list_files(
     kind: str,
     read: Callable[[str], ListedFiles],
     place: str,
-    key: CatalogKey,
-    old: Catalog | None,
     asking: Asking,
 ) -> Catalog:
     """Read a list of files and look for each. All of it anew, whatever changed.
 
     kind: name of the source's class, one of `LISTS`. read: returns what the list at a path has.
     """
+    old, calls = asking.old, asking.calls
     if old is not None and _is_unchanged(place, old, asking):
         return old
-    calls = asking.calls
     root, list_name = os.path.split(place)
     list_stamp = stamp_at(place, calls)
     listed = calls.one(place, lambda: read(place))
@@ -648,14 +651,14 @@ def list_files(
         if "\0" in name:
             raise DataError(f"{listed.where(position)}{name!r} has a zero byte, which no path has")
     if is_address(place) or (listed.names and is_address(listed.names[0])):
-        return _catalog_of_list(kind, place, listed, key, old, asking)
+        return _catalog_of_list(kind, place, listed, asking)
     folders = sorted(set(map(os.path.dirname, listed.names)))
     stamps = calls.each(lambda folder: stamp_at(os.path.join(root, folder), calls), folders)
     all_names = np.frombuffer(_joined(listed.names), np.uint8)
     sizes = np.full(len(listed.names), _UNKNOWN, np.int64)
     _ask_sizes(root, all_names, sizes, asking, listed.where)
     return Catalog(
-        key,
+        asking.key,
         kind,
         time.time(),
         all_names,
@@ -669,9 +672,7 @@ def list_files(
     )
 
 
-def _catalog_of_list(
-    kind: str, place: str, listed: ListedFiles, key: CatalogKey, old: Catalog | None, asking: Asking
-) -> Catalog:
+def _catalog_of_list(kind: str, place: str, listed: ListedFiles, asking: Asking) -> Catalog:
     """Return the catalog of a list of objects, or of one that is an object itself."""
     root, objects = os.path.dirname(place), asking.objects or Objects()
     addresses = [name if is_address(name) else joined(root, name.lstrip("/")) for name in listed.names]
@@ -679,7 +680,7 @@ def _catalog_of_list(
         raise DataError(f"{place}: {paths[0]} is a path, and others are addresses: list one kind")
     facts = asking.calls.one(place, lambda: objects.facts(addresses, asking.calls.at))
     return _catalog_of_objects(
-        kind, key, addresses, facts, listed.labels, listed.classes, old, listed.label_classes
+        kind, asking, addresses, facts, listed.labels, listed.classes, listed.label_classes
     )
 
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey
-from penstock.store.columns import AUTO_LABEL, Columns
+from penstock.store.catalog import Catalog
+from penstock.store.columns import AUTO_LABEL, ColumnLabel, Columns, check_label
 from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
-from penstock.store.listing import Asking, Refresh
+from penstock.store.listing import Asking, ListingArguments
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
@@ -59,8 +59,9 @@ class LitDataChunks(CompressedShards):
     folder: path or address of what has index.json and the chunks beside it.
     sample: the column that is the sample, by its key, or by its number where samples are tuples ("0", "1" ...): its
         bytes as stored. Unless given, the first that is stored as jpeg, image, bytes or file.
-    label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
-        cls and target, or no label; None takes none. Names are numbered in sorted order.
+    label: the column that is the label, of numbers, arrays of one shape, or text; "auto" is the first that there is of
+        label, labels, class, cls and target, or no label; None takes none; a list of columns gives several, by name.
+        Names are numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     memory: for chunks that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
@@ -75,26 +76,21 @@ class LitDataChunks(CompressedShards):
         folder: str | os.PathLike[str],
         *,
         sample: str | None = None,
-        label: str | None = AUTO_LABEL,
+        label: ColumnLabel = AUTO_LABEL,
         classes: Sequence[str] | None = None,
         memory: str | int = DECODED_MEMORY,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
-        check_names(sample=sample, label=label)
+        check_names(sample=sample)
+        check_label(label)
         place = place_of_paths(folder)
         list_anew = partial(list_litdata, place, sample, label, memory=memory)
         super().__init__(
             place,
             list_anew,
-            refresh,
-            calls,
-            catalog,
+            listing,
             codec_of=codec_by_ending,
             memory=memory,
-            storage_options=storage_options,
             sample=sample,
             label=label,
             classes=classes,
@@ -109,9 +105,7 @@ def is_litdata(front: bytes) -> bool:
 def list_litdata(
     place: str,
     sample: str | None,
-    label: str | None,
-    key: CatalogKey,
-    old: Catalog | None,
+    label: ColumnLabel,
     asking: Asking,
     memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
@@ -125,7 +119,9 @@ def list_litdata(
         begin, count = _begin_of_arrow(file), by_path[file.path].samples
         if begin is None:
             return index_rows(file, [None] * len(keys), columns, count, _KIND)
-        named = Columns(keys[columns.sample], keys[columns.label] if columns.label >= 0 else "", None)
+        one = [keys[label.column] for label in columns.labels if label.is_class]
+        others = {keys[label.column]: label.name for label in columns.labels if not label.is_class}
+        named = Columns(keys[columns.sample], one[0] if one else "", None, others)
         indexed = index_arrow(file, named, turns, (begin, file.nbytes - _ARROW_END_BYTES))
         if (found := len(indexed.names)) != count:
             raise DataError(
@@ -139,7 +135,7 @@ def list_litdata(
         asking.progress.found.append(len(indexed.names))
         return indexed
 
-    return index_files(key, old, asking, tuple(by_path), index, kind="LitDataChunks", label=label)
+    return index_files(asking, tuple(by_path), index, kind="LitDataChunks", label=str(label))
 
 
 class _Chunk(NamedTuple):
@@ -219,7 +215,7 @@ def _keys_of(spec: Any) -> list[str]:
 
 
 def _columns(
-    place: str, kinds: dict[str, str], sample: str | None, label: str | None, calls: Calls
+    place: str, kinds: dict[str, str], sample: str | None, label: ColumnLabel, calls: Calls
 ) -> RowColumns:
     has = ", ".join(f"{name!r} ({kind})" for name, kind in kinds.items())
     if sample is None:

@@ -6,21 +6,19 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.labels import Labels, check_classes
 from penstock.store.listing import (
     MOST_CLASSES,
     NO_LABEL,
     ListedFiles,
-    Refresh,
+    ListingArguments,
     catalog_of,
     list_files,
     number_labels,
@@ -90,19 +88,16 @@ class Manifest(FileSource):
         classes: Classes = None,
         folder: str | os.PathLike[str] | None = None,
         ending: str = "",
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         self.list_file = place = place_of_paths(manifest)
         # A table on this host may name addresses.
-        objects = Objects(storage_options)
+        objects = Objects(listing.get("storage_options"))
         where = folder_of_list(place, folder)
         read = partial(_read, file, labels, classes, where, ending, objects=objects)
         opener = f"Manifest({file!r}, {labels!r}, {classes!r}, {where!r}, {ending!r})"
         list_anew = partial(list_files, "Manifest", read, place)
-        catalog = catalog or catalog_of(opener, place, None, list_anew, refresh, calls or Calls(), objects)
+        catalog = catalog_of(opener, place, None, list_anew, objects, listing)
         #: Where labels have names, by name what the numbers of texts stand for.
         self.label_classes = catalog.label_classes
         super().__init__(os.path.dirname(place), catalog, objects)

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.errors import ClosedError, ConfigError
-from penstock.store.host_memory import KeptLog
+from penstock.store.host_memory import KeptLog, checksum_of
 from penstock.store.places import Ids, SamplePlaces
 
 
 class MemoryTier:
-    """A `SizedTier` in one arena. Nothing is ever evicted.
+    """A `SizedTier` in one arena.
 
     capacity_bytes: at least 1; what `SamplePlaces` takes comes besides.
     new_arena: makes its memory, one that other processes can map if it is shared.
@@ -59,11 +59,18 @@ class MemoryTier:
         array = self.array
         self._places.keep(ids)
         if self._log is not None:
-            self._log.add(ids, self._places.of(ids), array)
+            places = self._places.of(ids)
+            self._log.add(ids, places, [checksum_of(array[begin:end]) for begin, end in places.tolist()])
 
     def drop(self, ids: Ids) -> None:
         _ = self.array
         self._places.drop(ids)
+
+    def evict(self, ids: Ids) -> None:
+        """Give the space of samples to others. Nobody reads them any more; ids that are not here are passed by."""
+        assert self._log is None, "other processes read what it says"
+        _ = self.array
+        self._places.evict(ids)
 
     def places_of(self, ids: Ids) -> Ids:
         return self._places.of(ids)

@@ -9,18 +9,18 @@ Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey
-from penstock.store.columns import AUTO_LABEL
+from penstock.store.catalog import Catalog
+from penstock.store.columns import AUTO_LABEL, ColumnLabel, check_label
 from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
 from penstock.store.labels import check_names
-from penstock.store.listing import Asking, Refresh
+from penstock.store.listing import Asking, ListingArguments
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
 from penstock.store.patterns import place_of_paths
@@ -53,8 +53,9 @@ class MosaicShards(CompressedShards):
     folder: path or address of what has index.json and the shards beside it.
     sample: the column that is the sample: its bytes as stored. Unless given, the first whose encoding is jpeg, png or
         bytes.
-    label: the column that is the label, integers or text; "auto" is the first that there is of label, class, cls and
-        target, or no label; None takes none. Names are numbered in sorted order.
+    label: the column that is the label, of numbers, arrays of one shape, or text; "auto" is the first that there is of
+        label, class, cls and target, or no label; None takes none; a list of columns gives several, by name. Names are
+        numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     memory: for shards that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
@@ -69,26 +70,21 @@ class MosaicShards(CompressedShards):
         folder: str | os.PathLike[str],
         *,
         sample: str | None = None,
-        label: str | None = AUTO_LABEL,
+        label: ColumnLabel = AUTO_LABEL,
         classes: Sequence[str] | None = None,
         memory: str | int = DECODED_MEMORY,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
-        check_names(sample=sample, label=label)
+        check_names(sample=sample)
+        check_label(label)
         place = place_of_paths(folder)
         list_anew = partial(list_mosaic, place, sample, label, memory=memory)
         super().__init__(
             place,
             list_anew,
-            refresh,
-            calls,
-            catalog,
+            listing,
             codec_of=codec_by_ending,
             memory=memory,
-            storage_options=storage_options,
             sample=sample,
             label=label,
             classes=classes,
@@ -103,9 +99,7 @@ def is_mosaic(front: bytes) -> bool:
 def list_mosaic(
     place: str,
     sample: str | None,
-    label: str | None,
-    key: CatalogKey,
-    old: Catalog | None,
+    label: ColumnLabel,
     asking: Asking,
     memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
@@ -128,7 +122,7 @@ def list_mosaic(
         asking.progress.found.append(len(found.names))
         return found
 
-    return index_files(key, old, asking, tuple(by_path), index, kind="MosaicShards", label=label)
+    return index_files(asking, tuple(by_path), index, kind="MosaicShards", label=str(label))
 
 
 def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
@@ -177,7 +171,7 @@ def _file_of(shard: dict[str, Any]) -> str:
 
 
 def _columns(
-    place: str, shard: dict[str, Any], sample: str | None, label: str | None, calls: Calls
+    place: str, shard: dict[str, Any], sample: str | None, label: ColumnLabel, calls: Calls
 ) -> RowColumns:
     names, encodings, _ = _facts(shard)
     kinds = dict(zip(names, encodings, strict=True))

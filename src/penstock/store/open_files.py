@@ -22,14 +22,14 @@ _LEAST_OPEN, _MOST_OPEN = 16, 1024
 
 
 class OpenFile:
-    """A file that is open. users: how many borrow it now."""
+    """A file that is open. users: how many borrow it now. is_asked: whether it was mapped, where that can be."""
 
-    __slots__ = ("_is_asked", "_mapping", "descriptor", "unit", "users")
+    __slots__ = ("_mapping", "descriptor", "is_asked", "unit", "users")
 
     def __init__(self, unit: int, descriptor: int) -> None:
         self.unit, self.descriptor, self.users = unit, descriptor, 1
         self._mapping: Mapping | None = None
-        self._is_asked = False
+        self.is_asked = False
 
     @property
     def mapped(self) -> tuple[int, int]:
@@ -39,8 +39,8 @@ class OpenFile:
 
     def map(self, nbytes: int) -> None:
         """Map it, where that can be. One thread at a time may ask."""
-        if not self._is_asked:
-            self._is_asked = True
+        if not self.is_asked:
+            self.is_asked = True
             self._mapping = map_file(self.descriptor, nbytes)
 
     def close(self) -> None:
@@ -94,7 +94,8 @@ class OpenFiles:
                 self._open.move_to_end(unit)
         if file is None:
             file = self._opened(unit)
-        if (error := self.change_of(file)) is not None:
+        # One that is mapped is compared once its samples are copied, and that finds both.
+        if not (is_mapped and file.mapped[0]) and (error := self.change_of(file)) is not None:
             with self._lock:  # whoever opens it again may find what was listed
                 is_last = self._open.get(unit) is file and file.users == 1
                 if is_last:
@@ -103,7 +104,7 @@ class OpenFiles:
             if is_last:
                 file.close()
             raise error
-        if is_mapped:
+        if is_mapped and not file.is_asked:
             with self._lock:
                 file.map(int(self._known[1][unit]))
         return file

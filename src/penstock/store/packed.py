@@ -13,6 +13,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,16 @@ from penstock.errors import DataError
 from penstock.machine_code import Loop, Signature
 from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
-from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, note_mapped, read_one_by_one
+from penstock.store.group import (
+    Bytes,
+    Failed,
+    Ids,
+    check_group,
+    check_kinds,
+    front_of,
+    note_mapped,
+    read_one_by_one,
+)
 from penstock.store.labels import Labels
 from penstock.store.mapped import is_guarded
 from penstock.store.object_store import Facts, Piece
@@ -31,7 +41,7 @@ from penstock.store.remote import Objects
 from penstock.store.selection import Selectable
 
 SIGNATURE = Signature(
-    ("int64[:, :]", "int64[:]", "int64[:]", "int64[:]", "uint8[:]", "int64[:]", "int64[:]"),
+    ("int64[:, :]", *["int64[:]"] * 3, "int64", *["int64[:]"] * 3, "uint8[:]", "int64[:]", "int64[:]"),
     results=("int64",),
 )
 READ_PIECES = Part(
@@ -48,7 +58,30 @@ _FILES_AT_ONCE = 16
 _MAPPED_SAMPLE_BYTES = 32 << 10
 #: Files that take a larger share of this machine's memory are not mapped: most of their pages are on the disk.
 _MAPPED_SHARE = 0.5
-_ONLY_FILE = np.zeros(1, np.int64)
+_NONE = np.empty(0, np.int64)
+
+
+class Layout(NamedTuple):
+    """Where samples lie, of which those of each file follow those of the file before.
+
+    ends: int64[files], of each the sample behind its last one.
+    sizes_bytes: int64[samples], or int64[1] where all have one size.
+    offsets: int64[samples], where in its file each begins; or empty, where sample k begins at origins[file] + k * step.
+    origins: int64[files], may be below 0. step_bytes: from one sample to the next.
+    """
+
+    ends: Ids
+    sizes_bytes: Ids
+    offsets: Ids = _NONE
+    origins: Ids = _NONE
+    step_bytes: int = 0
+
+    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
+        """Return file, offset and length of each sample: int64[n] each. ids: samples that exist."""
+        units = np.searchsorted(self.ends, ids, side="right").astype(np.int64, copy=False)
+        offsets = self.offsets[ids] if self.offsets.size else self.origins[units] + ids * self.step_bytes
+        sizes = self.sizes_bytes
+        return units, offsets, sizes[ids] if sizes.size > 1 else np.full(ids.size, sizes[0])
 
 
 class PackedFiles(Selectable, ABC):
@@ -66,6 +99,8 @@ class PackedFiles(Selectable, ABC):
 
     #: What there is, where that had to be listed.
     catalog: Catalog | None = None
+    #: Where samples lie; None where `extents` is overridden, and alone says so.
+    _layout: Layout | None = None
 
     def __init__(
         self,
@@ -97,9 +132,10 @@ class PackedFiles(Selectable, ABC):
         """int64[files], when each was changed last (ns), of an object its stamp."""
         return self._file_times
 
-    @abstractmethod
     def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
         """Return file, offset and length of each sample; see `RangedSource`. ids: samples that exist."""
+        assert self._layout is not None, "else this is overridden"
+        return self._layout.extents(ids)
 
     @abstractmethod
     def describe(self, sample: int) -> str:
@@ -153,39 +189,52 @@ class PackedFiles(Selectable, ABC):
         loop = READ_PIECES.ask()
         if loop is None:
             return read_one_by_one(self, ids, into, begins)
-        check_group(self, ids, into, begins)
-        units, offsets, sizes = self.extents(ids)
-        numbers = np.unique(units) if len(self.files) > 1 else _ONLY_FILE
+        layout = self._layout
+        if layout is not None and len(self.files) <= min(_FILES_AT_ONCE, ids.size):
+            check_kinds(ids, into, begins)
+            steps = layout.ends, layout.origins, layout.step_bytes
+            pieces = (ids, *steps, _NONE, layout.offsets, layout.sizes_bytes)
+            found, are_mapped = self._read_some(loop, range(len(self.files)), pieces, into, begins)
+            if found is None:
+                check_group(self, ids, into, begins)
+            assert found is not None, "the loop and Python check the same"
+        else:
+            check_group(self, ids, into, begins)
+            found, are_mapped = self._read_places(loop, self.extents(ids), into, begins[:-1])
+        if are_mapped and not found:
+            note_mapped()
+        # Read again by Python: errors are described in one place.
+        return read_one_by_one(self, ids, into, begins, sorted(found)) if found else []
+
+    def _read_places(
+        self, loop: Loop, extents: tuple[Ids, Ids, Ids], into: Bytes, begins: Ids
+    ) -> tuple[list[int], bool]:
+        """As `_read_some`, a few of the files at a time. extents: of the samples. begins: int64[n]."""
+        units, offsets, sizes = extents
+        numbers = np.unique(units)
         wrong: list[int] = []
         are_mapped = True
         for first in range(0, numbers.size, _FILES_AT_ONCE):
             some = numbers[first : first + _FILES_AT_ONCE]
-            if some.size == numbers.size:
-                found, is_mapped = self._read_some(loop, some, (units, offsets, sizes), into, begins[:-1])
-                wrong += found
-            else:
-                which = np.flatnonzero((some[0] <= units) & (units <= some[-1]))
-                part = units[which], offsets[which], sizes[which]
-                found, is_mapped = self._read_some(loop, some, part, into, begins[which])
-                wrong += which[found].tolist()
+            which = np.flatnonzero((some[0] <= units) & (units <= some[-1]))
+            places = np.searchsorted(some, units[which]).astype(np.int64, copy=False)
+            pieces = (*[_NONE] * 3, 0, places, offsets[which], sizes[which])
+            found, is_mapped = self._read_some(loop, some.tolist(), pieces, into, begins[which])
+            assert found is not None, "who calls this has checked that all fit"
+            wrong += which[found].tolist()
             are_mapped = are_mapped and is_mapped
-        if are_mapped and not wrong:
-            note_mapped()
-        # Read again by Python: errors are described in one place.
-        return read_one_by_one(self, ids, into, begins, sorted(wrong)) if wrong else []
+        return wrong, are_mapped
 
     def _read_some(
-        self, loop: Loop, numbers: Ids, extents: tuple[Ids, Ids, Ids], into: Bytes, begins: Ids
-    ) -> tuple[list[int], bool]:
+        self, loop: Loop, numbers: Sequence[int], pieces: tuple[Any, ...], into: Bytes, begins: Ids
+    ) -> tuple[list[int] | None, bool]:
         """Read samples of some files; return the indices of those that were not read, and if all files are mapped.
 
-        numbers: of the files, ascending.
-        extents: of the samples. begins: int64[n].
+        numbers: of the files. pieces, begins: as the loop takes them. None: there is no such sample, or no space.
         """
-        units, offsets, sizes = extents
         files: list[OpenFile | None] = []
         try:
-            for unit in numbers.tolist():
+            for unit in numbers:
                 try:
                     files.append(self._open.borrow(unit, is_mapped=self._maps))
                 except DataError:
@@ -195,13 +244,13 @@ class PackedFiles(Selectable, ABC):
                 (-1, 0, 0) if file is None else (file.descriptor, *(file.mapped if maps else (0, 0)))
                 for file in files
             ]
-            places = np.searchsorted(numbers, units) if numbers.size > 1 else np.zeros(units.size, np.int64)
-            failed = np.empty(units.size, np.int64)
-            count = loop(np.array(rows, np.int64), places, offsets, sizes, into, begins, failed)
-            wrong: list[int] = failed[:count].tolist()
+            failed = np.empty(begins.size, np.int64)
+            count = loop(np.array(rows, np.int64), *pieces, into, begins, failed)
+            wrong: list[int] | None = None if count < 0 else failed[:count].tolist()
             for place, file in enumerate(files):
-                if file is not None and rows[place][1] and not self._was_intact(file):
-                    wrong = sorted({*wrong, *np.flatnonzero(places == place).tolist()})
+                if wrong is not None and file is not None and rows[place][1] and not self._was_intact(file):
+                    of_pieces = pieces[4] if pieces[4].size else self.extents(pieces[0])[0]
+                    wrong = sorted({*wrong, *np.flatnonzero(of_pieces == place).tolist()})
         finally:
             self._open.give_back([file for file in files if file is not None])
         return wrong, all(address for _, address, _ in rows)

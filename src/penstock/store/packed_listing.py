@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,27 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
-from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog, CatalogKey, Ints, Packed
 from penstock.store.files import unreadable
-from penstock.store.group import Ids
 from penstock.store.labels import Labels, in_classes
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
+    MOST_CLASSES,
     NO_LABEL,
     Asking,
     Lister,
-    Refresh,
+    ListingArguments,
     catalog_of,
     number_labels,
     stamp_at,
     stamp_of,
 )
+from penstock.store.manifest import label_array
 from penstock.store.object_store import Facts
-from penstock.store.packed import PackedFiles
-from penstock.store.patterns import brief
+from penstock.store.packed import Layout, PackedFiles
+from penstock.store.patterns import brief, files_of, is_of_several
 from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.units import format_count
+
+#: As TensorFlow, datasets and others name the shards of a set.
+_ONE_OF_SEVERAL = re.compile(r"(.*)-(\d+)-of-(\d{1,9})(\D*)", re.DOTALL)
 
 #: More digits are no number of a class, and `int` would be slow.
 _LABEL_DIGITS = 18
@@ -46,8 +51,7 @@ _OBJECTS_AT_ONCE = 16
 class CataloguedFiles(PackedFiles):
     """Samples that a catalog lists in files; made to be used by what indexes a format, such as `TarShards`.
 
-    place: as `place_of_paths` returns it. list_anew: lists them. refresh, calls, catalog, storage_options: as in
-        `open_source`.
+    place: as `place_of_paths` returns it. list_anew: lists them. listing: as in `open_source`.
     endings: of the members that are samples. classes: the names that labels are numbered by, or None.
     options: as the user gave them; other options list other samples.
     """
@@ -56,24 +60,22 @@ class CataloguedFiles(PackedFiles):
         self,
         place: str,
         list_anew: Lister,
-        refresh: Refresh,
-        calls: Calls | None,
-        catalog: Catalog | None,
+        listing: ListingArguments,
         *,
         endings: Collection[str] = (),
         classes: Sequence[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
         **options: object,
     ) -> None:
-        objects = objects_of(place, storage_options)
+        objects = objects_of(place, listing.get("storage_options"))
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         opener = f"{type(self).__name__}({given})"
-        catalog = catalog or catalog_of(opener, place, endings, list_anew, refresh, calls or Calls(), objects)
+        catalog = catalog_of(opener, place, endings, list_anew, objects, listing)
         assert catalog.packed is not None, "it is listed where samples lie"
         self.catalog, self.names = catalog, catalog.names
         self._starts = catalog.starts()
         self._offsets = catalog.packed.offsets
         self._ends = np.cumsum(catalog.counts)
+        self._layout = Layout(self._ends, catalog.sizes_bytes, self._offsets)
         super().__init__(
             catalog.folders,
             catalog.packed.file_bytes,
@@ -85,15 +87,13 @@ class CataloguedFiles(PackedFiles):
             objects=objects,
         )
         self.labels, self.classes = in_classes(classes, self.labels, self.classes, self.describe)
+        #: Where labels have names, by name what the numbers of texts stand for.
+        self.label_classes = catalog.label_classes
 
     def __repr__(self) -> str:
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes)} classes"
         counts = f"{format_count(len(self), 'sample')}, {format_count(len(self.files), 'shard')}, {classes}"
         return f"{type(self).__name__}({self.place!r}): {counts}"
-
-    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        units = np.searchsorted(self._ends, ids, side="right")
-        return units, self._offsets[ids], self.sizes_bytes[ids]
 
     def describe(self, sample: int) -> str:
         self._size_of(sample)
@@ -140,14 +140,15 @@ class Opened(NamedTuple):
 
 
 #: Labels of the samples of a file; see `Indexed`.
-FoundLabels = Sequence[str | int] | dict[str, NDArray[Any]] | None
+FoundLabels = Sequence[Any] | Mapping[str, Sequence[Any] | NDArray[Any]] | None
 
 
 class Indexed(NamedTuple):
     """What a file has.
 
-    names, offsets, sizes: of its samples, in their order. labels: a list with one of each, the number of a class or a
-        name; several of numbers by name; None where they have none.
+    names, offsets, sizes: of its samples, in their order.
+    labels: a list with one of each, the number of a class, a name, or what JSON has in its place; of several by name
+        such lists, or arrays of numbers, where "" is the name of one that is no class; None where they have none.
     """
 
     file: Opened
@@ -221,6 +222,19 @@ def files_alone_in(folder: str, endings: tuple[str, ...], look: Look = files_alo
     return [path for path in look(folder) if path.lower().endswith(endings)]
 
 
+def are_of_kind(place: str, kinds: Sequence[tuple[str, ...]], objects: Objects | None, look: Look) -> bool:
+    """Return whether a place, of `place_of_paths`, is of such files by its name, or a folder with nothing but them.
+
+    It asks the file system, or the store. kinds: endings of their names; a folder has files of one kind.
+    objects: what reads addresses. look: what lists a folder.
+    """
+    endings = tuple(chain(*kinds))
+    if is_of_several(place):
+        return files_of(place, objects)[0].lower().endswith(endings)
+    is_file = place.lower().endswith(endings) and not os.path.isdir(place)
+    return is_file or any(files_alone_in(place, each, look) for each in kinds)
+
+
 def files_below(
     path: str,
     endings: Sequence[tuple[str, ...]],
@@ -258,8 +272,6 @@ def opened_object(objects: Objects, facts: Facts) -> Opened:
 
 
 def index_files(
-    key: CatalogKey,
-    old: Catalog | None,
     asking: Asking,
     files: tuple[str, ...],
     index: Callable[[Opened], Indexed],
@@ -267,6 +279,7 @@ def index_files(
     kind: str,
     label: str | None,
     classes: tuple[str, ...] | None = None,
+    has_json: bool = False,
 ) -> Catalog:
     """Index files in parallel; return the old catalog where it is of the same files and none of them has changed.
 
@@ -274,10 +287,14 @@ def index_files(
     kind: name of the source's class. label: as the user gave it, for errors.
     classes: names of the labels 0, 1 ..., which the files have as numbers; () where these have no names. None: labels
         are names, or whatever is found.
+    has_json: labels may be what JSON has: what type holds them follows from those of all files, and where one changed
+        all are indexed anew.
     Raises: DataError where some files have labels and others none, or some have integers and others names; what `index`
         and `number_labels` raise.
     """
-    calls, progress, objects = asking.calls, asking.progress, asking.objects
+    old, calls, progress, objects = asking.old, asking.calls, asking.progress, asking.objects
+    if missing := _missing(files):
+        calls.report(missing)
     known: dict[str, int] = {}
     # Of what had other names, it is not known whether these were names of numbers.
     if classes is not None and old is not None and old.classes not in (classes, _digits_of(old.classes)):
@@ -298,6 +315,8 @@ def index_files(
         }
         if files == old.folders and len(known) == len(set(files)):
             return old
+        if has_json and not _are_classes(old.labels):
+            known = {}
         starts, ends = old.starts(), np.cumsum(old.counts)
     progress.begin_shards(len(files))
 
@@ -320,9 +339,29 @@ def index_files(
     found = calls.each(one, files, look=progress.look, threads_at_once=at_once)
     if mixed := _integers_beside_names(found):
         if known:  # of digits in a catalog it is not known whether they were names
-            return index_files(key, None, asking, files, index, kind=kind, label=label, classes=classes)
+            asking = replace(asking, old=None)
+            return index_files(
+                asking, files, index, kind=kind, label=label, classes=classes, has_json=has_json
+            )
         raise mixed
-    return _joined(key, kind, found, label, classes)
+    return _joined(asking.key, kind, found, label, classes, has_json)
+
+
+def _missing(files: Sequence[str]) -> str:
+    """Return a line about shards that others say there are, as train-00000-of-00128 does of 128; "" without such."""
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for path in files:
+        if named := _ONE_OF_SEVERAL.fullmatch(path):
+            before, number, total, behind = named.groups()
+            sets.setdefault((before, total, behind), set()).add(int(number))
+    for (before, total, behind), found in sets.items():
+        if len(found) < int(total):
+            first = next(number for number in range(int(total)) if number not in found)
+            return (
+                f"{format_count(int(total) - len(found), 'shard')} of {int(total):,} left out or missing, the first "
+                f"{before}-{first:0{len(total)}}-of-{total}{behind}"
+            )
+    return ""
 
 
 def _digits_of(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -338,10 +377,11 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
     has_numbers = has_numbers or old.classes == _digits_of(old.classes)
     first, last = int(ends[index] - old.counts[index]), int(ends[index])
     labels: FoundLabels = None
-    if not isinstance(old.labels, np.ndarray):
-        labels = {name: each[first:last] for name, each in old.labels.items()}
+    if not _are_classes(old.labels):
+        by_name = {"": old.labels} if isinstance(old.labels, np.ndarray) else old.labels
+        labels = {name: each[first:last] for name, each in by_name.items()}
     elif old.classes:  # all files have labels, or none has: a file may have but samples without one
-        numbers = old.labels[first:last].tolist()
+        numbers = np.asarray(old.labels)[first:last].tolist()
         labels = numbers if has_numbers else [old.classes[number] for number in numbers]
     file_bytes, file_time, stamp = (
         int(each[index]) for each in (old.packed.file_bytes, old.packed.file_times, old.stamps)
@@ -356,7 +396,12 @@ def _known(old: Catalog, index: int, starts: Ints, ends: Ints, *, has_numbers: b
 
 
 def _joined(
-    key: CatalogKey, kind: str, found: Sequence[Indexed], label: str | None, names: tuple[str, ...] | None
+    key: CatalogKey,
+    kind: str,
+    found: Sequence[Indexed],
+    label: str | None,
+    names: tuple[str, ...] | None,
+    has_json: bool,
 ) -> Catalog:
     counts = np.array([len(each.names) for each in found], np.int64)
     ends = np.cumsum(counts)
@@ -368,10 +413,16 @@ def _joined(
 
     labels: Labels = np.full(int(ends[-1]), NO_LABEL, np.int64)
     classes: tuple[str, ...] = ()
-    if isinstance(found[0].labels, dict):
-        labels = _joined_by_name(found)
+    label_classes: dict[str, tuple[str, ...]] = {}
+    if isinstance(found[0].labels, Mapping):
+        by_name = _joined_by_name(found, describe)
+        label_classes = {name: each for name, (_, each) in by_name.items() if name and each}
+        labels, classes = by_name.get("", ({name: each for name, (each, _) in by_name.items()}, ()))
     elif texts := _joined_texts(kind, found, label):
-        labels, classes = number_labels(list(map(str, texts)), describe)
+        if not has_json or all(map(_is_class, texts)):
+            labels, classes = number_labels(list(map(str, texts)), describe)
+        else:
+            labels, classes = label_array(texts, label or "", None, lambda place: f"{describe(place)}: ")
         if names and len(names) >= len(classes) and classes == _digits_of(classes):
             classes = names
     return Catalog(
@@ -390,7 +441,19 @@ def _joined(
             np.array([each.file.file_bytes for each in found], np.int64),
             np.array([each.file.file_time for each in found], np.int64),
         ),
+        label_classes,
     )
+
+
+def _is_class(value: object) -> bool:
+    """Return whether what JSON has is the name or the number of a class, -1 for none."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str) or (is_number and NO_LABEL <= value < MOST_CLASSES)  # type: ignore[operator]
+
+
+def _are_classes(labels: Labels) -> bool:
+    """Return whether each sample has the number of a class, or none."""
+    return isinstance(labels, np.ndarray) and labels.dtype == np.int64 and labels.ndim == 1
 
 
 def number_or_name(text: str) -> int | str:
@@ -428,10 +491,10 @@ def _integers_beside_names(found: Sequence[Indexed]) -> DataError | None:
     )
 
 
-def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> list[str | int]:
+def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> list[Any]:
     """Return the labels of all samples; nothing where none has one."""
     texts = [each.labels if isinstance(each.labels, list) else [] for each in found]
-    if not any(set(each) - {NO_LABEL, str(NO_LABEL)} for each in texts):
+    if all(label in (NO_LABEL, str(NO_LABEL)) for each in texts for label in each):
         return []
     without = next((each.file.path for each in found if each.labels is None), None)
     if without is not None:
@@ -442,17 +505,27 @@ def _joined_texts(kind: str, found: Sequence[Indexed], label: str | None) -> lis
     return list(chain.from_iterable(texts))
 
 
-def _joined_by_name(found: Sequence[Indexed]) -> dict[str, NDArray[Any]]:
-    """Return several labels of numbers, by name. Raises: DataError naming the file where one is of another kind."""
-    by_file: list[dict[str, NDArray[Any]]] = [
-        each.labels if isinstance(each.labels, dict) else {} for each in found
-    ]
-    for each, labels in zip(found, by_file, strict=True):
-        for name, first in by_file[0].items():
-            one = labels[name]
+def _joined_by_name(
+    found: Sequence[Indexed], describe: Callable[[int], str]
+) -> dict[str, tuple[NDArray[Any], tuple[str, ...]]]:
+    """Return several labels as numbers, and what these stand for, by name.
+
+    Raises: DataError naming the file where one is of another kind, the sample where it is.
+    """
+    by_file = [each.labels if isinstance(each.labels, Mapping) else {} for each in found]
+    joined = {}
+    for name, first in by_file[0].items():
+        if not isinstance(first, np.ndarray):
+            values = list(chain.from_iterable(labels[name] for labels in by_file))
+            joined[name] = label_array(values, name, None, lambda place: f"{describe(place)}: ")
+            continue
+        arrays = [np.asarray(labels[name]) for labels in by_file]
+        for each, one in zip(found, arrays, strict=True):
             if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
+                what = name or "labels"
                 raise DataError(
-                    f"{each.file.path} has {name} of {one.dtype}{list(one.shape[1:])}, unlike {found[0].file.path}, "
+                    f"{each.file.path} has {what} of {one.dtype}{list(one.shape[1:])}, unlike {found[0].file.path}, "
                     f"{first.dtype}{list(first.shape[1:])}: give files of one kind"
                 )
-    return {name: np.concatenate([labels[name] for labels in by_file]) for name in by_file[0]}
+        joined[name] = np.concatenate(arrays), ()
+    return joined

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey, Ints
+from penstock.store.catalog import Catalog, Ints
 from penstock.store.columns import (
     AUTO_LABEL,
     ColumnLabel,
@@ -29,18 +29,16 @@ from penstock.store.columns import (
 from penstock.store.decoded import DECODED_MEMORY, DecodedFiles, Turns
 from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
-from penstock.store.listing import Asking, Refresh
+from penstock.store.listing import Asking, ListingArguments
 from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
-    Look,
     Opened,
-    files_alone_in,
     files_below,
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.patterns import Paths, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import parse_bytes
 
@@ -66,9 +64,10 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     paths: a path, a pattern such as "train-*.parquet", a folder of Parquet files, or a list of these.
     sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
-    label: the column that is the label, integers or text; "auto" is the first that there is of label, labels, class,
-        cls and target, or no label; None takes none. Names are numbered in sorted order; integers keep their numbers,
-        and get the names that datasets keeps beside the schema. A list of columns of numbers gives several, by name.
+    label: the column that is the label, of numbers, lists of one length, or text; "auto" is the first that there is of
+        label, labels, class, cls and target, or no label; None takes none. Names are numbered in sorted order; integers
+        keep their numbers, and get the names that datasets keeps beside the schema. A list of columns of numbers gives
+        several, by name.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
@@ -89,25 +88,13 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         label: ColumnLabel = AUTO_LABEL,
         classes: Sequence[str] | None = None,
         memory: str | int = DECODED_MEMORY,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(paths)
-        calls, self.units_are = calls or Calls(), "row groups"
+        listing["calls"] = calls = listing.get("calls") or Calls()
+        self.units_are = "row groups"
         list_anew = partial(list_parquet, place, sample, label, memory=memory)
-        super().__init__(
-            place,
-            list_anew,
-            refresh,
-            calls,
-            catalog,
-            storage_options=storage_options,
-            sample=sample,
-            label=label,
-            classes=classes,
-        )
+        super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
         first = partial(_columns, self.files[0], sample, None, self.objects)
         self._column = calls.one(self.files[0], first).sample
         #: By file what its end says, of a few.
@@ -152,23 +139,10 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def are_parquet(place: str, objects: Objects | None, look: Look) -> bool:
-    """Return whether a place, of `place_of_paths`, is of Parquet files by its name, or is a folder with nothing else.
-
-    It asks the file system, or the store. objects: what reads addresses. look: what lists a folder.
-    """
-    if is_of_several(place):
-        return files_of(place, objects)[0].lower().endswith(PARQUET_ENDINGS)
-    is_file = place.lower().endswith(PARQUET_ENDINGS) and not os.path.isdir(place)
-    return is_file or bool(files_alone_in(place, PARQUET_ENDINGS, look))
-
-
 def list_parquet(
     place: str,
     sample: str | None,
     label: ColumnLabel,
-    key: CatalogKey,
-    old: Catalog | None,
     asking: Asking,
     memory: str | int = DECODED_MEMORY,
 ) -> Catalog:
@@ -177,7 +151,7 @@ def list_parquet(
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label, asking.objects))
     index = partial(_index, columns, asking, Turns(parse_bytes(memory)))
     return index_files(
-        key, old, asking, files, index, kind="ParquetFiles", label=columns.label, classes=columns.classes
+        asking, files, index, kind="ParquetFiles", label=columns.label, classes=columns.classes
     )
 
 
@@ -250,7 +224,7 @@ def _index(columns: Columns, asking: Asking, turns: Turns, file: Opened) -> Inde
         [b"row %d" % number for number in range(rows)],
         np.concatenate(places),
         np.concatenate(sizes),
-        columns.joined(labels),
+        columns.joined(file.path, labels),
     )
 
 

@@ -112,6 +112,14 @@ class SamplePlaces:
         rows = self._rows.take(ids + 1, mode="clip")
         return self._places.take(np.maximum(rows, 0), axis=0)
 
+    def table(self) -> tuple[NDArray[np.int32], Ids]:
+        """Return, for a loop that looks samples up, int32[ids + 2], at id + 1 the row of one that is there, and rows.
+
+        Rows are int64[rows, 2], as of `of`. Numbers below 1, and ids outside, are of samples that are not there: row 0.
+        """
+        rows = self._rows
+        return rows, self._places
+
     def kept(self) -> Ids:
         """Return the samples that are there, ascending."""
         return np.flatnonzero(self._rows > 0) - 1

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.policy.requests import MOST_LIMIT, RequestLimit, Retrying
+from penstock.queues import get_within
 from penstock.store.object_store import Facts, ObjectStore, Piece, RequestError, is_address, without_secrets
 from penstock.store.remote_clients import client_of, root_of
 from penstock.units import format_count, format_seconds
@@ -395,7 +396,7 @@ class _Pool:
                 with self._lock:
                     self._idle += 1
                 try:
-                    work = self._work.get(timeout=_IDLE_SECONDS)
+                    work = get_within(self._work, _IDLE_SECONDS)
                 except Empty:
                     with self._lock:
                         if self._idle:  # else somebody has just counted on this one

@@ -20,43 +20,72 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Ints
-from penstock.store.columns import AUTO_LABEL
+from penstock.store.columns import AUTO_LABEL, ColumnLabel
 from penstock.store.object_store import joined
-from penstock.store.packed_listing import Indexed, Opened
+from penstock.store.packed_listing import FoundLabels, Indexed, Opened
 from penstock.store.patterns import is_of_several
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import is_integer
 
 INDEX_NAME = "index.json"
 
-#: Encodings of labels: integers as NumPy names them, and text.
+#: Encodings of labels: integers as NumPy names them, other numbers, arrays, and text.
 _INTEGERS = {"int": "<i8"} | {
     f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
+_FLOATS = {"float": "<f8", "float16": "<f2", "float32": "<f4", "float64": "<f8", "bool": "?"}
+_NUMBERS = _INTEGERS | _FLOATS
 _TEXTS = ("str", "str_int")
-#: Encodings that a label may have.
-LABEL_ENCODINGS = (*_INTEGERS, *_TEXTS)
+#: Types that LitData gives numbers, of an array of NumPy's and of a tensor. Source: litdata 0.2.76, `constants.py`.
+_LITDATA_TYPES = {
+    "no_header_numpy": tuple(enumerate(("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"))),
+    "no_header_tensor": (
+        *(
+            (0, "f4"),
+            (1, "f4"),
+            (2, "f8"),
+            (3, "f8"),
+            (8, "f2"),
+            (9, "f2"),
+            (11, "u1"),
+            (12, "i1"),
+            (13, "i2"),
+        ),
+        *((14, "i2"), (15, "i4"), (16, "i4"), (17, "i8"), (18, "i8"), (19, "?"), (20, "u2")),
+    ),
+}
 _MOST_INDEX_BYTES = 1 << 30
 _FRONT_BYTES = 1 << 16
 #: Places in a shard have 32 bits.
 _MOST_BYTES = 2**32 - 1
 
 
+class RowLabel(NamedTuple):
+    """A column that is a label. name: "" for the only one that there is."""
+
+    name: str
+    column: int
+    encoding: str
+
+    @property
+    def is_class(self) -> bool:
+        return not self.name and (self.encoding in _INTEGERS or self.encoding in _TEXTS)
+
+
 class RowColumns(NamedTuple):
-    """What is taken of a sample: the number of a column each, -1 for no label. encoding: of the label."""
+    """What is taken of a sample: the number of the column that it is, and its labels."""
 
     sample: int
-    label: int
-    encoding: str
+    labels: tuple[RowLabel, ...]
 
 
 def choose_columns(
-    place: str, kinds: dict[str, str], sample: str, label: str | None, usual: Sequence[str], calls: Calls
+    place: str, kinds: dict[str, str], sample: str, label: ColumnLabel, usual: Sequence[str], calls: Calls
 ) -> RowColumns:
     """Return which columns are taken. kinds: how each column is stored, by name. usual: names of labels.
 
     A line says so where no column is called as labels are, and one has integers.
-    Raises: ConfigError if the label is no column, or neither integers nor text.
+    Raises: ConfigError if a label is no column, or neither numbers, arrays of them, nor text.
     """
     has, names = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()), list(kinds)
     if label == AUTO_LABEL:
@@ -67,11 +96,30 @@ def choose_columns(
                 f"{place}: no column is called {', '.join(usual)}: no labels are taken; its columns are {has}: give "
                 f"label={integers[0]!r} if that is it, or label=None"
             )
-    if label is not None and kinds.get(label) not in LABEL_ENCODINGS:
-        raise ConfigError(
-            f"{place}: label is {label!r}; its columns are {has}: give one of integers or text, or None"
-        )
-    return RowColumns(names.index(sample), names.index(label) if label else -1, kinds[label] if label else "")
+    given = [label] if isinstance(label, str) else label or []
+    for name in given:
+        if name not in kinds or (kinds[name] not in _TEXTS and _type_of(kinds[name]) is None):
+            raise ConfigError(
+                f"{place}: label is {label!r}; its columns are {has}: give one of numbers, arrays of them, or text, "
+                "several, or None"
+            )
+    is_one = isinstance(label, str)
+    labels = (RowLabel("" if is_one else name, names.index(name), kinds[name]) for name in given)
+    return RowColumns(names.index(sample), tuple(labels))
+
+
+def _type_of(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Return type and shape of a label of numbers, -1 for a length that follows from its bytes; None for no numbers."""
+    kind, _, how = encoding.partition(":")
+    if encoding in _NUMBERS:
+        return np.dtype(_NUMBERS[encoding]), ()
+    if kind == "ndarray":  # of MDS, with type and shape: others have a head before their numbers
+        name, _, shape = how.partition(":")
+        sizes = shape.split(",")
+        is_known = name in _NUMBERS and all(size.isdecimal() for size in sizes)
+        return (np.dtype(_NUMBERS[name]), tuple(map(int, sizes))) if is_known else None
+    types = {str(number): name for number, name in _LITDATA_TYPES.get(kind, ())}
+    return (np.dtype(types[how]).newbyteorder("<"), (-1,)) if how in types else None
 
 
 def check_beside(name: object) -> None:
@@ -149,11 +197,15 @@ def index_rows(
     ends = begins[:-1, None] + 4 * len(variable) + np.cumsum(sizes, axis=1)
     if (wrong := ends[:, -1] != begins[1:]).any():
         raise _damaged(file, kind, f"sample {int(wrong.argmax())} is not as long as its columns")
-    labels = None
-    if columns.label >= 0:
-        places = np.column_stack((ends[:, columns.label] - sizes[:, columns.label], sizes[:, columns.label]))
+    by_name = dict[str, Any]()
+    for label in columns.labels:
+        size = sizes[:, label.column]
+        places = np.column_stack((ends[:, label.column] - size, size))
         texts = [read_at(file, kind, begin, size) for begin, size in places.tolist()]
-        labels = _labels(file, kind, texts, columns.encoding)
+        by_name[label.name] = _labels(file, kind, texts, label)
+    labels: FoundLabels = by_name or None
+    if any(label.is_class for label in columns.labels):
+        labels = list(by_name[""])
     return Indexed(
         file,
         [b"sample %d" % number for number in range(count)],
@@ -174,14 +226,23 @@ def _begins(file: Opened, kind: str) -> Ints:
     return begins
 
 
-def _labels(file: Opened, kind: str, values: list[bytes], encoding: str) -> Sequence[str | int]:
-    if encoding in _INTEGERS:
-        numbers: NDArray[Any] = np.frombuffer(b"".join(values), _INTEGERS[encoding])
-        return list(numbers.tolist())
+def _labels(file: Opened, kind: str, values: list[bytes], label: RowLabel) -> NDArray[Any] | list[Any]:
+    """Return what the samples of a shard have as a label. values: its bytes, of each sample."""
+    if label.encoding in _TEXTS:
+        try:
+            return [value.decode("utf-8") for value in values]
+        except UnicodeDecodeError as error:
+            raise _damaged(file, kind, f"a label is no text in UTF-8 ({error})") from error
+    known = _type_of(label.encoding)
+    assert known is not None, "it was looked at when columns were chosen"
+    dtype, shape = known
+    if len(set(map(len, values))) > 1:
+        raise _damaged(file, kind, f"labels {label.name or 'of samples'!r} differ in length")
     try:
-        return [value.decode("utf-8") for value in values]
-    except UnicodeDecodeError as error:
-        raise _damaged(file, kind, f"a label is no text in UTF-8 ({error})") from error
+        found = np.frombuffer(b"".join(values), dtype).reshape(len(values), *shape)
+    except ValueError as error:
+        raise _damaged(file, kind, f"labels have {len(values[0]):,} bytes, no {label.encoding}") from error
+    return found.tolist() if label.is_class else found.astype(dtype.newbyteorder("="))
 
 
 def read_at(file: Opened, kind: str, begin: int, size: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
-from penstock.store.group import Ids
 from penstock.store.labels import Labels, labels_of
 from penstock.store.packed import PackedFiles, stats_of
 from penstock.store.patterns import brief
@@ -73,22 +71,10 @@ class RowFiles(PackedFiles):
             objects=objects,
         )
 
-    @abstractmethod
-    def _offsets(self, units: Ids, rows: Ids) -> Ids:
-        """Return where rows of files begin, in bytes: int64[n] each."""
-
     def __repr__(self) -> str:
         shape = "".join(f"{size}, " for size in self.numbers.shape).rstrip(", ")
         what = f"{np.dtype(self.numbers.dtype).name}[{shape}]"
         return f"{type(self).__name__}({self.place!r}): {format_count(len(self), 'sample')} of {what}"
-
-    def extents(self, ids: Ids) -> tuple[Ids, Ids, Ids]:
-        if self._ends.size == 1:
-            units = np.zeros(ids.size, np.int64)
-        else:
-            units = np.searchsorted(self._ends, ids, side="right").astype(np.int64, copy=False)
-        offsets = self._offsets(units, ids - self._firsts[units])
-        return units, offsets, np.full(ids.size, self.sample_bytes, np.int64)
 
     def describe(self, sample: int) -> str:
         self._size_of(sample)

@@ -27,7 +27,7 @@ from penstock.store.calls import Calls
 from penstock.store.catalog import CatalogKey
 from penstock.store.files import FileSource
 from penstock.store.group import Bytes, Ids
-from penstock.store.labels import labels_of
+from penstock.store.labels import Labels, labels_of
 from penstock.store.listing import IMAGE_EXTENSIONS, MOST_CLASSES, NO_LABEL, Asking
 from penstock.store.listing_progress import ListingProgress
 from penstock.store.mosaic import list_mosaic
@@ -99,7 +99,7 @@ class ShardFormat(ABC):
         """Return the expression that opens what was written."""
 
     @abstractmethod
-    def read_back(self, files: Sequence[str]) -> tuple[Ids, Ids | None]:
+    def read_back(self, files: Sequence[str]) -> tuple[Ids, Labels | None]:
         """Return size and label of each sample as a reader of the files finds them; None where it takes no label."""
 
     @property
@@ -157,18 +157,22 @@ class TarFormat(ShardFormat):
         if not {f".{ending}" for ending in self.endings} <= {*IMAGE_EXTENSIONS}:
             arguments.append(f"member={';'.join(sorted(self.endings))!r}")
         if self._has_labels and not self._has_one_integer:
-            first = next(iter(self.labels)) if isinstance(self.labels, dict) else "label"
-            arguments.append(f"label={f'json:{first}'!r}")
+            arguments.append(f"label={self._fields!r}")
         return f"TarShards({', '.join(arguments)})" if len(arguments) > 1 else f"open_source({out!r})"
 
-    def read_back(self, files: Sequence[str]) -> tuple[Ids, Ids | None]:
-        takes_label = self._has_labels and self._has_one_integer
-        endings = tuple(f".{ending}" for ending in sorted(self.endings))
-        place, asking = place_of_paths(list(files)), _asking()
-        found = list_shards(
-            place, endings, True, "cls" if takes_label else None, CatalogKey("pack", place), None, asking
+    @property
+    def _fields(self) -> str | tuple[str, ...]:
+        """What `TarShards` takes as label= where labels are in JSON."""
+        return (
+            tuple(f"json:{name}" for name in self.labels) if isinstance(self.labels, dict) else "json:label"
         )
-        return found.sizes_bytes, np.asarray(found.labels) if takes_label else None
+
+    def read_back(self, files: Sequence[str]) -> tuple[Ids, Labels | None]:
+        label = "cls" if self._has_one_integer else self._fields
+        endings = tuple(f".{ending}" for ending in sorted(self.endings))
+        place = place_of_paths(list(files))
+        found = list_shards(place, endings, True, label if self._has_labels else None, _asking(place))
+        return found.sizes_bytes, found.labels if self._has_labels else None
 
     def _label(self, sample: int) -> tuple[str, bytes]:
         if self._has_one_integer:
@@ -230,10 +234,10 @@ class MosaicFormat(ShardFormat):
         ]
         return {"index.json": json.dumps({"shards": shards, "version": 2}).encode()}
 
-    def read_back(self, files: Sequence[str]) -> tuple[Ids, Ids | None]:
+    def read_back(self, files: Sequence[str]) -> tuple[Ids, Labels | None]:
         place = os.path.dirname(files[0])
-        found = list_mosaic(place, "image", "label", CatalogKey("pack", place), None, _asking())
-        return found.sizes_bytes, np.asarray(found.labels) if self._has_labels else None
+        found = list_mosaic(place, "image", "label", _asking(place))
+        return found.sizes_bytes, found.labels if self._has_labels else None
 
     def how_to_open(self, out: str) -> str:
         return f"open_source({out!r})"
@@ -283,7 +287,7 @@ class ArrayFormat(ShardFormat):
             return f"Arrays({paths}, labels={{{', '.join(loaded)}}})"
         return f"Arrays({paths}, labels={os.path.join(out, files[0])!r})"
 
-    def read_back(self, files: Sequence[str]) -> tuple[Ids, Ids | None]:
+    def read_back(self, files: Sequence[str]) -> tuple[Ids, Labels | None]:
         return Arrays(list(files)).sizes_bytes, None
 
     def _label_files(self) -> dict[str, NDArray[Any]]:
@@ -304,9 +308,9 @@ def format_for(to: str, source: Source) -> ShardFormat:
     raise ConfigError(f'to is {to!r}; it is "tar" or "records"')
 
 
-def _asking() -> Asking:
+def _asking(place: str) -> Asking:
     calls = Calls()
-    return Asking(calls, ListingProgress("what was written", calls.report))
+    return Asking(CatalogKey("pack", place), None, calls, ListingProgress("what was written", calls.report))
 
 
 def _as_npy(array: NDArray[Any]) -> bytes:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.catalog import Catalog
 from penstock.store.files import unreadable
-from penstock.store.listing import IMAGE_EXTENSIONS, Asking, Refresh
+from penstock.store.listing import IMAGE_EXTENSIONS, Asking, ListingArguments
 from penstock.store.packed_listing import (
     CataloguedFiles,
+    FoundLabels,
     Indexed,
-    Look,
     Opened,
-    files_alone_in,
     files_below,
     index_files,
     number_or_name,
@@ -33,8 +31,10 @@ from penstock.store.tar import Members, read_members
 from penstock.units import format_count
 
 #: How the names of tar files end, and those of compressed ones, which are refused.
-TAR_ENDINGS = (".tar",)
-COMPRESSED_TAR_ENDINGS = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+TAR_KINDS = (
+    (".tar",),
+    (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4"),
+)
 
 #: The label that is taken where there is one. A label of more bytes is none.
 _USUAL_LABEL = "cls"
@@ -52,8 +52,9 @@ class TarShards(CataloguedFiles):
     member: ending of the member that is the sample, such as "png" or "seg.png", the first that a key has of
         "jpg;png". A picture of any kind unless given, of which a key has one.
     label: "cls" takes the member that ends so, an integer or a name, and none where no key has it; any other ending is
-        one that each key has to have, and "json:field" (or "json:outer.inner") a field of JSON, an integer or a name;
-        None takes none. Names are numbered in sorted order. Samples without a label have -1.
+        one that each key has to have, and "json:field" (or "json:outer.inner") a field of JSON: an integer, a name,
+        another number, or a list, which become what `Manifest` makes of them; a list of such fields gives several, by
+        name. None takes none. Names are numbered in sorted order. Samples without a label have -1.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A shard that did not change is not indexed again.
@@ -67,53 +68,24 @@ class TarShards(CataloguedFiles):
         shards: Paths,
         *,
         member: str | None = None,
-        label: str | None = _USUAL_LABEL,
+        label: str | Sequence[str] | None = _USUAL_LABEL,
         classes: Sequence[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(shards)
         endings = _endings(member)
-        if isinstance(label, str):
-            label = label.lstrip(".")
-        _check_label(label)
+        label = _checked_label(label)
         list_anew = partial(list_shards, place, endings, member is not None, label)
         super().__init__(
-            place,
-            list_anew,
-            refresh,
-            calls,
-            catalog,
-            endings=endings,
-            storage_options=storage_options,
-            member=member,
-            label=label,
-            classes=classes,
+            place, list_anew, listing, endings=endings, member=member, label=label, classes=classes
         )
-
-
-def are_shards(place: str, objects: Objects | None, look: Look) -> bool:
-    """Return whether a place, of `place_of_paths`, is of tar shards by its name, or is a folder with nothing but them.
-
-    It asks the file system, or the store. objects: what reads addresses. look: what lists a folder.
-    """
-    endings = TAR_ENDINGS + COMPRESSED_TAR_ENDINGS
-    if place.lower().endswith(endings):
-        return not os.path.isdir(place)
-    if is_of_several(place):
-        return files_of(place, objects)[0].lower().endswith(endings)
-    return bool(_shards_in(place, look))
 
 
 def list_shards(
     place: str,
     endings: tuple[str, ...],
     is_given: bool,
-    label: str | None,
-    key: CatalogKey,
-    old: Catalog | None,
+    label: str | tuple[str, ...] | None,
     asking: Asking,
 ) -> Catalog:
     """Index tar shards; see `TarShards`. Of those that did not change, what an old catalog says is taken.
@@ -127,7 +99,9 @@ def list_shards(
         shard = shards[file.path] = _Samples(file.path, endings, is_given, label)
         return shard.index(file, partial(asking.found, file.path))
 
-    catalog = index_files(key, old, asking, files, index, kind="TarShards", label=f".{label}")
+    catalog = index_files(
+        asking, files, index, kind="TarShards", label=f".{label}", has_json="json:" in str(label)
+    )
     for note in _notes(place, [shards[path] for path in files if path in shards]):
         asking.calls.report(note)
     return catalog
@@ -145,39 +119,44 @@ def _endings(member: str | None) -> tuple[str, ...]:
     return given
 
 
-def _check_label(label: object) -> None:
+def _checked_label(label: Any) -> str | tuple[str, ...] | None:
     if label is None:
-        return
-    ending, _, path = label.partition(":") if isinstance(label, str) else ("", "", "")
-    if not ending or (":" in str(label)) != bool(path) or (path and ending != "json"):
+        return None
+    given = [label] if isinstance(label, str) else label
+    texts = [str(each).lstrip(".") for each in given] if isinstance(given, list | tuple) else []
+    for text in texts:
+        ending, colon, path = text.partition(":")
+        is_field = bool(path) and ending == "json"
+        if not ending or not (is_field or (isinstance(label, str) and not colon)):
+            texts = []
+    if not texts:
         raise ConfigError(
             f'label is {label!r}; it is the ending of a member, such as "cls", a field of JSON, such as "json:class", '
-            "or None"
+            "a list of such fields, or None"
         )
-
-
-def _shards_in(folder: str, look: Look) -> list[str]:
-    return files_alone_in(folder, TAR_ENDINGS, look) or files_alone_in(folder, COMPRESSED_TAR_ENDINGS, look)
+    return texts[0] if isinstance(label, str) else tuple(texts)
 
 
 def _shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
-    kinds = TAR_ENDINGS, COMPRESSED_TAR_ENDINGS
     if objects is not None and is_of_several(place):  # their names may end in anything
         return files_of(place, objects)
     return tuple(
-        chain(*(files_below(path, kinds, "tar shards", objects) for path in files_of(place, objects)))
+        chain(*(files_below(path, TAR_KINDS, "tar shards", objects) for path in files_of(place, objects)))
     )
 
 
 class _Samples:
     """The members of a shard, joined by their keys."""
 
-    def __init__(self, path: str, endings: tuple[str, ...], is_given: bool, label: str | None) -> None:
+    def __init__(
+        self, path: str, endings: tuple[str, ...], is_given: bool, label: str | tuple[str, ...] | None
+    ) -> None:
         self.path, self._is_given, self._label = path, is_given, label
         self._endings = endings
         #: By ending, which of them comes first.
         self._ranks = {ending[1:].encode(): rank for rank, ending in enumerate(endings)}
-        self._label_ending = b"" if label is None else label.partition(":")[0].lower().encode()
+        of_labels = label if isinstance(label, str) else "json" if label else ""
+        self._label_ending = of_labels.partition(":")[0].lower().encode()
         #: By key, the member that is the sample, or its label.
         self.samples: dict[bytes, int] = {}
         self._labels: dict[bytes, int] = {}
@@ -252,7 +231,7 @@ class _Samples:
         (commonest, count), *_ = found.most_common(1)
         advice = (
             "these are archives themselves: unpack this one, and give what was in it"
-            if commonest.endswith(TAR_ENDINGS + COMPRESSED_TAR_ENDINGS)
+            if commonest.endswith(tuple(chain(*TAR_KINDS)))
             else f'give member="{commonest[1:]}" to TarShards if these are the samples'
         )
         return DataError(
@@ -260,24 +239,29 @@ class _Samples:
             f"dot of its name; {count:,} end in {commonest!r}: {advice}"
         )
 
-    def _read_labels(self, file: Opened, members: Members) -> list[str | int] | None:
+    def _read_labels(self, file: Opened, members: Members) -> FoundLabels:
         """Return the label of each sample; None where none is wanted, or none is there."""
         found = [self._labels.get(key) for key in self.samples]
         if self._label is None or (
             self._label == _USUAL_LABEL and not any(index is not None for index in found)
         ):
             return None
-        labels = []
+        names = self._label if isinstance(self._label, tuple) else (self._label,)
+        labels = list[list[Any]]()
         for key, index in zip(self.samples, found, strict=True):
             if index is None:
                 raise DataError(
                     f"{self.path}: {os.fsdecode(key)} has no label, .{self._label_ending.decode()}: write one, or "
                     "give another label= to TarShards, None for no labels"
                 )
-            labels.append(self._label_of(file, members, index))
-        return labels
+            labels.append(self._labels_of(file, members, index, names))
+        if not isinstance(self._label, tuple):
+            return [label for (label,) in labels]
+        paths = [name.partition(":")[2] for name in names]
+        return {path: list(each) for path, each in zip(paths, zip(*labels, strict=True), strict=True)}
 
-    def _label_of(self, file: Opened, members: Members, index: int) -> str | int:
+    def _labels_of(self, file: Opened, members: Members, index: int, names: Sequence[str]) -> list[Any]:
+        """Return what a member has as each of the labels."""
         size = members.sizes[index]
         if size > _MOST_LABEL_BYTES:
             raise self._no_label(members, index, f"has {size:,} bytes")
@@ -287,25 +271,27 @@ class _Samples:
             raise
         except OSError as error:
             raise unreadable(self.path, error) from error
-        assert self._label is not None
-        _, _, path = self._label.partition(":")
-        try:
-            if not path:
-                return number_or_name(content.decode("utf-8").strip())
-            value: Any = json.loads(content)
-            for name in path.split("."):
-                value = value[int(name)] if isinstance(value, list) else value[name]
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            what = f"is no JSON with a field {path!r}" if path else "is no text in UTF-8"
-            raise self._no_label(members, index, f"{what} ({type(error).__name__})") from error
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise self._no_label(members, index, f"has {path} = {value!r:.80}")
-        return value
+        found = list[Any]()
+        for _, _, path in (name.partition(":") for name in names):
+            try:
+                if not path:
+                    return [number_or_name(content.decode("utf-8").strip())]
+                value: Any = json.loads(content)
+                is_field = isinstance(value, dict) and path in value
+                for name in [path] if is_field else path.split("."):
+                    value = value[int(name)] if isinstance(value, list) else value[name]
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                what = f"is no JSON with a field {path!r}" if path else "is no text in UTF-8"
+                raise self._no_label(members, index, f"{what} ({type(error).__name__})") from error
+            if not isinstance(value, int | float | str | list):
+                raise self._no_label(members, index, f"has {path} = {value!r:.80}")
+            found.append(value)
+        return found
 
     def _no_label(self, members: Members, index: int, why: str) -> DataError:
         return DataError(
-            f"{self.path}: {os.fsdecode(members.names[index])} {why}; a label is an integer or a name: correct it, or "
-            "give another label= to TarShards"
+            f"{self.path}: {os.fsdecode(members.names[index])} {why}; a label is a number, a name or, in JSON, a list: "
+            "correct it, or give another label= to TarShards"
         )
 
 

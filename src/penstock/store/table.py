@@ -128,7 +128,7 @@ class ArrowTable(Selectable):
         for batch in rows.select([each for each in (columns.label, *columns.labels) if each]).to_batches():
             parts.append(columns.labels_in(self.place, batch, row))
             row += batch.num_rows
-        found = columns.joined(parts)
+        found = columns.joined(self.place, parts)
         if isinstance(found, dict):
             return found, ()
         if found is None:

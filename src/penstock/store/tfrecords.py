@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
 from penstock.store import examples
-from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey
+from penstock.store.catalog import Catalog
+from penstock.store.columns import AUTO_LABEL, ColumnLabel, check_label
 from penstock.store.labels import check_names
-from penstock.store.listing import Asking, Refresh
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
+from penstock.store.listing import Asking, ListingArguments
+from penstock.store.packed_listing import CataloguedFiles, FoundLabels, Indexed, Opened, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.store.windows import readable
@@ -33,7 +33,6 @@ INDEX_EXAMPLES = Part(
 #: What features are usually called, the first that there is.
 _USUAL_SAMPLES = ("image/encoded", "image", "image_raw", "jpg", "jpeg", "png")
 _USUAL_LABELS = ("image/class/label", "label", "class", "cls")
-_AUTO = "auto"
 
 #: How the names of TFRecord files end, where they tell.
 RECORD_ENDINGS = (".tfrecord", ".tfrecords")
@@ -53,8 +52,9 @@ class TFRecords(CataloguedFiles):
     files: a path, a pattern such as "train-*-of-00128" or "train-{000..127}.tfrecord", or a list of these.
     sample: the feature that is the sample, such as "image/encoded". Unless given, the first that the first record has
         of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
-    label: the feature that is the label, an integer or a name; "auto" is the first that one of the first four records
-        has of image/class/label, label, class and cls, or no label; None takes none. Names are numbered as they sort.
+    label: the feature that is the label, an integer, a name, or numbers, as many in each record; "auto" is the first
+        that one of the first four records has of image/class/label, label, class and cls, or no label; None takes none;
+        a list of features gives several, by name. Names are numbered as they sort.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A file that did not change is not indexed again.
@@ -68,27 +68,15 @@ class TFRecords(CataloguedFiles):
         files: Paths,
         *,
         sample: str | None = None,
-        label: str | None = _AUTO,
+        label: ColumnLabel = AUTO_LABEL,
         classes: Sequence[str] | None = None,
-        refresh: Refresh = "auto",
-        calls: Calls | None = None,
-        catalog: Catalog | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **listing: Unpack[ListingArguments],
     ) -> None:
         place = place_of_paths(files)
-        check_names(sample=sample, label=label)
+        check_names(sample=sample)
+        check_label(label)
         list_anew = partial(list_records, place, sample, label)
-        super().__init__(
-            place,
-            list_anew,
-            refresh,
-            calls,
-            catalog,
-            storage_options=storage_options,
-            sample=sample,
-            label=label,
-            classes=classes,
-        )
+        super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
 
 
 def are_records(place: str, objects: Objects | None = None) -> bool:
@@ -122,34 +110,34 @@ def _is_frame(front: bytes) -> bool:
     return is_whole and examples.masked_crc32c(front, at, 0, 8) == examples.little(front, at, 8, 4)
 
 
-def list_records(
-    place: str, sample: str | None, label: str | None, key: CatalogKey, old: Catalog | None, asking: Asking
-) -> Catalog:
+def list_records(place: str, sample: str | None, label: ColumnLabel, asking: Asking) -> Catalog:
     """Index TFRecord files; see `TFRecords`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: files_of(place, asking.objects))
     names = asking.calls.one(files[0], partial(_names, files[0], sample, label, asking.objects))
     index = partial(_index, names, asking)
-    return index_files(key, old, asking, files, index, kind="TFRecords", label=names.label)
+    return index_files(asking, files, index, kind="TFRecords", label=", ".join(names.labels))
 
 
 class _Names(NamedTuple):
-    """What the features are called. label: empty for none."""
+    """What the features are called. has_one: whether there is one label, which needs no name."""
 
     sample: str
-    label: str
+    labels: tuple[str, ...]
+    has_one: bool
 
 
-def _names(path: str, sample: str | None, label: str | None, objects: Objects | None) -> _Names:
+def _names(path: str, sample: str | None, label: ColumnLabel, objects: Objects | None) -> _Names:
     """Return which features are meant, by the first record of a file."""
-    if sample is not None and label != _AUTO:
-        return _Names(sample, label or "")
+    if sample is not None and label != AUTO_LABEL:
+        return _named(sample, label)
     with opened(path, objects) as file:
         kinds, *others = (dict(features) for features in _features(file))
-    if label == _AUTO:
+    if label == AUTO_LABEL:
         names = kinds.keys() | set().union(*others)  # a record may lack the label, which is an error
         label = next((name for name in _USUAL_LABELS if name in names and name != sample), None)
     if sample is None:
-        of_bytes = [name for name, kind in kinds.items() if kind == examples.BYTES and name != label]
+        labels = _named("", label).labels
+        of_bytes = [name for name, kind in kinds.items() if kind == examples.BYTES and name not in labels]
         usual = [name for name in _USUAL_SAMPLES if name in of_bytes] or of_bytes
         if not usual or (len(usual) > 1 and usual[0] not in _USUAL_SAMPLES):
             has = ", ".join(sorted(kinds)) or "none"
@@ -158,14 +146,19 @@ def _names(path: str, sample: str | None, label: str | None, objects: Objects | 
                 "penstock.store.TFRecords, the name of one of bytes"
             )
         sample = usual[0]
-    return _Names(sample, label or "")
+    return _named(sample, label)
+
+
+def _named(sample: str, label: ColumnLabel) -> _Names:
+    has_one = isinstance(label, str)
+    return _Names(sample, (label,) if isinstance(label, str) else tuple(label or ()), has_one)
 
 
 class _Reader:
-    """Reads records of an open file, a few thousand at a time. names: of the features that are looked for."""
+    """Reads records of an open file, a few thousand at a time. sample, label: features that are looked for, or ""."""
 
-    def __init__(self, file: Opened, names: _Names) -> None:
-        self._file, self._names = file, [_bytes_of(name) for name in names]
+    def __init__(self, file: Opened, sample: str, label: str) -> None:
+        self._file, self._names = file, [_bytes_of(sample), _bytes_of(label)]
         self._window = np.empty(_WINDOW_BYTES, np.uint8)
         self._numbers = np.zeros(examples.NUMBERS, np.int64)
         if file.file_bytes == 0:
@@ -212,11 +205,16 @@ class _Reader:
 
 
 def _index(names: _Names, asking: Asking, file: Opened) -> Indexed:
-    reader, parts = _Reader(file, names), list[NDArray[np.int64]]()
-    while not reader.is_at_end:
-        parts.append(reader.read(_AT_ONCE))
-        asking.found(file.path, len(parts[-1]))
-    rows = np.concatenate(parts)
+    by_name = dict[str, Any]()
+    for label in names.labels or ("",):  # one after the other, which reads little of the file each time
+        reader, parts = _Reader(file, names.sample, label), list[NDArray[np.int64]]()
+        while not reader.is_at_end:
+            parts.append(reader.read(_AT_ONCE))
+            if not by_name:
+                asking.found(file.path, len(parts[-1]))
+        rows = np.concatenate(parts)
+        if label:
+            by_name["" if names.has_one else label] = _labels(file, label, rows)
     if (wrong := np.flatnonzero(rows[:, examples.SIZE] < 0)).size:
         raise DataError(
             f"{file.path}: record {wrong[0]} has no feature {names.sample!r} with one string of bytes: give the "
@@ -227,31 +225,55 @@ def _index(names: _Names, asking: Asking, file: Opened) -> Indexed:
         [b"record %d" % number for number in range(len(rows))],
         rows[:, examples.BEGIN].copy(),
         rows[:, examples.SIZE].copy(),
-        _labels(file, names.label, rows) if names.label else None,
+        _classes_or_all(by_name),
     )
 
 
-def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str | int]:
-    kinds = rows[:, examples.LABEL_KIND]
+def _classes_or_all(by_name: dict[str, Any]) -> FoundLabels:
+    """Return what `Indexed` has: a list where there is one label and each sample has a class."""
+    return by_name[""] if isinstance(by_name.get(""), list) else by_name or None
+
+
+def _labels(file: Opened, name: str, rows: NDArray[np.int64]) -> list[str | int] | NDArray[Any]:
+    """Return a list of integers and names, or an array where each record has as many numbers.
+
+    Raises: DataError naming the record that has none, or others than the first.
+    """
+    kinds, first = rows[:, examples.LABEL_KIND], int(rows[0, examples.LABEL_KIND])
+    of_numbers = first in (examples.FLOATS, examples.SEVERAL)
     is_text = kinds == examples.BYTES
-    wrong = (kinds != examples.INTEGERS) & ~(is_text & (rows[:, examples.LABEL_SIZE] <= _MOST_LABEL_BYTES))
+    wrong = kinds != first if of_numbers else (kinds != examples.INTEGERS) & ~is_text
+    wrong |= (kinds != examples.INTEGERS) & (rows[:, examples.LABEL_SIZE] > _MOST_LABEL_BYTES)
     if wrong.any():
         record = int(wrong.argmax())
-        what = "several values as its" if kinds[record] == examples.SEVERAL else "no"
-        raise DataError(
-            f"{file.path}: record {record} has {what} label {name!r}, an integer or a name: give the right "
-            "label= to penstock.store.TFRecords, None for no labels"
+        what = (
+            "several values as its" if kinds[record] in (examples.SEVERAL, examples.SEVERAL_TEXTS) else "no"
         )
-    labels: list[str | int] = rows[:, examples.LABEL].tolist()
-    for number in np.flatnonzero(is_text).tolist():
+        like = ", as the first record has" if of_numbers else ""
+        raise DataError(
+            f"{file.path}: record {record} has {what} label {name!r}, an integer, a name, or as many numbers in each "
+            f"record{like}: give the right label= to penstock.store.TFRecords, None for no labels"
+        )
+    labels: list[Any] = rows[:, examples.LABEL].tolist()
+    for number in np.flatnonzero(kinds != examples.INTEGERS).tolist():
         begin, size = rows[number, examples.LABEL : examples.LABEL_SIZE + 1].tolist()
         try:
-            labels[number] = file.pread(size, begin).decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            content = file.pread(size, begin)
+            labels[number] = examples.numbers_of(content, first) if of_numbers else content.decode("utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            what = "of numbers" if of_numbers else "text in UTF-8"
             raise DataError(
-                f"{file.path}: label {name!r} of record {number} is no text in UTF-8 that can be read ({error})"
+                f"{file.path}: label {name!r} of record {number} is no {what} that can be read ({error})"
             ) from error
-    return labels
+        if of_numbers and len(labels[number]) != len(labels[0]):
+            raise DataError(
+                f"{file.path}: record {number} has {len(labels[number]):,} numbers as its label {name!r}, and the "
+                f"first {len(labels[0]):,}: write as many in each, or give another label="
+            )
+    if not of_numbers:
+        return labels
+    found = np.array(labels, np.float32 if first == examples.FLOATS else np.int64)
+    return found[:, 0] if found.shape[1] == 1 else found
 
 
 def _bytes_of(name: str) -> NDArray[np.uint8]:
@@ -260,7 +282,7 @@ def _bytes_of(name: str) -> NDArray[np.uint8]:
 
 def _features(file: Opened) -> Iterator[list[tuple[str, int]]]:
     """Yield name and kind of each feature of a file's first records."""
-    number = len(_Reader(file, _Names("", "")).read(_FIRST_RECORDS))  # raises what is wrong with one
+    number = len(_Reader(file, "", "").read(_FIRST_RECORDS))  # raises what is wrong with one
     with readable(file.pread if file.remote is not None else None) as descriptor:
         window, at = memoryview(bytearray(_WINDOW_BYTES)), [0] * examples.NUMBERS
         at[examples.DESCRIPTOR], begin = file.descriptor if descriptor is None else descriptor, 0

@@ -11,7 +11,7 @@ Ids = NDArray[np.int64]
 
 
 class SizedTier(Protocol):
-    """A bounded place for whole samples, whose content a placement decided beforehand: it never evicts.
+    """A bounded place for whole samples, whose content a placement decided beforehand: it evicts none by itself.
 
     A group is read into the tier's own memory: space is taken, samples arrive there, and are kept, or dropped if they
     could not be read:
@@ -106,6 +106,10 @@ class SlowTier(Protocol):
 
     def contains(self, sample: int) -> bool:
         """Return whether it has a sample."""
+        ...
+
+    def sizes_of(self, ids: Ids) -> Ids:
+        """Return the bytes of samples: int64[n], -1 for one that it has not."""
         ...
 
     def put(self, sample: int, data: memoryview) -> bool:

@@ -66,6 +66,21 @@ class WriteBehind:
             self._changed.notify()
         return True
 
+    def contains(self, sample: int) -> bool:
+        """Return whether the tier has a sample, or is about to."""
+        with self._changed:
+            return self._has(sample)
+
+    def sizes_of(self, ids: Ids) -> Ids:
+        """Return the bytes of samples of the tier, or of what waits; as `SlowTier.sizes_of`."""
+        with self._changed:
+            waiting = [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
+        sizes = self.tier.sizes_of(ids)
+        for index, found in enumerate(waiting):
+            if found is not None:
+                sizes[index] = found[0].size
+        return sizes
+
     def _has(self, sample: int) -> bool:
         return sample in self._queued or sample in self._writing or self.tier.contains(sample)
 
@@ -83,6 +98,14 @@ class WriteBehind:
             return []
         ends = np.append(begins[there], begins[-1])
         return [(there[index], error) for index, error in self.tier.read_group(ids[there], into, ends)]
+
+    def evict(self, ids: Ids) -> None:
+        """Keep samples no longer, those that wait included; one that is being written at the time stays."""
+        with self._changed:
+            for sample in ids.tolist():
+                if sample in self._queued:
+                    self._waiting_bytes -= self._queued.pop(sample)[1]
+        self.tier.evict(ids)
 
     def close(self) -> None:
         """Write what waits, as far as that is done in ten seconds, and close the tier. Twice is harmless."""

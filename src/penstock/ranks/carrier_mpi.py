@@ -1,0 +1,197 @@
+"""Messages about samples between hosts of an MPI job, over a communicator of Penstock's own.
+
+Whatever its parts, a message is one of MPI: a head, which says how long they are, and they. MPI has no wait that
+sleeps: `receive` looks for messages at once after one came or went, then less and less often.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from penstock.ranks.peer_messages import MOST_HEAD_BYTES
+from penstock.ranks.transport import LEAST_PAUSE_SECONDS
+from penstock.ranks.wakeable import Wakeable
+
+#: A message may have so many bytes, or one sample. A longer one is neither sent nor received.
+MOST_BYTES = 1 << 30
+#: Between two looks at most. An idle rank so uses less than 1 % of a core, on a busy machine, too.
+_MOST_PAUSE_SECONDS = 0.025
+#: Memory of so many long messages is used again: new pages cost as much as copying does.
+_SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 4, 128 << 10, 16 << 20
+#: What is under way for longer is to or from a rank that has stopped.
+_COPYING_SECONDS = 1.0
+#: Messages to one process that it has not begun to receive; more are not sent.
+_MOST_WAITING = 1000
+#: How long the last messages may take at the end.
+_LINGER_SECONDS = 0.2
+#: First number of a head: whether it asks or answers. Then the number of parts, and the bytes of each.
+_ASKS, _ANSWERS = 0, 1
+
+
+class _UnderWay(NamedTuple):
+    """A message that MPI has not sent, or received, to its end. data: that MPI reads or writes meanwhile."""
+
+    request: Any
+    process: int
+    data: Any
+    began: float
+
+
+class MpiCarrier(Wakeable):
+    """One rank's end. Made by one thread, then used by another; `wake` alone by any.
+
+    communicator: of mpi4py, with THREAD_MULTIPLE. tag: of all messages, which nothing else sends there.
+    most_part_bytes: of a part of a message.
+    """
+
+    def __init__(self, communicator: Any, tag: int, most_part_bytes: int) -> None:
+        self._communicator, self._tag = communicator, tag
+        self._most_bytes = max(MOST_BYTES, most_part_bytes + 2 * MOST_HEAD_BYTES)
+        super().__init__()
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        #: By rank, its process in the communicator, and the other way round.
+        self._process_of: dict[int, int] = {}
+        self._rank_of: dict[int, int] = {}
+        self._sending: list[_UnderWay] = []
+        self._receiving: list[_UnderWay] = []
+        self._waiting: Counter[int] = Counter()
+        self._spare: list[NDArray[np.uint8]] = []
+        #: When a message came or went last.
+        self._busy_at = time.monotonic()
+        self.offer = {"process": communicator.Get_rank()}
+
+    def connect(self, offers: Mapping[int, Mapping[str, int]]) -> None:
+        """Exchange messages with other ranks. offers: of each, the `offer` of its carrier."""
+        for rank, offer in offers.items():
+            self._process_of[rank], self._rank_of[offer["process"]] = offer["process"], rank
+
+    def ask(self, rank: int, parts: Sequence[Any]) -> bool:
+        """Send a message to a rank; return False where too many wait already."""
+        return self._send(self._process_of[rank], _ASKS, parts)
+
+    def answer(self, who: Any, parts: Sequence[Any]) -> bool:
+        """Send a message back to who sent one, as `receive` names it."""
+        return self._send(who, _ANSWERS, parts)
+
+    def receive(self, seconds: float | None) -> list[tuple[int, Any, list[Any]]]:
+        """Wait for messages, so long at most, or until `wake`. Returns: rank, whom to answer (None: nobody), parts."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            self._finish_sends()
+            found = self._arrived()
+            now = time.monotonic()
+            if found:
+                self._busy_at = now
+                return found
+            pause = self._pause(now)
+            left = pause if until is None else until - now
+            if left < 0 or self._is_woken(min(pause, left)):
+                return []
+
+    def close(self) -> None:
+        """Give what is under way a moment to end. Once, when no thread uses it."""
+        until = time.monotonic() + _LINGER_SECONDS
+        while self._sending or self._receiving:
+            self._finish_sends()
+            self._arrived()
+            if time.monotonic() > until:
+                break
+            time.sleep(LEAST_PAUSE_SECONDS)
+        _given_up.extend([*self._sending, *self._receiving])
+        os.close(self._wake)
+
+    def _send(self, process: int, kind: int, parts: Sequence[Any]) -> bool:
+        arrays = [np.frombuffer(part, np.uint8) for part in parts if len(part)]
+        head = np.array([kind, len(parts), *(len(part) for part in parts)], "<u8")
+        nbytes = head.nbytes + sum(map(len, parts))
+        if nbytes > self._most_bytes or self._waiting[process] >= _MOST_WAITING:
+            return False
+        spare = next((number for number, each in enumerate(self._spare) if each.size >= nbytes), None)
+        data = np.empty(nbytes, np.uint8) if spare is None else self._spare.pop(spare)
+        np.concatenate([head.view(np.uint8), *arrays], out=data[:nbytes])
+        self._busy_at = time.monotonic()
+        request = self._communicator.Isend([data, nbytes, MPI.BYTE], process, self._tag)
+        self._sending.append(_UnderWay(request, process, data, self._busy_at))
+        self._waiting[process] += 1
+        return True
+
+    def _finish_sends(self) -> None:
+        for ended in _take_ended(self._sending):
+            self._waiting[ended.process] -= 1
+            is_long = _LEAST_SPARE_BYTES <= ended.data.size <= _MOST_SPARE_BYTES
+            if is_long and len(self._spare) < _SPARE_BUFFERS:
+                self._spare.append(ended.data)
+
+    def _arrived(self) -> list[tuple[int, Any, list[Any]]]:
+        """Return messages that have come; begin to receive those that are coming."""
+        status = MPI.Status()
+        while (found := self._communicator.Improbe(tag=self._tag, status=status)) is not None:
+            if (nbytes := status.Get_count(MPI.BYTE)) > self._most_bytes:
+                continue  # never received: into too little memory, Open MPI 5.0 writes past its end
+            data = np.empty(nbytes, np.uint8)
+            request = found.Irecv([data, nbytes, MPI.BYTE])
+            self._receiving.append(_UnderWay(request, status.Get_source(), data, time.monotonic()))
+        messages = []
+        for each in _take_ended(self._receiving):
+            process, opened = each.process, _opened(each.data)
+            rank = self._rank_of.get(process)
+            if rank is not None and opened is not None:
+                kind, parts = opened
+                messages.append((rank, process if kind == _ASKS else None, parts))
+        return messages
+
+    def _pause(self, now: float) -> float:
+        """Return how long to sleep before the next look: not at all while MPI copies, for which it has to be called."""
+        if any(now - each.began < _COPYING_SECONDS for each in (*self._sending[-1:], *self._receiving[-1:])):
+            return 0.0
+        return min((now - self._busy_at) / 8, _MOST_PAUSE_SECONDS)
+
+    def _is_woken(self, seconds: float) -> bool:
+        """Sleep; return whether `wake` was called."""
+        if seconds < 1e-3:  # less than `poll` can
+            time.sleep(seconds)
+        if not self._poll.poll(int(1e3 * seconds)):
+            return False
+        self._sleep_again()
+        self._busy_at = time.monotonic()
+        return True
+
+
+#: Messages to and from ranks that have stopped: MPI may still read or write what they have.
+_given_up: list[_UnderWay] = []
+
+
+def _take_ended(under_way: list[_UnderWay]) -> list[_UnderWay]:
+    """Take what MPI has ended out of a list; return it, without what failed."""
+    ended: list[_UnderWay] = []
+    rest: list[_UnderWay] = []
+    for each in under_way:
+        try:
+            (ended if each.request.Test() else rest).append(each)
+        except MPI.Exception:  # too long, or its process has ended: as if it had not been sent
+            ended.append(each._replace(data=np.empty(0, np.uint8)))
+    under_way[:] = rest
+    return ended
+
+
+def _opened(data: NDArray[np.uint8]) -> tuple[int, list[memoryview]] | None:
+    """Return the kind and the parts of a message; None for one that is malformed."""
+    numbers = data[: data.size // 8 * 8].view("<u8")
+    if numbers.size < 2 or numbers[0] > _ANSWERS or numbers[1] > numbers.size - 2:
+        return None
+    kind, count = numbers[:2].tolist()
+    begin, parts = 8 * (2 + count), []
+    for nbytes in numbers[2 : 2 + count].tolist():
+        parts.append(data[begin : begin + nbytes].data)
+        begin += nbytes
+    return (kind, parts) if begin == data.size else None

@@ -1,0 +1,100 @@
+"""Reads of a file past the page cache, for files that it would hold little of.
+
+A kernel that caches what is read takes pages, copies, and evicts others for it. A direct read begins and ends at whole
+blocks and needs aligned memory: each thread has some of its own, from which the bytes that were asked for are copied.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.compiling import Part
+from penstock.machine_code import Signature
+from penstock.store.group import Bytes
+
+SIGNATURE = Signature(
+    ("int64", "int64[:]", "int32[:]", "int64[:, :]", "uint8[:]", "int64[:]", "uint8[:]", "int64[:]"),
+    results=("int64",),
+)
+READ_SAMPLES = Part(
+    "penstock.store._tier_kernels",
+    "read_samples",
+    SIGNATURE,
+    "how samples on local disks are read",
+    "Python reads them, more slowly,",
+)
+
+#: A multiple of the blocks of all common disks and file systems.
+BLOCK_BYTES = 4096
+#: Of each thread that reads. Larger samples are read by so many bytes.
+_BUFFER_BYTES = 1 << 20
+#: The page cache holds what was used last, and each epoch reads in another order. Of a tier of which it could hold the
+#: share x, that finds 1 - a + a ln(a), a = 1 - x, there: half for x = 0.8. A read past it takes half as long.
+_CACHED_SHARE = 0.8
+
+
+def pays(file_bytes: int, page_cache_bytes: float) -> bool:
+    """Return whether a file is read faster past a page cache of so many bytes, in another random order each epoch.
+
+    Measured: docs/benchmarks.md, "Data three times the memory, the rest on a disk".
+    """
+    return page_cache_bytes < _CACHED_SHARE * file_bytes
+
+
+class DirectFile:
+    """A file that is open for direct reads. Any thread may call anything.
+
+    file: its descriptor, -1 once it is closed.
+    path: of a file on a file system that may refuse them.
+    Raises: OSError; EINVAL where the file system has no direct reads, such as tmpfs before Linux 6.6.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.file = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._threads = threading.local()
+
+    def read_pieces(self, places: Sequence[Sequence[int]], into: Bytes, begins: Sequence[int]) -> list[int]:
+        """Read pieces of the file; return the indices of those that do not lie in it.
+
+        places: of each piece where it begins and ends. begins: where it goes to in `into`.
+        Raises: OSError where the disk fails; EINVAL where it wants other blocks.
+        """
+        buffer = self.buffer()
+        return [
+            index
+            for index in sorted(range(len(places)), key=lambda index: places[index][0])
+            if not self._was_read(places[index], into, begins[index], buffer)
+        ]
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _was_read(self, place: Sequence[int], into: Bytes, at: int, buffer: Bytes) -> bool:
+        begin, end = place
+        if begin < 0:
+            return False
+        while begin < end:
+            first = begin % BLOCK_BYTES
+            wanted = min(-(-(first + end - begin) // BLOCK_BYTES) * BLOCK_BYTES, _BUFFER_BYTES)
+            found = os.preadv(self.file, [buffer[:wanted].data], begin - first)
+            count = min(found - first, end - begin)
+            if count <= 0:
+                return False
+            into[at : at + count] = buffer[first : first + count]
+            begin, at = begin + count, at + count
+        return True
+
+    def buffer(self) -> Bytes:
+        """Return aligned memory of this thread's own."""
+        found: Bytes | None = getattr(self._threads, "buffer", None)
+        if found is None:
+            found = self._threads.buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)
+        return found

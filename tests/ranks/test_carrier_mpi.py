@@ -1,0 +1,24 @@
+"""Messages about samples over MPI, between two processes of an MPI job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.patience import patient
+from tests.ranks.jobs import start_process
+
+
+@pytest.mark.slow
+def test_samples_are_read_over_mpi_and_a_stopped_rank_costs_time_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    mpiexec, script = Path(sys.executable).with_name("mpiexec"), Path(__file__).with_name("mpi_carriers.py")
+
+    job = start_process(str(mpiexec), "-n", "2", sys.executable, str(script))
+
+    told = job.communicate(timeout=patient(60))
+    assert job.returncode == 0, told
