@@ -13,6 +13,11 @@ images per second and processor milliseconds per image, median with least and mo
 Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand beside them, which hold decoded pixels
 of all or half of the pictures; their bytes, in the page cache, are printed.
 
+Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
+and batches are compared.
+
+Beside the ratio stands the one that is predicted from the rate of the plain path (`penstock.predict`).
+
 --quick: 12 drawn pictures and one round; its figures mean nothing.
 """
 
@@ -35,7 +40,7 @@ from images import FFCV, Contender, print_heading, run_rounds
 from make_images import draw_images
 from peer_protocol import BATCH, CACHE, IMAGES, MEAN, SIZE, STD
 
-from penstock.loader import Loader
+from penstock.loader import Loader, LoaderConfig, predict
 from penstock.loader.images import size_of
 from penstock.loader.transforms import (
     CenterCrop,
@@ -47,6 +52,7 @@ from penstock.loader.transforms import (
 )
 from penstock.loader.transforms.compiled import CROP_KERNELS, GROUP_KERNELS, KERNELS
 from penstock.loader.transforms.geometry import pixel_bytes
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
 
 TAIL = (ToTensor(), Normalize(MEAN, STD))
 TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
@@ -54,14 +60,21 @@ VALIDATION = (Resize(256), CenterCrop(SIZE), *TAIL)
 #: Epochs of a run, of which the second to the fifth are timed: it is as far ahead at their end as at their begin.
 EPOCHS, TIMED = 6, range(1, 5)
 TARGET = 2.0
+#: That the disks are said to read: of slower ones, samples are kept as stored. They are warm.
+DISK_BYTES_PER_SECOND = 5e9
 #: What a run takes beside what it keeps: slots, buffers, bytes on their way.
 OTHER_BYTES = 512 << 20
 
 
 def epochs_of(
-    images: Path, transforms: tuple[Any, ...], keep: str, memory: int, threads: int
+    images: Path,
+    transforms: tuple[Any, ...],
+    keep: str,
+    memory: int,
+    threads: int,
+    machine: Machine | None = None,
 ) -> Iterator[Loader]:
-    """Yield how to go through each epoch of a run."""
+    """Yield how to go through each epoch of a run. machine: whose disks it uses."""
     with Loader(
         images,
         batch_size=BATCH,
@@ -71,6 +84,7 @@ def epochs_of(
         keep=keep,
         memory=memory,
         decoders=threads,
+        machine=machine,
         report=None,
     ) as loader:
         for _ in range(EPOCHS):
@@ -97,6 +111,22 @@ def measure(*run: Any) -> tuple[float, float]:
             seconds += time.perf_counter() - begin
             processor_seconds += processor_time() - worked
     return images / seconds, 1000 * processor_seconds / images
+
+
+def predicted_rate(stored_rate: float, *run: Any) -> float:
+    """Return images per second of the timed epochs, as predicted by what decoding each time reaches."""
+    images, transforms, keep, memory, threads = run
+    sizes, fast = [each.stat().st_size for each in images.glob("*/*.jpg")], Curve.flat(5e9)
+    machine = Machine(
+        SharedStore(None, fast, threads=32),
+        tuple(StorageClass(name, memory, 2, fast) for name in ("staging", "memory")),
+        preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / threads,
+    )
+    how = {"transforms": transforms, "keep": keep, "memory": memory, "decoders": threads}
+    config = LoaderConfig(images, batch_size=BATCH, epochs=EPOCHS, seed=1, machine=machine, **how)
+    epochs = predict(config, step_seconds=0.0).epochs()
+    seconds = sum(epochs[number].stall_seconds + epochs[number].own_seconds for number in TIMED)
+    return len(sizes) * len(TIMED) / seconds
 
 
 def processor_time() -> float:
@@ -131,7 +161,50 @@ def compare(
     rates = [ours[0] / plain[0] for ours, plain in pairs]
     work = [plain[1] / ours[1] for ours, plain in pairs]
     wanted = "" if keep == "crops" else f", wanted {TARGET}"
+    stored_rate = statistics.median(rate for rate, _ in found["stored"])
+    wanted += f", predicted {predicted_rate(stored_rate, *sides[keep]) / stored_rate:.2f}"
     print(f"{keep} / stored: images/s {spread(rates, '.2f')}{wanted}; CPU {spread(work, '.2f')} times less\n")
+
+
+def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds: int, threads: int) -> None:
+    """Time a disk that keeps samples as stored, one that keeps pixels, and the next run over the latter, in turns."""
+    nbytes = sum(1 for _ in images.glob("*/*.jpg")) * (
+        3 * SIZE * SIZE if keep == "crops" else 2 * picture_bytes(images)
+    )
+    found: dict[str, list[tuple[float, float]]] = {}
+    values = set[int]()
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, form in (("stored", "stored"), (keep, keep), (f"{keep}, started again", keep)):
+                fast = Curve.flat(5e9)
+                disk = StorageClass(
+                    "disk",
+                    nbytes,
+                    2,
+                    Curve.flat(DISK_BYTES_PER_SECOND),
+                    backend="filesystem",
+                    path=f"{folder}/{form}",
+                )
+                storage = (
+                    StorageClass("staging", 1 << 30, 2, fast),
+                    StorageClass("memory", 4 << 20, 2, fast),
+                    disk,
+                )
+                machine = Machine(SharedStore(None, fast, threads=8), storage)
+                run = images, transforms, form, OTHER_BYTES, threads, machine
+                found.setdefault(name, []).append(measure(*run))
+                values.add(checksum(*run))
+    if len(values) > 1:
+        raise SystemExit(f"batches with keep={keep!r} on a disk are others than without")
+    for name, figures in found.items():
+        rates, milliseconds = map(list, zip(*figures, strict=True))
+        print(
+            f"{name:24} {spread(rates, ',.0f'):>24} images/s {spread(milliseconds, '.3f'):>24} ms of CPU an image"
+        )
+    pairs = zip(found[keep], found["stored"], strict=True)
+    print(
+        f"{keep} / stored, on a disk: images/s {spread([ours[0] / plain[0] for ours, plain in pairs], '.2f')}\n"
+    )
 
 
 def picture_bytes(images: Path) -> int:
@@ -186,6 +259,8 @@ def main(argv: list[str] | None = None) -> None:
         compare(images, TRAINING, f"{options.crops} crops", rounds, options.threads, kept)
         compare(images, TRAINING, "decoded", rounds, options.threads, picture_bytes(images))
         compare(images, VALIDATION, "crops", rounds, options.threads, crop_bytes)
+        compare_on_disk(images, TRAINING, "decoded", rounds, options.threads)
+        compare_on_disk(images, VALIDATION, "crops", rounds, options.threads)
         if FFCV.exists() and not options.quick:
             beside_ffcv(images, rounds, min(options.threads, cores))
 

@@ -8,6 +8,8 @@ first of them runs alone, then four of them without and with share="jobs", in tu
 jobs, beside those of one; how long the last took; processor seconds of all. Wanted: 1.1 times the reads of one job. The
 ids and bytes of all batches are compared with those of the job alone, by their checksums.
 
+Then the same with pictures (RandomResizedCrop 224, flip) and keep="decoded": how many are decoded, too.
+
 --quick: few samples, one round; its figures mean nothing.
 """
 
@@ -24,11 +26,14 @@ import threading
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from make_images import draw_images
 
 from penstock.loader import Loader
-from penstock.loader.transforms import DecodeRaw
+from penstock.loader.pictures import WholePictures
+from penstock.loader.transforms import DecodeRaw, RandomHorizontalFlip, RandomResizedCrop
 from penstock.measure.slow_source import SlowSource
 from penstock.store import FlatFolder
 
@@ -51,43 +56,89 @@ class CountedStore(SlowSource):
         return super().read_into(sample, buffer)
 
 
-def job(folder: Path, share: str | None, step_seconds: float) -> None:
+#: Batches of a job that may be ahead of its training, about, hold so many pictures decoded to floats.
+BATCH_BYTES = 3 * 224 * 224 * 4 * BATCH
+
+
+def job(folder: Path, share: str | None, step_seconds: float, *, is_pictures: bool) -> None:
     """Train, and print what it took."""
-    store, value = CountedStore(folder), 0
+    store, value, decoded = CountedStore(folder), 0, list[int]()
+    decode: Any = WholePictures.decode
+
+    def counted(pictures: WholePictures, *arguments: Any) -> bool:
+        decoded.append(1)
+        return bool(decode(pictures, *arguments))
+
+    WholePictures.decode = counted  # type: ignore[assignment, method-assign]
+    how: dict[str, Any]
+    each_bytes, how = NBYTES, {"transforms": [DecodeRaw("uint8", (NBYTES,))]}
+    if is_pictures:
+        how = {"transforms": [RandomResizedCrop(224), RandomHorizontalFlip()], "keep": "decoded"}
+        each_bytes = 12 * NBYTES
     begin = time.perf_counter()
     with Loader(
         store,
         batch_size=BATCH,
         epochs=EPOCHS,
         seed=3,
-        memory=len(store) * NBYTES + (256 << 20),
-        transforms=[DecodeRaw("uint8", (NBYTES,))],
+        memory=len(store) * each_bytes + 16 * BATCH_BYTES + (256 << 20),
         dtype="uint8",
         share=share,
         report=None,
+        **how,
     ) as loader:
         for _ in range(EPOCHS):
             for rows, labels in loader:
-                value = zlib.crc32(labels.tobytes(), zlib.crc32(rows[:, ::512].tobytes(), value))
+                flat = rows.reshape(len(rows), -1)[:, ::512]
+                value = zlib.crc32(labels.tobytes(), zlib.crc32(flat.tobytes(), value))
                 time.sleep(step_seconds)
     seconds, used = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
     store.close()
     processor = used.ru_utime + used.ru_stime
-    print(json.dumps({"reads": store.reads, "seconds": seconds, "processor": processor, "value": value}))
+    found = {"seconds": seconds, "processor": processor, "value": value, "decoded": len(decoded)}
+    print(json.dumps({"reads": store.reads, **found}))
 
 
 def run(
-    folder: Path, count: int, share: str | None, step_seconds: float, apart_seconds: float
+    folder: Path, count: int, share: str | None, step_seconds: float, apart_seconds: float, what: str
 ) -> list[dict[str, float]]:
     """Return what each of some jobs took."""
     started = []
     for number in range(count):
         if number:
             time.sleep(apart_seconds)
-        words = [sys.executable, __file__, "--job", str(folder), share or "none", str(step_seconds)]
+        words = [sys.executable, __file__, "--job", str(folder), share or "none", str(step_seconds), what]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
     answers = [process.communicate()[0] for process in started]
     return [json.loads(answer.splitlines()[-1]) for answer in answers]
+
+
+def compare(folder: Path, rounds: int, step_seconds: float, what: str) -> None:
+    """Have one job and four train in turn, and print what they took. what: "rows" or "pictures"."""
+    results: dict[str, list[list[dict[str, float]]]] = {}
+    for _ in range(rounds):
+        alone = run(folder, 1, None, step_seconds, 0.0, what)
+        apart = alone[0]["seconds"] / 3
+        for name, found in (
+            ("one job", alone),
+            ("four jobs", run(folder, JOBS, None, step_seconds, 0.0, what)),
+            ("four that share", run(folder, JOBS, "jobs", step_seconds, 0.0, what)),
+            ("four that share, apart", run(folder, JOBS, "jobs", step_seconds, apart, what)),
+        ):
+            assert {each["value"] for each in found} == {alone[0]["value"]}, "other batches"
+            results.setdefault(name, []).append(found)
+    one = statistics.median(found[0]["reads"] for found in results["one job"])
+    for name, rounds_of in results.items():
+        reads = [sum(each["reads"] for each in found) for found in rounds_of]
+        decoded = statistics.median(sum(each["decoded"] for each in found) for found in rounds_of)
+        seconds = statistics.median(max(each["seconds"] for each in found) for found in rounds_of)
+        processor = statistics.median(sum(each["processor"] for each in found) for found in rounds_of)
+        also = f"{decoded:6.0f} pictures decoded; " if what == "pictures" else ""
+        print(
+            f"{name:24}{statistics.median(reads):7.0f} reads ({min(reads):.0f} to {max(reads):.0f}), "
+            f"{statistics.median(reads) / one:5.2f} of one job's (wanted {WANTED}); {also}{seconds:6.2f} s, "
+            f"{processor:6.2f} s of processors"
+        )
 
 
 def main(words: list[str] | None = None) -> None:
@@ -95,41 +146,25 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1200)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--job", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.job:
-        folder, share, step = options.job
-        job(Path(folder), None if share == "none" else share, float(step))
+        folder, share, step, what = options.job
+        shared = None if share == "none" else share
+        job(Path(folder), shared, float(step), is_pictures=what == "pictures")
         return
     samples, rounds, step_seconds = (
         (96, 1, 0.005) if options.quick else (options.samples, options.rounds, STEP_SECONDS)
     )
     with tempfile.TemporaryDirectory() as place:
-        folder, draw = Path(place), np.random.default_rng(0)
+        folder, draw = Path(place, "rows"), np.random.default_rng(0)
+        folder.mkdir()
         for sample in range(samples):
             (folder / f"{sample:05}.bin").write_bytes(draw.bytes(NBYTES))
-        results: dict[str, list[list[dict[str, float]]]] = {}
-        for _ in range(rounds):
-            alone = run(folder, 1, None, step_seconds, 0.0)
-            apart = alone[0]["seconds"] / 3
-            for name, found in (
-                ("one job", alone),
-                ("four jobs", run(folder, JOBS, None, step_seconds, 0.0)),
-                ("four that share", run(folder, JOBS, "jobs", step_seconds, 0.0)),
-                ("four that share, apart", run(folder, JOBS, "jobs", step_seconds, apart)),
-            ):
-                assert {each["value"] for each in found} == {alone[0]["value"]}, "other batches"
-                results.setdefault(name, []).append(found)
-    one = statistics.median(found[0]["reads"] for found in results["one job"])
-    for name, rounds_of in results.items():
-        reads = [sum(each["reads"] for each in found) for found in rounds_of]
-        seconds = statistics.median(max(each["seconds"] for each in found) for found in rounds_of)
-        processor = statistics.median(sum(each["processor"] for each in found) for found in rounds_of)
-        print(
-            f"{name:24}{statistics.median(reads):7.0f} reads ({min(reads):.0f} to {max(reads):.0f}), "
-            f"{statistics.median(reads) / one:5.2f} of one job's (wanted {WANTED}); {seconds:6.2f} s, "
-            f"{processor:6.2f} s of processors"
-        )
+        compare(folder, rounds, step_seconds, "rows")
+        draw_images(Path(place, "pictures"), samples, 400, 500, labels=1)
+        print("pictures, decoded:")
+        compare(Path(place, "pictures", "label0"), rounds, step_seconds, "pictures")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 The store: 5 ms per open and 10 ms for its reads, which overlap, and one wire of 50 MB/s. T readers of samples of s
 bytes get min(wire, T s / (latency + s / wire)). A training without prefetch reads an epoch of N samples in N (latency
 + s / wire) seconds; it takes longer than one whose prefetch hides everything by that and by decoding. Planted outliers:
-a store that stops for half a second during less than every second run. Last, a FUSE mount where that can be made, whose
-kernel has costs of its own: printed, not judged.
+a store that stops for half a second during less than every second run. What bare threads get of the store, which do
+nothing but read, stands beside: where they miss the closed form as well, the host wakes threads late. Last, a FUSE
+mount where that can be made, whose kernel has costs of its own: printed, not judged.
 
 Exits with a failure if rates with 1, 4 and 16 readers differ by more than 5 %, with outliers too, or the excess without
 prefetch, less the decoding, by more than 10 %.
@@ -18,6 +19,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +27,7 @@ import _slow_mount
 import cv2
 import numpy as np
 
-from penstock.bench.input_rates import InputRates, measure_input
+from penstock.bench.input_rates import InputRates, InputSettings, measure_input
 from penstock.bench.loaders import Work
 from penstock.bench.training import FixedStep, Setting, measure_training
 from penstock.measure.slow_source import SlowSource
@@ -68,18 +70,31 @@ def expected_rate(readers: int, sample_bytes: float) -> float:
 
 def rates(source: Source, samples: int, repeats: int) -> InputRates:
     """Return what `penstock bench input --work read` measures."""
-    return measure_input(
-        source,
-        threads=READERS,
-        batch_sizes=[16],
-        works=[Work.READ],
-        samples=samples,
-        repeats=repeats,
-        ranks=alone(),
-    )
+    asked = InputSettings(READERS, [16], [Work.READ], samples=samples)
+    return measure_input(source, asked, repeats=repeats, ranks=alone())
 
 
-def print_rates(title: str, found: InputRates) -> list[float]:
+def bare_rate(source: Source, readers: int, samples: int) -> float:
+    """Return the bytes/s of threads that do nothing but read, while all of them do."""
+    ids = iter(np.random.default_rng().permutation(len(source))[:samples].tolist())
+    ends: list[tuple[float, int]] = []
+
+    def read() -> None:
+        buffer = memoryview(bytearray(int(source.sizes_bytes.max())))
+        for sample in ids:  # one step of an iterator over a list at a time: the interpreter's lock is enough
+            size = source.read_into(sample, buffer)
+            ends.append((time.perf_counter(), size))
+
+    threads = [threading.Thread(target=read) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steady = sorted(ends)[readers - 1 : len(ends) - readers + 1]
+    return sum(size for _, size in steady[1:]) / (steady[-1][0] - steady[0][0])
+
+
+def print_rates(title: str, source: Source, found: InputRates) -> list[float]:
     """Print rates beside the expected ones; return by how much they differ, in shares."""
     errors = []
     for each in found.results:
@@ -88,7 +103,7 @@ def print_rates(title: str, found: InputRates) -> list[float]:
         errors.append(measured / wanted - 1)
         print(
             f"{title}, {each.threads:2} readers: {measured / 1e6:5.1f} MB/s, {wanted / 1e6:5.1f} in closed form "
-            f"({errors[-1]:+.1%})"
+            f"({errors[-1]:+.1%}; bare threads {bare_rate(source, each.threads, found.samples) / wanted - 1:+.1%})"
         )
     return errors
 
@@ -128,19 +143,20 @@ def main(arguments: list[str] | None = None) -> None:
         write_pictures(images, count)
         source = FlatFolder(images)
         with SlowSource(source, OPEN_SECONDS, READ_SECONDS, WIRE) as slow:
-            errors = print_rates("slowed source", rates(slow, samples, repeats))
+            errors = print_rates("slowed source", slow, rates(slow, samples, repeats))
             if max(map(abs, errors)) > MOST_RATE_ERROR:
                 missed.append("rates")
             if abs(print_excess(slow, steps, 16, 0.1, min(repeats, 4))) > MOST_EXCESS_ERROR:
                 missed.append("excess")
         with Stopping(source, OPEN_SECONDS, READ_SECONDS, WIRE) as stopping:
             stopping.every = 3 * samples  # less than every second run
-            errors = print_rates("with outliers", rates(stopping, samples, repeats))
+            errors = print_rates("with outliers", stopping, rates(stopping, samples, repeats))
             if max(map(abs, errors)) > MOST_RATE_ERROR:
                 missed.append("outliers")
         if not options.quick and os.access(_slow_mount.DEVICE, os.W_OK):
             with _slow_mount.mounted(images, mountpoint, OPEN_SECONDS, READ_SECONDS, WIRE):
-                print_rates("FUSE mount", rates(FlatFolder(mountpoint), samples, repeats))
+                mounted = FlatFolder(mountpoint)
+                print_rates("FUSE mount", mounted, rates(mounted, samples, repeats))
     if missed and not options.quick:
         sys.exit(f"targets missed: {', '.join(missed)}")
 

@@ -82,11 +82,11 @@ def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
     print(f"{written} files in {root}, {total_bytes / written:,.0f} bytes on average")
 
 
-def draw_images(root: Path, count: int, height: int, width: int) -> None:
+def draw_images(root: Path, count: int, height: int, width: int, labels: int = LABELS) -> None:
     """Write JPEG files of smooth random pictures, whose size is about that of photographs, below root/<label>/."""
     rng = np.random.default_rng(0)
     for number in range(count):
-        place = root / f"label{number % LABELS}"
+        place = root / f"label{number % labels}"
         place.mkdir(parents=True, exist_ok=True)
         coarse = rng.integers(0, 256, (height // 8, width // 8, 3), np.uint8)
         picture = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)

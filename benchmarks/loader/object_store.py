@@ -37,12 +37,12 @@ def write_parts(objects: int, samples: int) -> dict[str, memoryview]:
 
 
 class Store:
-    """What is served. free: when the link is."""
+    """What is served. free: when the link is. The rest: since `statistics` was asked for."""
 
     def __init__(self, objects: dict[str, memoryview], latency: float, rate: float) -> None:
         self.objects, self.latency, self.rate = objects, latency, rate
         self.free = 0.0
-        self.requests = self.under_way = self.most = 0
+        self.requests = self.under_way = self.most = self.nbytes = 0
 
 
 class Connection(asyncio.Protocol):
@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
     def _link(self, head: bytes, body: memoryview | bytes) -> None:
         store, loop = self._store, asyncio.get_running_loop()
         store.free = max(store.free, loop.time()) + len(body) / store.rate
+        store.nbytes += len(body)
         loop.call_at(store.free, self._send, head, body)
 
     def _send(self, head: bytes, body: memoryview | bytes) -> None:
@@ -79,8 +80,8 @@ class Connection(asyncio.Protocol):
         path, _, query = target.partition("?")
         bucket, _, key = unquote(path).lstrip("/").partition("/")
         if bucket == "statistics":
-            body = f"{self._store.requests} {self._store.most}".encode()
-            self._store.requests = self._store.most = 0
+            body = f"{self._store.requests} {self._store.most} {self._store.nbytes}".encode()
+            self._store.requests = self._store.most = self._store.nbytes = 0
             return _head("200 OK", len(body)), body
         if not key:
             body = self._list(parse_qs(query))

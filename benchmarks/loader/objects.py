@@ -2,14 +2,22 @@
 
     python benchmarks/loader/objects.py                      # every peer that is installed, in turn, three rounds
     python benchmarks/loader/objects.py --latency 0.05 --rate 250e6 --only penstock
+    python benchmarks/loader/objects.py --cache 0.67 1 --latency 0.01 --rate 50e6 --objects 24 --samples 100 --workers 4
 
 The store (object_store.py) answers after `--latency`, and all answers share a link of `--rate`. Its own limit, without
 either, is measured first: it has to be well above the link, or it is the store that is measured.
 
 penstock reads ranges of 64 objects of records. LitData and Streaming read shards of 16 MiB of the same samples, which
 they load as a whole into an empty cache on disk, and shuffle within some of them; s3torchconnector reads an object for
-each sample. Each is run with several numbers of workers. Their environment is PEERS: a venv with litdata,
-mosaicml-streaming and s3torchconnector, those that can be had. What is imported is so before the clock starts.
+each sample. Each is run with several numbers of workers.
+
+With `--cache`, three epochs with steps of a sleep, and what is kept for later ones bounded to shares of the data: by
+LitData and Streaming in their caches on disk, by Penstock half in memory and half on a local disk. What comes from the
+store is shown as a multiple of the data beside the fewest that is possible, E - (E - 1) C, and how long the training
+waited.
+
+The peers' environment is PEERS: a venv with litdata, mosaicml-streaming and s3torchconnector, those that can be had.
+What is imported is so before the clock starts.
 """
 
 from __future__ import annotations
@@ -22,12 +30,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 #: As in peer_objects.py.
 SAMPLE_BYTES, BATCH = 100_000, 64
 VIA = ["penstock", "litdata", "streaming", "s3torch"]
+#: Of `--cache`: a step of 64 samples takes as long as the link takes for 100.
+EPOCHS, STEP_SECONDS = 3, 0.2
 
 HERE = Path(__file__).parent
 PEERS = Path(os.environ.get("PEERS", HERE.parent / ".cache" / "objects")) / "bin" / "python"
@@ -48,21 +59,59 @@ def serving(options: argparse.Namespace, folder: Path, latency: float, rate: flo
             process.terminate()
 
 
-def run(via: str, endpoint: str, workers: int, options: argparse.Namespace) -> float:
-    """Return bytes a second of an epoch. Raises: RuntimeError if a peer fails, or delivers other samples."""
+def run(via: str, endpoint: str, workers: int, options: argparse.Namespace, *more: str) -> dict[str, float]:
+    """Return what `peer_objects` prints. more: of its options. Raises: RuntimeError if a peer fails, or delivers other
+    samples.
+    """
     python = sys.executable if via in ("penstock", "bare") else str(PEERS)
     sizes = ["--objects", str(options.objects), "--samples", str(options.samples)]
     command = [python, str(HERE / "peer_objects.py"), "--via", via, "--endpoint", endpoint]
     done = subprocess.run(
-        [*command, "--workers", str(workers), *sizes], capture_output=True, text=True, timeout=600
+        [*command, "--workers", str(workers), *sizes, *more], capture_output=True, text=True, timeout=600
     )
     if done.returncode:
         raise RuntimeError(f"{via}: {done.stderr.strip().splitlines()[-1:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    count = options.objects * options.samples
-    if (found["samples"], found["sum"]) != (count, count * (count - 1) // 2):
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    count, epochs = options.objects * options.samples, EPOCHS if more else 1
+    if (found["samples"], found["sum"]) != (epochs * count, epochs * count * (count - 1) // 2):
         raise RuntimeError(f"{via} delivered {found}, and there are {count} samples")
-    return float(count * SAMPLE_BYTES / found["seconds"])
+    return found
+
+
+def rate_of(via: str, endpoint: str, workers: int, options: argparse.Namespace) -> float:
+    """Return bytes a second of an epoch. Raises: as `run`."""
+    nbytes = options.objects * options.samples * SAMPLE_BYTES
+    return float(nbytes / run(via, endpoint, workers, options)["seconds"])
+
+
+def caches(endpoint: str, options: argparse.Namespace) -> None:
+    """Print what comes from the store, and what the training waits, by how much may be kept."""
+    data_bytes = options.objects * options.samples * SAMPLE_BYTES
+    for share in options.cache:
+        more = ["--epochs", str(EPOCHS), "--cache-bytes", str(int(share * data_bytes))]
+        for via in options.only:
+            found = list[tuple[float, float]]()
+            for _ in range(options.rounds):
+                served(endpoint)
+                workers = options.workers[0]
+                try:
+                    ran = run(via, endpoint, workers, options, *more, "--step-seconds", str(STEP_SECONDS))
+                except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+                    print(f"{via:<10} could not be run: {str(error)[:200]}")
+                    break
+                found.append((served(endpoint) / data_bytes, ran["waited"]))
+            if found:
+                read, waited = (statistics.median(each) for each in zip(*found, strict=True))
+                print(
+                    f"{via:<10} keeps {share:.0%}: reads {read:.2f} of the data in {EPOCHS} epochs, bound "
+                    f"{EPOCHS - (EPOCHS - 1) * min(share, 1):.2f}; waited {waited:.1f} s"
+                )
+
+
+def served(endpoint: str) -> int:
+    """Return the bytes that the store has sent since this was asked last."""
+    with urllib.request.urlopen(f"{endpoint}/statistics") as answer:
+        return int(answer.read().split()[-1])
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -76,12 +125,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 16])
     parser.add_argument("--only", nargs="+", default=VIA)
+    parser.add_argument("--cache", type=float, nargs="+", help="shares of the data that may be kept")
     parser.add_argument(
         "--quick", action="store_true", help="a few samples: shows that it runs, not how fast"
     )
     options = parser.parse_args(argv)
     if options.quick:
         options.objects, options.samples, options.rounds, options.only = 2, 64, 1, ["penstock"]
+    if options.cache:
+        options.only = [via for via in options.only if via != "s3torch"]  # it keeps nothing
     count = options.objects * options.samples
     print(
         f"{count:,} samples of 100 KB, batches of {BATCH}, one epoch from the first request to the last "
@@ -94,17 +146,20 @@ def main(argv: list[str] | None = None) -> None:
             sizes = ["--objects", str(options.objects), "--samples", str(options.samples)]
             subprocess.run([str(PEERS), str(HERE / "peer_objects.py"), "--write", name, *sizes], check=True)
         with serving(options, folder, 0.0, 1e12) as endpoint:
-            limit = max(run("bare", endpoint, 0, options) for _ in range(1 if options.quick else 3))
+            limit = max(rate_of("bare", endpoint, 0, options) for _ in range(1 if options.quick else 3))
         print(f"the store without latency and link, read by bare requests of obstore: {limit / 1e6:.0f} MB/s")
         found: dict[str, list[float]] = {}
         failed: dict[str, str] = {}
         with serving(options, folder, options.latency, options.rate) as endpoint:
+            if options.cache:
+                caches(endpoint, options)
+                return
             for _ in range(options.rounds):
                 for via in options.only:
                     for workers in [0] if via == "penstock" else options.workers:
                         label = via if via == "penstock" else f"{via}, {workers} workers"
                         try:
-                            found.setdefault(label, []).append(run(via, endpoint, workers, options))
+                            found.setdefault(label, []).append(rate_of(via, endpoint, workers, options))
                         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
                             failed[label] = str(error)[:200]
     for label, rates in found.items():

@@ -1,8 +1,9 @@
-"""One epoch of samples of 100 KB in a full shuffle from the store of object_store.py, by one loader; see objects.py.
+"""Epochs of samples of 100 KB in a full shuffle from the store of object_store.py, by one loader; see objects.py.
 
     python peer_objects.py --via penstock --endpoint http://127.0.0.1:9123 --samples 10240
 
-It prints seconds, samples and the sum of their numbers. `--write FOLDER` writes what LitData and Streaming read.
+It prints seconds, samples, the sum of their numbers, and how long it waited for batches. `--write FOLDER` writes what
+LitData and Streaming read.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 SAMPLE_BYTES = 100_000
 BATCH = 64
+#: Of a cache that is bounded, what Penstock has in memory: a third of the data, where it is two thirds of them.
+MEMORY_SHARE = 1 / 2
+
+
+class Job(NamedTuple):
+    """workers: processes. epochs: of the run. cache_bytes: that may be kept for later epochs; 0: nothing is bounded."""
+
+    endpoint: str
+    workers: int
+    epochs: int
+    cache_bytes: int
 
 
 def _numbers(batch: Any) -> np.ndarray:
@@ -35,14 +47,14 @@ def _array(data: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(data), np.uint8)
 
 
-def bare(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
+def bare(job: Job) -> Iterator[Any]:
     """Ask for all samples in order, by threads that do nothing else: a lower bound of what the store can do."""
     import obstore
     from obstore.store import S3Store
 
     store = S3Store(
         "bucket",
-        config={"endpoint": endpoint, "skip_signature": True, "region": "us-east-1"},
+        config={"endpoint": job.endpoint, "skip_signature": True, "region": "us-east-1"},
         client_options={"allow_http": True},
     )
     names = sorted(meta["path"] for found in obstore.list(store, "samples") for meta in found)
@@ -57,17 +69,30 @@ def bare(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
             yield np.stack(list(pool.map(read, names[first : first + BATCH])))
 
 
-def penstock(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
+def penstock(job: Job) -> Iterator[Any]:
     from penstock import Loader
+    from penstock.machine import Curve, Machine, SharedStore, StorageClass
     from penstock.store import Records
 
-    options = {"endpoint_url": endpoint, "anon": True}
+    options = {"endpoint_url": job.endpoint, "anon": True}
     source = Records("s3://bucket/part-*.bin", "u1", SAMPLE_BYTES, storage_options=options)
-    with Loader(source, batch_size=BATCH, epochs=1, policy="staging", memory="1 GiB", report=None) as loader:
-        yield from loader
+    how: dict[str, Any] = {"policy": "staging", "memory": "1 GiB"}
+    if job.cache_bytes:
+        in_memory = int(MEMORY_SHARE * job.cache_bytes)
+        # A machine bounds what is kept in memory apart from batches and what is on its way.
+        fast, slow = Curve.flat(5e9), Curve.flat(50e6)
+        tiers = StorageClass("staging", 1 << 30, 2, fast), StorageClass("memory", in_memory, 2, fast)
+        how = {"machine": Machine(SharedStore(None, slow, 10e-3, threads=32), tiers)}
+        how |= {
+            "memory": in_memory + (256 << 20),
+            "local_disk": {tempfile.mkdtemp(): job.cache_bytes - in_memory},
+        }
+    with Loader(source, batch_size=BATCH, epochs=job.epochs, report=None, **how) as loader:
+        for _ in range(job.epochs):
+            yield from loader
 
 
-def litdata(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
+def litdata(job: Job) -> Iterator[Any]:
     import obstore.store
     from litdata import StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found, unused-ignore]
 
@@ -75,43 +100,53 @@ def litdata(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
     s3_store: Any = obstore.store.S3Store
     plain = {"client_options": {"allow_http": True}}
     vars(obstore.store)["S3Store"] = lambda *given, **named: s3_store(*given, **{**named, **plain})
-    options = {"endpoint_url": endpoint, "aws_access_key_id": "me", "aws_secret_access_key": "mine"}
+    options = {"endpoint_url": job.endpoint, "aws_access_key_id": "me", "aws_secret_access_key": "mine"}
     dataset = StreamingDataset(
         "s3://bucket/litdata",
         cache_dir=tempfile.mkdtemp(),
         shuffle=True,
         storage_options=options,
-        max_cache_size="20GB",
+        max_cache_size=job.cache_bytes or "20GB",
     )
-    yield from StreamingDataLoader(
+    loader = StreamingDataLoader(
         dataset,
         batch_size=BATCH,
-        num_workers=workers,
+        num_workers=job.workers,
         collate_fn=lambda got: np.stack([_array(x) for x in got]),
     )
+    for _ in range(job.epochs):
+        yield from loader
 
 
-def streaming(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
+def streaming(job: Job) -> Iterator[Any]:
     from streaming import StreamingDataset  # type: ignore[import-not-found, unused-ignore]
     from torch.utils.data import DataLoader
 
-    os.environ |= {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine"}
+    os.environ |= {
+        "S3_ENDPOINT_URL": job.endpoint,
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "mine",
+    }
     dataset = StreamingDataset(
         remote="s3://bucket/mds",
         local=tempfile.mkdtemp(),
         shuffle=True,
         batch_size=BATCH,
         predownload=4096,
+        cache_limit=job.cache_bytes or None,
     )
-    yield from DataLoader(
+    loader = DataLoader(
         dataset,
         batch_size=BATCH,
-        num_workers=workers,
+        num_workers=job.workers,
         collate_fn=lambda got: np.stack([_array(x["data"]) for x in got]),
+        persistent_workers=job.epochs > 1,
     )
+    for _ in range(job.epochs):
+        yield from loader
 
 
-def s3torch(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
+def s3torch(job: Job) -> Iterator[Any]:
     from s3torchconnector import S3ClientConfig, S3MapDataset  # type: ignore[import-not-found, unused-ignore]
     from torch.utils.data import DataLoader
 
@@ -119,7 +154,7 @@ def s3torch(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
     dataset = S3MapDataset.from_prefix(
         "s3://bucket/samples/",
         region="us-east-1",
-        endpoint=endpoint,
+        endpoint=job.endpoint,
         transform=lambda item: _array(item.read()),
         s3client_config=S3ClientConfig(force_path_style=True),
     )
@@ -127,13 +162,13 @@ def s3torch(endpoint: str, samples: int, workers: int) -> Iterator[Any]:
         dataset,
         batch_size=BATCH,
         shuffle=True,
-        num_workers=workers,
+        num_workers=job.workers,
         prefetch_factor=4,
         collate_fn=np.stack,
     )
 
 
-VIA: dict[str, Callable[[str, int, int], Iterator[Any]]] = {
+VIA: dict[str, Callable[[Job], Iterator[Any]]] = {
     each.__name__: each for each in (bare, penstock, litdata, streaming, s3torch)
 }
 MODULES = {
@@ -180,6 +215,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--objects", type=int, default=64)
     parser.add_argument("--samples", type=int, default=160, help="in each object")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument(
+        "--cache-bytes", type=int, default=0, help="kept for later epochs; 0: none is bounded"
+    )
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="a sleep for each batch")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args(argv)
     if options.write is not None:
@@ -188,12 +228,18 @@ def main(argv: list[str] | None = None) -> None:
     for module in MODULES[options.via]:
         importlib.import_module(module)
     count = total = 0
-    began = time.perf_counter()
-    for batch in VIA[options.via](options.endpoint, options.objects * options.samples, options.workers):
+    waited = 0.0
+    began = asked = time.perf_counter()
+    for batch in VIA[options.via](
+        Job(options.endpoint, options.workers, options.epochs, options.cache_bytes)
+    ):
+        waited += time.perf_counter() - asked
         numbers = _numbers(batch)
         count, total = count + numbers.size, total + int(numbers.sum())
+        time.sleep(options.step_seconds)
+        asked = time.perf_counter()
     seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "samples": count, "sum": total}))
+    print(json.dumps({"seconds": seconds, "samples": count, "sum": total, "waited": waited}))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, a
 lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
 times one epoch, after one that is not timed, so that a loader which reads ahead is as far ahead at its end as at its
 begin; sides take turns, in another order each round. "bare" is the least that there is to do: one loop over the samples
-of a batch and one copy of their bytes into place.
+of a batch and one copy of their bytes into place; "memcpy" copies as many bytes as batches have, padding included, into
+memory that is used again, and calls nothing for a sample.
 Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
-round.
+round; and of the process, without its workers, processor time a sample and pages that the kernel supplied for a batch
+(medians).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import os
 import platform
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -76,6 +79,20 @@ def bare(data: Texts) -> Iterable[int]:
         yield len(texts)
 
 
+def memcpy(data: Texts, how: str) -> Iterable[int]:
+    order = np.random.default_rng(0).permutation(len(data))
+    lengths = (data.ends - data.begins)[order]
+    sizes = [
+        int(part.max() * part.size if how == "padded" else part.sum())
+        for part in (lengths[first : first + BATCH] for first in range(0, len(data), BATCH))
+    ]
+    out, first = np.empty(max(sizes), np.int64), 0
+    for size in sizes:
+        first = (first + size) % max(1, data.tokens.size - max(sizes))
+        out[:size] = data.tokens[first : first + size]
+        yield size
+
+
 def check(data: Texts) -> None:
     """Stop unless both sides make the same batches."""
     few: Any = torch.utils.data.Subset(data, range(200))  # type: ignore[arg-type]
@@ -105,16 +122,23 @@ def sides(data: Texts, how: str, rounds: int) -> dict[str, Callable[[], Iterable
     ours = penstock_side(data, how, 2 * rounds + 1)
     found["Penstock"] = lambda: ours
     found["bare"] = lambda: bare(data)
+    found["memcpy"] = lambda: memcpy(data, how)
     return found
 
 
-def rate(side: Callable[[], Iterable[Any]], samples: int) -> float:
+def rate(side: Callable[[], Iterable[Any]], samples: int) -> tuple[float, float, float]:
+    """Return samples per second, microseconds of a processor for each, and new pages for each batch."""
     for _ in side():
         pass
-    begin = time.perf_counter()
+    begin, worked, before = time.perf_counter(), time.process_time(), new_pages()
     for _ in side():
         pass
-    return samples / (time.perf_counter() - begin)
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - worked
+    return samples / seconds, 1e6 * cpu_seconds / samples, (new_pages() - before) * BATCH / samples
+
+
+def new_pages() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def compare(name: str, samples: int, rounds: int) -> None:
@@ -122,17 +146,20 @@ def compare(name: str, samples: int, rounds: int) -> None:
     check(data)
     for how in ("padded", "ragged"):
         contenders = sides(data, how, rounds)
-        rates: dict[str, list[float]] = {each: [] for each in contenders}
+        measured: dict[str, list[tuple[float, float, float]]] = {each: [] for each in contenders}
         for number in range(rounds):
             for each in random.Random(number).sample(list(contenders), len(contenders)):
-                rates[each].append(rate(contenders[each], samples))
+                measured[each].append(rate(contenders[each], samples))
+        rates = {each: [first for first, *_ in found] for each, found in measured.items()}
         best = [max(each) for each in zip(*(rates[each] for each in rates if each[0] == "D"), strict=True)]
         print(f"\n{name}, {how}: {samples:,} samples, batches of {BATCH}")
         for each, found in rates.items():
             ratios = [one / other for one, other in zip(found, best, strict=True)]
             print(
                 f"  {each:24s} {statistics.median(found):>10,.0f} samples/s ({min(found):,.0f} to {max(found):,.0f}), "
-                f"{statistics.median(ratios):.2f} x the best DataLoader ({min(ratios):.2f} to {max(ratios):.2f})"
+                f"{statistics.median(ratios):.2f} x the best DataLoader ({min(ratios):.2f} to {max(ratios):.2f}); "
+                f"{statistics.median(one[1] for one in measured[each]):.1f} us, "
+                f"{statistics.median(one[2] for one in measured[each]):.0f} pages"
             )
 
 

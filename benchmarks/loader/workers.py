@@ -1,4 +1,4 @@
-"""Samples per second of `penstock.torch.Loader` beside PyTorch's DataLoader, over eight kinds of data set.
+"""Samples per second of `penstock.torch.Loader` beside PyTorch's DataLoader, over kinds of data set.
 
     python benchmarks/loader/workers.py [--quick] [--rounds N] [--data NAME...] [--sides NAME...]
 
@@ -132,13 +132,19 @@ class Side:
         self.epoch()
         self.rates.append(self.count / (time.perf_counter() - begin))
 
-    def sums(self) -> list[float]:
-        """Return the sum of each field of an epoch, whatever the order."""
-        sums: list[float] = []
-        for batch in self.batches:
-            numbers = [each.double().sum().item() for each in tensors(batch)]
-            sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
-        return sums
+
+def sums_of(batches: Any) -> list[float]:
+    """Return the sum of each tensor of a batch over an epoch, whatever the order."""
+    sums: list[float] = []
+    for batch in batches:
+        numbers = [each.double().sum().item() for each in tensors(batch)]
+        sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
+    return sums
+
+
+def are_other(sums: list[float], expected: list[float]) -> bool:
+    """Return whether these are sums of other samples: the order of adding changes the last digits."""
+    return any(abs(a - b) > 1e-6 * abs(a) for a, b in zip(sums, expected, strict=True))
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
@@ -161,11 +167,9 @@ def measure(
         sides = {name: Side(kind, SIDES[name], count, opened) for name in names}
         expected = None
         for name, side in sides.items():
-            sums = side.sums()
+            sums = sums_of(side.batches)
             expected = expected or sums
-            if not side.is_bare and any(
-                abs(a - b) > 1e-6 * abs(a) for a, b in zip(sums, expected, strict=True)
-            ):
+            if not side.is_bare and are_other(sums, expected):
                 raise SystemExit(f"{kind}: {name} gives other samples")
             side.warm_up(5 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
         for number in range(rounds):

@@ -1,13 +1,15 @@
-"""Eight kinds of data set as their users write them, for workers.py: what DataLoader's users have."""
+"""Kinds of data set as their users write them, for workers.py and promise.py: what DataLoader's users have."""
 
 from __future__ import annotations
 
 import io
+import os
 import random
 import re
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +75,19 @@ class Dicts:
         }
 
 
+def _jpeg(height: int, width: int, times: int) -> bytes:
+    """Return a JPEG file of random pixels, so many times as large: as smooth as a photograph."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((width * times, height * times)).save(file, "JPEG")
+    return file.getvalue()
+
+
 class Photographs:
     """PIL and Python: small JPEGs, decoded and changed, and a loop in Python that holds the interpreter's lock."""
 
     def __init__(self, count: int) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).resize((96, 96)).save(file, "JPEG")
-        self.count, self.jpeg = count, file.getvalue()
+        self.count, self.jpeg = count, _jpeg(8, 8, 12)
 
     def __len__(self) -> int:
         return self.count
@@ -136,7 +143,9 @@ class Files:
     def __init__(self, count: int) -> None:
         self.count = count
         self.path = Path(tempfile.gettempdir()) / "penstock_workers_benchmark.bin"
-        self.path.write_bytes(bytes(16 << 10))
+        own = self.path.with_suffix(f".{os.getpid()}")  # another process may read the file
+        own.write_bytes(bytes(16 << 10))
+        own.replace(self.path)
 
     def __len__(self) -> int:
         return self.count
@@ -144,6 +153,61 @@ class Files:
     def __getitem__(self, index: int) -> Any:
         time.sleep(5e-3)
         return torch.frombuffer(bytearray(self.path.read_bytes()), dtype=torch.float32), index
+
+
+class Pictures:
+    """JPEG files in memory of 320 x 240, which PIL decodes and resizes without the interpreter's lock."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.jpeg = count, _jpeg(15, 20, 16)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        picture = Image.open(io.BytesIO(self.jpeg)).convert("RGB")
+        picture = picture.resize(
+            (128, 128), Image.Resampling.BILINEAR, (index % 60, 0, 240 + index % 60, 240)
+        )
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div(255), index % 10
+
+
+class Windows:
+    """Windows of 513 tokens of a memory map, as of a language model: input and target."""
+
+    def __init__(self, count: int) -> None:
+        self.path = Path(tempfile.gettempdir()) / "penstock_windows_benchmark.bin"
+        (np.arange(512 * count + 1) % 50_000).astype(np.uint16).tofile(self.path)
+        self.count, self.tokens = count, np.memmap(self.path, np.uint16, "r")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        window = torch.from_numpy(self.tokens[512 * index : 512 * index + 513].astype(np.int64))
+        return window[:-1], window[1:]
+
+
+@dataclass
+class Turn:
+    """Something of a user's own."""
+
+    speaker: str
+    text: str
+    length: int
+
+
+class Objects(Texts):
+    """Objects of a class of one's own, which a collate_fn leaves as they are."""
+
+    def __getitem__(self, index: int) -> Any:
+        text = self.texts[index % 200].title()
+        return Turn(f"speaker {index % 2}", text, len(text.split()))
+
+
+def listed(samples: list[Any]) -> Any:
+    """Return objects as they are, and how long they are."""
+    return samples, torch.tensor([each.length for each in samples])
 
 
 #: By name: the class, how many samples an epoch has, and collate_fn.
@@ -156,6 +220,9 @@ KINDS: dict[str, tuple[Any, int, Any]] = {
     "tokeniser": (Texts, 10_000, None),
     "tokeniser, collate_fn": (Unequal, 10_000, pad),
     "waiting for files": (Files, 1_000, None),
+    "pictures": (Pictures, 2_000, None),
+    "windows of tokens": (Windows, 20_000, None),
+    "objects": (Objects, 10_000, listed),
 }
 
 

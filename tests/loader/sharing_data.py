@@ -120,7 +120,3 @@ def main() -> None:
             for rows, ids in load:
                 sys.stdin.readline()
                 say(json.dumps([ids.tolist(), bool((rows == expected(ids)).all()), int(source.reads.sum())]))
-
-
-if __name__ == "__main__":
-    main()

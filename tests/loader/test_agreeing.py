@@ -205,8 +205,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        pytest.param(name, rank, marks=[pytest.mark.slow] * ((number + rank) % 2))
+        for number, name in enumerate(WRONG)
+        for rank in (0, 1)
+    ],
+)
 def test_what_is_wrong_on_one_rank_is_an_error_of_all_at_once(folder: Path, name: str, rank: int) -> None:
     """The rank itself gets its error as it is; the others need no time-out to know which rank, and why."""
     wrong, text = WRONG[name]

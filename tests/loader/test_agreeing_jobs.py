@@ -9,6 +9,8 @@ import pytest
 from tests.forking import Forks
 from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 
+# By default, threads for ranks agree in test_agreeing.py, and real ones in the contract of ranks.
+pytestmark = pytest.mark.slow
 COUNT = 16
 SIZES = {"torch": 4, "mpi": 2}
 Reports = list[dict[str, Any]]
@@ -24,14 +26,14 @@ def all_reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> dict[
             (place / "data" / f"{number:02d}.png").write_bytes(bytes([number] * 4))
     arguments = {kind: [str(place / "data"), str(place)] for kind, place in places.items()}
     address = f"file://{places['torch']}/store"
-    mpi = start_mpi_jobs(script, [(SIZES["mpi"], arguments["mpi"])])
     wait_for(
-        forks.start(script, [[torch_job(*arguments["torch"], size=SIZES["torch"], address=address)]]), mpi
+        forks.start(script, [[torch_job(*arguments["torch"], size=SIZES["torch"], address=address)]]),
+        start_mpi_jobs(script, [(SIZES["mpi"], arguments["mpi"])]),
     )
     return {kind: reports_in(places[kind], kind, size) for kind, size in SIZES.items()}
 
 
-@pytest.fixture(params=list(SIZES))
+@pytest.fixture(params=["torch", "mpi"])
 def reports(request: pytest.FixtureRequest, all_reports: dict[str, Reports]) -> Reports:
     return all_reports[request.param]
 
@@ -42,7 +44,8 @@ def test_all_ranks_use_the_seed_that_rank_0_drew(reports: Reports) -> None:
 
 
 def test_ranks_on_hosts_of_their_own_connect_to_each_other_and_read_all_samples(reports: Reports) -> None:
-    assert [report["shared"][1] for report in reports] == [len(reports) - 1] * len(reports)
+    carrier = {SIZES["torch"]: "ZmqCarrier", SIZES["mpi"]: "MpiCarrier"}[len(reports)]
+    assert [report["shared"][1:] for report in reports] == [[len(reports) - 1, carrier]] * len(reports)
     for epoch in range(2):
         assert sorted(number for report in reports for number in report["shared"][0][epoch]) == list(
             range(COUNT)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.for_each import for_each
 from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError, PenstockError
@@ -185,7 +186,7 @@ def test_a_data_set_without_samples_is_refused() -> None:
         make(Nothing(), transforms=())
 
 
-@pytest.mark.parametrize("ratio", [0, -0.5, 1.5, float("nan"), float("inf")])
+@for_each("ratio", [0, -0.5, 1.5, float("nan"), float("inf")])
 def test_a_bundle_ratio_outside_its_range_is_named(ratio: Any) -> None:
     with pytest.raises(ConfigError, match="bundle_ratio"):
         BundleShuffle(100, 0, ratio)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 import penstock
@@ -208,7 +209,7 @@ class Failing(Uneven):
         return super().__iter__()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sampler", "message"),
     [
         ([[0, 37]], r"ids of epoch 0 contain 37"),

@@ -96,3 +96,11 @@ def test_small_batches_get_enough_slots_to_keep_all_readers_busy() -> None:
 
     assert budget.slots >= 2 * 32
     assert budget.tier_bytes == 10**6
+
+
+def test_slots_that_are_asked_for_are_so_many_or_refused() -> None:
+    sizes = {"slot_bytes": 1000, "local_batch": 1, "readers": 1, "largest_sample_bytes": 10, "keep_bytes": 0}
+
+    assert [share_memory(10**6, most_slots=most, **sizes).slots for most in (1, 2, 50)] == [1, 2, 50]
+    with pytest.raises(ConfigError, match="2000 batch slots for prefetch= take 2 MB"):
+        share_memory(10**6, most_slots=2000, **sizes)

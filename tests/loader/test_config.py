@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 
 import penstock
 import penstock.torch
@@ -62,11 +63,17 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "dtype": ("float16", "float12", "dtype is 'float12'"),
     "layout": ("NHWC", "HWCN", "layout is 'HWCN'"),
     "memory": ("1 GiB", "lots", "memory: .*lots"),
+    "prefetch": (2, 0, "prefetch is 0; it is an integer, 1 to"),
     "keep": ("crops", "1 crops", "keep is '1 crops'"),
     "local_disk": ("/scratch/penstock", 7, "local_disk is 7"),
     "machine": ("machine.toml", 5, "machine is 5"),
     "policy": ("staging", "frequent", "policy 'frequent' is not known"),
     "share": ("host", "rack", "share is 'rack'"),
+    "decode_servers": (
+        ("node7:7447", "[::1]:9"),
+        ["node7:http"],
+        "'node7:http' is no address of a decode server",
+    ),
     "readers": (3, 0, "readers is 0"),
     "decoders": (3, 1025, "decoders is 1025"),
     "workers": ("threads", 0, "workers is 0"),
@@ -92,7 +99,7 @@ def test_every_argument_of_a_loader_is_a_field_and_the_other_way_round() -> None
         assert get_type_hints(LoaderConfig)[name] == kind
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_DEFAULT if name not in OF_DATA_SETS + INSTEAD])
+@for_each("name", [name for name in WITH_DEFAULT if name not in OF_DATA_SETS + INSTEAD])
 def test_a_configuration_that_is_printed_can_be_read_and_copied_and_is_equal(name: str) -> None:
     both = {"world_size": 2} if name == "rank" else {}
     config, usual = of_photos(**{name: OTHERS[name][0]}, **both), of_photos(**both)
@@ -105,7 +112,7 @@ def test_a_configuration_that_is_printed_can_be_read_and_copied_and_is_equal(nam
     assert name in ("transforms", "epochs", "batch_size") or f"{name}=" not in repr(usual)
 
 
-@pytest.mark.parametrize("name", WITH_DEFAULT)
+@for_each("name", WITH_DEFAULT)
 def test_a_wrong_value_is_refused_where_it_is_given_by_the_name_that_was_typed(name: str) -> None:
     _, wrong, message = OTHERS[name]
     changed = {name: wrong, **({"world_size": 2} if name == "rank" else {})}
@@ -287,7 +294,7 @@ def test_what_cannot_be_predicted_says_why(image_folder: Callable[..., Path]) ->
         with pytest.raises(ConfigError, match=message):
             penstock.predict(config, machine(), step_seconds=0.01)
     with pytest.raises(
-        ConfigError, match=r"config is of type AccessPlan; .*penstock\.simulate\.predict\(plan"
+        ConfigError, match=r"config is of type AccessPlan; .*penstock\.simulate\.predict\(Job\(plan"
     ):
         penstock.predict(AccessPlan(Sequential(4), 2, 1), machine())  # type: ignore[arg-type]
     with pytest.raises(DataError, match="missing does not exist"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, predict
+from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.transforms import (
     CenterCrop,
     ColorJitter,
@@ -27,7 +30,7 @@ from penstock.loader.transforms import (
 )
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.ranks import alone
-from penstock.store import ImageFolder
+from penstock.store import ImageFolder, job_memory
 from penstock.store.group import Bytes, Failed, Ids
 from penstock.trace import read_trace
 from penstock.trace.schema import Kind
@@ -51,11 +54,20 @@ class CountedFolder(ImageFolder):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures that a decoder shrinks by 1 to 8 for a crop of 20 pixels; JPEG, some PNG, one narrower than the crop."""
-    folder = tmp_path_factory.mktemp("photos") / "a"
+    sizes = np.random.default_rng(3).integers(30, 420, (COUNT, 2)).tolist()
+    return drawn(tmp_path_factory.mktemp("photos") / "a", [(90, 12), *sizes[1:]])
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of about one size, as the first of them says it."""
+    return drawn(tmp_path_factory.mktemp("alike") / "a", [(60 + sample, 70) for sample in range(16)])
+
+
+def drawn(folder: Path, sizes: list[tuple[int, int]]) -> Path:
     folder.mkdir()
-    random = np.random.default_rng(3)
-    for sample in range(COUNT):
-        height, width = random.integers(30, 420, 2) if sample else (90, 12)
+    random = np.random.default_rng(4)
+    for sample, (height, width) in enumerate(sizes):
         coarse = random.integers(0, 256, (height // 6 + 1, width // 6 + 1, 3), np.uint8)
         picture = cv2.resize(coarse, (int(width), int(height)), interpolation=cv2.INTER_CUBIC)
         assert cv2.imwrite(str(folder / f"{sample:02}.{'png' if sample % 9 == 4 else 'jpg'}"), picture)
@@ -91,7 +103,7 @@ RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3)
     ("transforms", "keep", "how"),
     [
         ((*FIXED, ToTensor(), NORMALIZE), "crops", {"layout": "NHWC", "dtype": "bfloat16", "decoders": 0}),
-        ((*FIXED, ColorJitter(0.4), ToTensor()), "crops", {}),
+        pytest.param((*FIXED, ColorJitter(0.4), ToTensor()), "crops", {}, marks=pytest.mark.slow),
         pytest.param(
             (*RANDOM, ToTensor()), "2 crops", {"dtype": "float16", "decoders": 0}, marks=pytest.mark.slow
         ),
@@ -99,16 +111,21 @@ RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3)
         pytest.param(
             (*RANDOM, ColorJitter(0.4, 0.4, 0.4, 0.1), ToTensor()), "3 crops", {}, marks=pytest.mark.slow
         ),
-        ((RandomResizedCrop(40, antialias=False), *RANDOM, ToTensor()), "3 crops", {}),
-        ((*RANDOM, ToTensor()), "3 crops", {"mix_images": MixUp(3)}),
-        ((*RANDOM, ToTensor()), "decoded", {"decoders": 3}),
+        pytest.param(
+            (RandomResizedCrop(40, antialias=False), *RANDOM, ToTensor()),
+            "3 crops",
+            {},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((*RANDOM, ToTensor()), "3 crops", {"mix_images": MixUp(3)}, marks=pytest.mark.slow),
+        pytest.param((*RANDOM, ToTensor()), "decoded", {"decoders": 3}, marks=pytest.mark.slow),
         (
             (*RANDOM, ColorJitter(0.4), ToTensor()),
             "decoded",
             {"decoders": 0, "rank": 1, "world_size": 2, "ranks": alone},
         ),
         # No longer than the run, and used from a state in its midst.
-        ((*RANDOM, ToTensor()), "30 crops", {}),
+        pytest.param((*RANDOM, ToTensor()), "30 crops", {}, marks=pytest.mark.slow),
     ],
 )
 def test_batches_are_those_of_decoding_each_time_with_any_threads_memory_and_resume_point(
@@ -193,6 +210,7 @@ def test_damage_that_an_epochs_crop_does_not_show_is_no_error_of_that_epoch(
             {"rank": 0, "world_size": 2},
             "each epoch gives a rank other samples",
         ),
+        ((*RANDOM, ToTensor()), "crops", {"share": "jobs"}, "random crops are of one job's seed"),
         ((*FIXED, ToTensor()), "decoded", {}, "do not begin with one RandomResizedCrop"),
         ((RandomResizedCrop(40), *RANDOM), "decoded", {}, "do not begin with one RandomResizedCrop"),
         ((Resize(30), ToTensor()), "crops", {}, "do not begin with steps of Penstock that fix the size"),
@@ -241,7 +259,8 @@ def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_predic
 
     decoded, crops, as_stored = kept
     assert (decoded["is_decoded"], decoded["epochs"]) == (True, 0)
-    assert crops == {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False}
+    chosen = {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False, "is_on_disks": False}
+    assert crops == chosen
     assert as_stored is None
     with pytest.raises(ConfigError, match="no machine is given, which says what decoding costs"):
         Loader(photos, transforms=transforms, keep="auto", batch_size=8, epochs=2, report=None)
@@ -251,3 +270,98 @@ def test_ranks_that_share_fixed_crops_read_the_same_as_without(photos: Path) -> 
     transforms = (*FIXED, ToTensor())
     how = {"rank": 1, "world_size": 2, "ranks": alone}
     assert batches_of(photos, transforms, "crops", **how) == batches_of(photos, transforms, "stored", **how)
+
+
+def flip_bytes(folder: Path) -> None:
+    """Flip some of each sample that is kept there."""
+    (samples,) = folder.glob("*.samples")
+    content = np.fromfile(samples, np.uint8)
+    content[::900] ^= 1
+    content.tofile(samples)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keep"),
+    [pytest.param((*FIXED, ToTensor()), "crops", marks=pytest.mark.slow), ((*RANDOM, ToTensor()), "decoded")],
+)
+def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_alone(
+    alike: Path, transforms: Any, keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, lock = Counter[int](), threading.Lock()
+    decoder, name = (JobsCropDecoder, "_make") if keep == "crops" else (JobsPictureDecoder, "_decode")
+    make: Any = getattr(decoder, name)
+
+    def counting(its: Any, group: Any, which: Any, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+        with lock:
+            made.update(ids.tolist())
+        found: Failed = make(its, group, which, ids, into, begins)
+        return found
+
+    expected = {seed: batches_of(alike, transforms, "stored", seed=seed) for seed in range(3)}
+    monkeypatch.setattr(decoder, name, counting)
+    monkeypatch.setattr(job_memory, "_PATIENCE_SECONDS", 60.0)
+    with ThreadPoolExecutor(len(expected)) as pool:
+        jobs = {
+            seed: pool.submit(batches_of, alike, transforms, keep, seed=seed, share="jobs")
+            for seed in expected
+        }
+        assert {seed: job.result() for seed, job in jobs.items()} == expected
+
+    assert made == Counter(range(16))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keep", "memory_bytes"),
+    [
+        ((*FIXED, ToTensor()), "crops", 7_000),
+        pytest.param((*RANDOM, ToTensor()), "decoded", 60_000, marks=pytest.mark.slow),
+    ],
+)
+def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_decodes_none_of_it(
+    alike: Path, tmp_path: Path, transforms: Any, keep: str, memory_bytes: int
+) -> None:
+    # Decoding takes longer than reading pixels.
+    machine = replace(
+        SMALL,
+        storage=(SMALL.storage[0], replace(SMALL.storage[1], capacity_bytes=memory_bytes)),
+        preprocess_bytes_per_second=1e5,
+    )
+    expected = batches_of(alike, transforms, "stored", epochs=3)
+
+    def run(*before: Any) -> tuple[bool, int, list[str]]:
+        source, lines = CountedFolder(alike), list[str]()
+        how = {"machine": machine, "local_disk": tmp_path / "disk", "trace": tmp_path / "run.trace"}
+        found = batches_of(source, (*before, *transforms), keep, epochs=3, report=lines.append, **how)
+        return found == expected, sum(source.reads.values()), lines
+
+    is_equal, reads, lines = run()
+    form = {"crops": "as one crop each", "decoded": "as decoded pictures"}[keep]
+    assert is_equal
+    assert any(f"{form} on local disk" in line for line in lines)
+    kept: Any = read_trace(tmp_path / "run.trace").meta["keep"]
+    assert kept["is_on_disks"]
+    assert reads >= 16
+    config = LoaderConfig(
+        alike,
+        transforms=transforms,
+        keep=keep,
+        batch_size=8,
+        epochs=3,
+        seed=5,
+        decoders=2,
+        machine=machine,
+        local_disk=tmp_path / "disk",
+    )
+    predicted: Any = predict(config, step_seconds=1e-3).meta["keep"]
+    # How large pictures are, only those know who read one.
+    assert {**predicted, "crop_bytes": 0} == {**kept, "crop_bytes": 0}
+    assert run()[:2] == (True, 0)
+
+    flip_bytes(tmp_path / "disk")
+    is_equal, reads, lines = run()
+    assert is_equal
+    assert reads >= 8
+    assert any("is not what was written" in line for line in lines)
+
+    if keep == "crops":  # other steps make others
+        assert run(Resize(30))[1] >= 16

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from tests.for_each import for_each
 from tests.patience import patient
 
 from penstock.errors import ConfigError, DataError
@@ -142,7 +143,7 @@ def turned(orientation: int) -> Image.Exif:
     return exif
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         pytest.param(encoded("PNG"), id="PNG"),
@@ -310,7 +311,8 @@ for kind, options in (
 """
 
 
-@pytest.mark.parametrize("library", ["opencv", pytest.param("pillow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["opencv", "pillow"])
 def test_no_library_takes_more_than_is_reserved(library: str) -> None:
     """For WebP, Pillow took 26 bytes a pixel, where 14 were reserved; OpenCV 8 instead of 5."""
     result = subprocess.run(
@@ -339,7 +341,7 @@ def write(folder: Path, height: int, width: int, parameters: list[int]) -> None:
     ("kind", "given_mb", "least_mb"),
     [
         # A picture of 4000 x 3000 pixels takes 36 MB, and a fourth of that to spare: there is no space for two.
-        ("baseline", 100, 45),
+        pytest.param("baseline", 100, 45, marks=pytest.mark.slow),
         # Its coefficients take as much again: 4000 x 3000 of brightness and half of that of colour, 2 bytes each.
         pytest.param("progressive", 190, 81, marks=pytest.mark.slow),
     ],

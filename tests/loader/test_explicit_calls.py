@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.loader import Loader
 from penstock.plan import Explicit, explicit
@@ -47,9 +48,7 @@ def run(asked: Counter[int], state: Any = None, **arguments: Any) -> tuple[list[
     return read, saved
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"epochs": None, "steps": 25}, {"rank": 1, "world_size": 2}, {"decoders": 0}]
-)
+@for_each("arguments", [{}, {"epochs": None, "steps": 25}, {"rank": 1, "world_size": 2}, {"decoders": 0}])
 def test_the_function_is_called_once_for_each_epoch_and_once_in_a_run_that_resumes(
     arguments: dict[str, Any],
 ) -> None:

@@ -8,18 +8,21 @@ import signal
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from tests.interpreters import Interpreters
 from tests.loader.sharing_data import Counted, expected, loader
+from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig
 from penstock.loader.jobs import JobsOfHost
+from penstock.loader.local_disk import content_of
 from penstock.policy import Scheduler
-from penstock.ranks import alone
+from penstock.ranks import Ranks, alone
 
 SAMPLES, EPOCHS, STEPS = 200, 3, 7
 #: Each job reads one to see what samples are like.
@@ -69,6 +72,32 @@ def test_four_jobs_read_the_store_as_often_as_one_and_have_the_batches_of_one(is
     assert sum(source.reads.sum() for source in sources) <= SAMPLES + jobs * PROBES
 
 
+def test_ranks_that_work_on_the_same_samples_read_each_once_for_all_of_their_host() -> None:
+    """As under tensor parallelism: processes 0 and 1 are data-parallel rank 0, processes 2 and 3 rank 1."""
+    processes, name = 4, secrets.token_hex(8)
+    sources = [Counted(SAMPLES) for _ in range(processes)]
+    for source in sources:
+        source.fingerprint = name
+
+    def part(ranks: Ranks, share: str = "jobs") -> list[list[int]]:
+        place = {"rank": ranks.rank // 2, "world_size": 2}
+        with loader(sources[ranks.rank], ranks, **place, share=share, seed=5, readers=2) as load:
+            return [
+                ids.tolist() for _ in range(EPOCHS) for rows, ids in load if (rows == expected(ids)).all()
+            ]
+
+    with patch.object(Scheduler, "waited", lambda *_: []):
+        found = run(processes, part)
+
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    whole = [[*one, *other] for one, other in zip(found[0], found[2], strict=True)]
+    assert [sorted(batch) for batch in whole] == list(map(sorted, ids_of(None, Counted(SAMPLES))))
+    assert sum(source.reads.sum() for source in sources) <= SAMPLES + processes * PROBES
+    for refused in run(processes, partial(part, share="host")):
+        assert 'share by share="jobs"' in str(refused)
+
+
 def test_jobs_that_are_killed_in_any_order_take_nothing_down_and_leave_nothing(
     interpreters: Interpreters,
 ) -> None:
@@ -114,14 +143,20 @@ def test_jobs_that_are_killed_in_any_order_take_nothing_down_and_leave_nothing(
 
     source = Counted(SAMPLES)
     source.fingerprint = name
-    after = JobsOfHost(source, 1)
+    after = JobsOfHost(content_of(source, None), 1)
     assert after.is_first
     after.close()
 
 
 def test_what_jobs_cannot_share_and_cannot_predict_is_refused() -> None:
     source = Counted(SAMPLES)
-    for given in ({"keep": "crops"}, {"local_disk": "/tmp/x"}, {"policy": "staging"}, {"decoders": 0}):
+    for given in (
+        {"keep": "3 crops"},
+        {"keep": "auto"},
+        {"local_disk": "/tmp/x"},
+        {"policy": "staging"},
+        {"decoders": 0},
+    ):
         with pytest.raises(ConfigError, match='share is "jobs", which does not go with'):
             LoaderConfig(source, batch_size=2, epochs=1, share="jobs", **given)
     source.fingerprint = secrets.token_hex(8)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 
 from penstock import Loader, LoaderConfig
 from penstock.errors import ConfigError, DataError
@@ -44,8 +45,8 @@ def batches(make: Callable[[int], Any], kind: Any = Loader, **arguments: Any) ->
         return list(loader)
 
 
-@pytest.mark.parametrize("first", ["has it", "lacks it"])
-@pytest.mark.parametrize("decoders", [0, 2])
+@for_each("first", ["has it", "lacks it"])
+@for_each("decoders", [0, 2])
 def test_a_field_that_some_samples_lack_has_its_default_there(first: str, decoders: int) -> None:
     def has(index: int) -> bool:
         return index % 2 == (first == "lacks it")
@@ -97,7 +98,7 @@ def test_arrays_of_texts_and_objects_come_in_lists() -> None:
     assert len(first[2]) == 8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sample", "name", "filled"),
     [
         ({"a": 1}, "b", {"a": 1, "b": 0}),
@@ -123,7 +124,7 @@ def test_names_of_fields_are_keys_names_numbers_and_paths(sample: Any, name: Any
     assert type(Defaults({name: 0}).fill(sample)) is type(filled)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sample", "name"),
     [((1, 2), 5), ((1, 2), "caption"), (7, "caption"), (Photo(1), "text"), (Pair(1, 2), -1)],
 )
@@ -143,7 +144,7 @@ def test_a_default_unlike_the_field_is_refused_before_the_run() -> None:
         batches(make, optional={"score": 0})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("first", "later", "message"),
     [
         (

@@ -197,10 +197,12 @@ def test_a_trace_has_the_work_of_the_one_thread(tmp_path: Path) -> None:
 
 
 def test_what_threads_are_needed_for_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="readers is 4 and decoders is 0, which has the training's own thread"
-    ):
-        LoaderConfig("photos", batch_size=4, epochs=1, transforms=[ToTensor()], decoders=0, readers=4)
+    for name in ("readers", "prefetch"):
+        given: dict[str, Any] = {name: 4, "transforms": [ToTensor()]}
+        with pytest.raises(
+            ConfigError, match=f"{name} is 4 and decoders is 0, which has the training's own thread"
+        ):
+            LoaderConfig("photos", batch_size=4, epochs=1, decoders=0, **given)
     with pytest.raises(ConfigError, match="decoders is -1; it is an integer, 0 to"):
         load(Numbers(), decoders=-1)
 
@@ -241,11 +243,11 @@ def test_steps_that_share_a_slot_are_batches_of_their_own(decoders: int) -> None
     """Some kept, some dropped, a pass left in the midst of a slot, a sample that fails."""
     kept: list[tuple[list[int], Any, Any]] = []
     loader = Loader(
-        Squares(broken=77), batch_size=8, epochs=10, decoders=decoders, on_error="skip", report=None
+        Squares(broken=77), batch_size=8, epochs=4, decoders=decoders, on_error="skip", report=None
     )
     with loader:
         assert (loader._setup.limits.steps > 1) == (decoders > 0)  # without threads nothing is read ahead
-        for epoch in range(10):
+        for epoch in range(4):
             for step, (numbers, names) in enumerate(loader):
                 wanted = [each for each in loader.plan.local_batch(0, epoch, step).tolist() if each != 77]
                 assert numbers[:, 0].tolist() == [each**2 for each in wanted]
@@ -254,5 +256,5 @@ def test_steps_that_share_a_slot_are_batches_of_their_own(decoders: int) -> None
                     kept.append((wanted, numbers, names))
                 if step == 75 and epoch % 2:
                     break
-        assert len(loader.skipped) >= 5
+        assert len(loader.skipped) >= 2
     assert all(numbers[:, 15].tolist() == [each**2 for each in wanted] for wanted, numbers, _ in kept)

@@ -13,9 +13,9 @@ import pytest
 from tests.patience import patient
 
 from penstock.flow import waits
+from penstock.flow.collector import Collector
 from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
-from penstock.loader.progress import Collector
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.trace import NO_EPOCH, SOURCE, Kind, Spans, TraceWriter, epoch_metrics, read_trace
 from penstock.trace.schema import GroupIds
@@ -177,15 +177,18 @@ def test_how_far_a_run_is_comes_before_its_waits_in_what_it_answers(
         assert " left at this rate" not in waits.all_waits()
         for _batch in loader:
             pass
+        first = loader.metrics[0]
         second = iter(loader)
         next(second)
+        begun = waits.all_waits().splitlines()[1]  # no step of this epoch has ended yet
         next(second)
-        assert loader.metrics
+        line = waits.all_waits().splitlines()[1]  # with what nobody has collected yet
         epoch = loader.metrics[1]
 
-        line = waits.all_waits().splitlines()[1]
-
-    rate = epoch.samples / (epoch.stall_seconds + epoch.own_seconds)
+    rate = first.samples / (first.stall_seconds + first.own_seconds)
+    assert begun.startswith(f"epoch 1 of 2, step 1 of 3: {rate:,.1f} samples/s, waited ")
+    # Of two steps that were waited for, the second has not ended.
+    rate = 4 / (epoch.stall_seconds / 2 + epoch.own_seconds)
     assert line.startswith(f"epoch 1 of 2, step 2 of 3: {rate:,.1f} samples/s, waited ")
-    assert "; 100 % of the samples from tiers; " in line
+    assert "; samples from memory 100 %; " in line
     assert line.endswith(" left at this rate")

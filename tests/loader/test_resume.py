@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.store.tfrecord_files import Feature, write_records
 from torch.utils.data import Subset
 
@@ -73,7 +74,7 @@ def stopped_after(count: int, loader: Loader) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"decoders": 0}, marks=pytest.mark.slow),
         {"decoders": 3, "memory": "16 MiB"},
         pytest.param({"policy": "staging", "readers": 2}, marks=pytest.mark.slow),
@@ -130,7 +131,9 @@ def ids_by_step(
 # Epochs as people use them
 
 
-@pytest.mark.parametrize(("world_size", "policy"), [(1, "staging"), (2, "frequency")])
+@pytest.mark.parametrize(
+    ("world_size", "policy"), [pytest.param(1, "staging", marks=pytest.mark.slow), (2, "frequency")]
+)
 def test_a_loader_without_end_gives_the_epochs_of_one_with_an_end_and_then_others(
     folder: Path, world_size: int, policy: str, tmp_path: Path
 ) -> None:
@@ -159,7 +162,10 @@ def test_an_order_that_ends_is_not_repeated_without_end(folder: Path) -> None:
         assert len(loader) == STEPS
 
 
-@pytest.mark.parametrize("arguments", [{"epochs": None}, {"epochs": 9}, {}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"epochs": None}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"epochs": 9}, {}))],
+)
 def test_a_run_may_be_counted_in_steps_and_made_longer_later(folder: Path, arguments: dict[str, Any]) -> None:
     """The state at its end is within the epoch, whatever the plan ends with."""
     full = rest_of(load(folder))
@@ -264,7 +270,7 @@ def test_evaluation_between_batches_and_epochs_changes_nothing(folder: Path) -> 
 # Other ranks
 
 
-@pytest.mark.parametrize("split", ["balanced", "strided"])
+@pytest.mark.parametrize("split", ["balanced", pytest.param("strided", marks=pytest.mark.slow)])
 def test_another_number_of_ranks_reads_the_same_global_batches(split: str) -> None:
     full, _ = ids_by_step(1, None)
     for before, after in ((1, 2), (2, 1)):
@@ -306,8 +312,8 @@ def numbers(failing: int | None = None, **options: Any) -> Loader:
     return Loader(Failing(failing), **arguments)
 
 
-@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
-@pytest.mark.parametrize("way", ["break", "an error of the caller", "a sample's error"])
+@for_each("is_kept", [False, True], ids=["dropped", "kept"])
+@for_each("way", ["break", "an error of the caller", "a sample's error"])
 def test_however_a_loop_is_left_position_state_and_the_next_loop_agree(way: str, is_kept: bool) -> None:
     """A sample's error comes in place of the third batch, the others with it."""
     kept: list[Exception] = []
@@ -406,7 +412,7 @@ def test_what_is_read_again_is_the_sample_that_shows_the_shape_alone(folder: Pat
     assert sorted(asked[1:]) == sorted(rest)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "order",
     [
         FullShuffle(COUNT, 1),
@@ -420,10 +426,11 @@ def test_what_is_read_again_is_the_sample_that_shows_the_shape_alone(folder: Pat
     ],
 )
 def test_any_order_is_told_from_others_in_a_small_state(folder: Path, order: Order) -> None:
-    with load(folder, shuffle=order) as loader, load(folder, shuffle=FullShuffle(COUNT, 2)) as other:
+    own = partial(load, folder, decoders=0)
+    with own(shuffle=order) as loader, own(shuffle=FullShuffle(COUNT, 2)) as other:
         state = loader.state_dict()
         assert len(json.dumps(state)) < 2048
-        with load(folder, shuffle=order, state=state):
+        with own(shuffle=order, state=state):
             pass
         with pytest.raises(ConfigError, match=r"plan.order was .* and is .*'seed': 2"):
             other.load_state_dict(state)
@@ -444,7 +451,7 @@ def test_any_order_is_told_from_others_in_a_small_state(folder: Path, order: Ord
 def test_what_would_change_batches_is_named_with_both_values_and_may_be_allowed(
     folder: Path, changes: dict[str, Any], name: str
 ) -> None:
-    with load(folder) as loader, load(folder, **changes) as other:
+    with load(folder, decoders=0) as loader, load(folder, decoders=0, **changes) as other:
         state = loader.state_at(1, 1)
         with pytest.raises(ConfigError, match=f"state is of another run: {name}") as refused:
             other.load_state_dict(state)
@@ -607,10 +614,11 @@ def damaged() -> Sequence[tuple[Any, str]]:
     ]
 
 
-@pytest.mark.parametrize(("state", "text"), damaged())
-def test_what_is_no_state_is_refused(folder: Path, state: Any, text: str) -> None:
-    with load(folder) as loader, pytest.raises(ConfigError, match=text):
-        loader.load_state_dict(state)
+def test_what_is_no_state_is_refused(folder: Path) -> None:
+    with load(folder, decoders=0) as loader:
+        for state, text in damaged():
+            with pytest.raises(ConfigError, match=text):
+                loader.load_state_dict(state)
 
 
 def test_a_state_is_loaded_before_the_run_begins_and_within_its_epochs(folder: Path) -> None:

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 from tests.patience import patient
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
@@ -96,7 +97,7 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
         make(folder, **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "text"),
     [
         (None, "source is None; it must be a folder, a list file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,13 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.interpreters import Interpreters
 from tests.loader.sharing_data import Counted, expected, loader, ranks_in
 from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
@@ -27,8 +28,11 @@ from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.setup import Sharing
 from penstock.measure.replay import replay_of
+from penstock.measure.slow_source import SlowSource
+from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
+from penstock.store import Source
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -55,7 +59,7 @@ here = threading.local()
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def separate_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks, as threads, map the memory only of those of the host that `train` gives them; no answer is late."""
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(30))
     monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", patient(30))
@@ -67,6 +71,7 @@ def train(
     each_step: Callable[[Loader], None] = lambda load: None,
     traces: Path | None = None,
     hosts: int = 1,
+    first: Callable[[Loader], None] | None = None,
     **options: Any,
 ) -> tuple[list[Batches], list[Counted], list[Sharing]]:
     """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes."""
@@ -74,15 +79,22 @@ def train(
     sources, together = [Counted(SAMPLES) for _ in range(size)], threading.Barrier(size)
     found: list[Sharing] = [None] * size  # type: ignore[list-item]
 
+    def source_of(rank: int) -> Source:
+        # Of a store that answers at once workers read by themselves, and homes read nothing for others.
+        is_slow = options.get("policy") is not None
+        return SlowSource(sources[rank], 0.0, 1e-3, math.inf) if is_slow else sources[rank]
+
     def part(ranks: Ranks) -> Batches:
         here.host = f"host {ranks.rank % hosts}"
         batches = []
         traced = {} if traces is None else {"trace": traces / f"{ranks.rank}.trace"}
         with (
             contextlib.ExitStack() as failing,
-            loader(sources[ranks.rank], ranks, **options, **traced) as load,
+            loader(source_of(ranks.rank), ranks, **options, **traced) as load,
         ):
             failing.callback(together.abort)
+            if first is not None:
+                first(load)
             found[ranks.rank] = sharing_of(load)
             while load.position[0] < load.plan.epochs:
                 for rows, ids in load:
@@ -114,17 +126,33 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
     ]
 
 
-@pytest.mark.usefixtures("nobody_is_late", "hosts")
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
 @pytest.mark.parametrize(
-    ("size", "hosts", "memory"),
-    [(2, 1, "4 MB"), (4, 1, "5 kB"), (2, 2, "4 MB"), (4, 2, "4 MB"), (4, 4, "5 kB")],
+    ("size", "hosts", "memory", "policy"),
+    [
+        pytest.param(2, 1, "4 MB", None, marks=pytest.mark.slow),
+        (4, 1, "5 kB", None),
+        pytest.param(2, 2, "4 MB", None, marks=pytest.mark.slow),
+        (4, 2, "4 MB", None),
+        pytest.param(4, 4, "5 kB", None, marks=pytest.mark.slow),
+        (4, 2, "4 MB", "hash-home"),
+        pytest.param(4, 1, "5 kB", "cover", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
-    size: int, hosts: int, memory: str
+    size: int, hosts: int, memory: str, policy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches, sources, found = train(size, hosts=hosts, memory=memory)
+    placed: list[object] = []
+
+    def noted(chosen: Any, job: Any) -> Any:
+        placed.append(job)
+        return shared_loading(chosen, job)
+
+    monkeypatch.setattr("penstock.loader.sharing.shared_loading", noted)
+    batches, sources, found = train(size, hosts=hosts, memory=memory, policy=policy)
 
     check_batches(batches)
+    assert len(placed) == hosts, "one rank of a host works out what all keep"
     reads = sum(int(source.reads.sum()) for source in sources) - size * PROBES
     kept = np.concatenate([each.samples for each in found[0].shared.kept])
     assert kept.size == np.unique(kept).size
@@ -139,15 +167,50 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
     assert [misses_of(each) for each in found] == [0] * size
 
 
-def test_a_disk_of_the_machine_stays_unused(tmp_path: Path) -> None:
-    on = machine()
-    disk = replace(on.storage[2], name="disk", backend="filesystem", path=str(tmp_path / "disk"))
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_ranks_read_each_others_disks_which_a_job_of_more_ranks_finds_again(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.5)  # nothing passes a disk by
+    options: dict[str, Any] = {"memory": "18 kB", "local_disk": tmp_path}
 
-    batches, _, found = train(2, machine=replace(on, storage=(*on.storage[:2], disk)))
+    batches, sources, found = train(2, **options)
 
     check_batches(batches)
-    assert {tier for each in found for kept in each.shared.kept for tier in kept.tiers.tolist()} == {1}
-    assert not (tmp_path / "disk").exists()
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
+    kept = found[0].shared.kept
+    assert [set(each.tiers.tolist()) for each in kept] == [{1, 2}] * 2
+
+    batches, sources, found = train(4, hosts=hosts, **options)
+
+    check_batches(batches)
+    assert [misses_of(each) for each in found] == [0] * 4
+    for rank, source in enumerate(sources):
+        now = found[0].shared.kept[rank].samples
+        assert sorted(now) == (sorted(kept[rank].samples) if rank < 2 else [])
+        # A rank reads its own disk or the store, whichever is faster; what others have it reads from them.
+        assert np.delete(source.reads, now).sum() <= PROBES
+
+
+@pytest.mark.usefixtures("separate_hosts")
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_disk_that_loses_what_other_ranks_read_costs_reads_and_no_batch(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.5)  # nothing passes a disk by
+
+    def lose(load: Loader) -> None:
+        if load.position[0] == 1:
+            for path in tmp_path.glob("*.samples"):
+                os.truncate(path, 0)
+
+    batches, _, found = train(
+        2, lose, hosts=hosts, memory="18 kB", local_disk=tmp_path, report=lambda line: None
+    )
+
+    check_batches(batches)
+    assert sum(map(misses_of, found)) > 0
 
 
 def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,17 +235,22 @@ def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_a_run_that_resumes_reads_what_is_left_of_it_once() -> None:
+@pytest.mark.parametrize("is_given", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_run_that_resumes_reads_what_is_left_of_it_once(is_given: bool, tmp_path: Path) -> None:
     with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
         state = one.state_at(1, 4)
-    batches, sources, _ = train(2, state=state)
+    load = None if is_given else (lambda made: made.load_state_dict(state))
+    batches, sources, _ = train(2, first=load, traces=tmp_path, state=state if is_given else None)
 
     check_batches(batches, (1, 4))
-    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
+    # Each rank sees what samples are like; loading the state does so again.
+    probes = 2 * PROBES if is_given else 4 * PROBES
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + probes
+    assert read_trace(tmp_path / "0.trace").spans.size
 
 
-@pytest.mark.usefixtures("nobody_is_late", "hosts")
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path, hosts: int) -> None:
     predicted: list[NDArray[Any]] = [np.empty(0)] * 2
 
@@ -203,8 +271,8 @@ def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path, hosts:
             assert spans[spans["kind"] == Kind.READ]["samples"].sum() == SAMPLES / 2
 
 
-@pytest.mark.usefixtures("hosts")
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.usefixtures("separate_hosts")
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp_path: Path) -> None:
     done = threading.Event()
     lines: list[str] = []
@@ -231,11 +299,16 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp
     assert any("did not come from the rank that keeps them" in line for line in lines)
 
 
+#: A program, and the files of its process.
+RANK_1 = "from tests.loader.sharing_data import main; main()"
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+
 class Signals:
     """Another host that is a process of this one, and answers nothing while it is stopped."""
 
-    command: tuple[str, ...] = ()
-    environment: dict[str, str] = {}  # noqa: RUF012
+    def start(self, interpreters: Interpreters, *arguments: str) -> subprocess.Popen[str]:
+        return interpreters.start(RANK_1, *arguments, **PIPES)
 
     def cut(self, child: subprocess.Popen[str]) -> None:
         child.send_signal(signal.SIGSTOP)
@@ -250,8 +323,7 @@ class Namespace(Signals):
     def __init__(self) -> None:
         self.name = f"penstock-{os.getpid()}"
         self.link, far = f"pn{os.getpid()}", f"pf{os.getpid()}"
-        self.command = ("ip", "netns", "exec", self.name)
-        self.environment = {"PENSTOCK_INTERFACE": far}
+        self.far = far
         ip("netns", "add", self.name)
         ip("link", "add", self.link, "type", "veth", "peer", "name", far, "netns", self.name)
         for inside, link, address in (
@@ -260,6 +332,11 @@ class Namespace(Signals):
         ):
             ip(*inside, "address", "add", address, "dev", link)
             ip(*inside, "link", "set", link, "up")
+
+    def start(self, interpreters: Interpreters, *arguments: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", self.name, sys.executable, "-c", RANK_1, *arguments]
+        environment = {"PENSTOCK_INTERFACE": self.far, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(command, env=os.environ | environment, **PIPES)
 
     def cut(self, child: subprocess.Popen[str]) -> None:
         ip("link", "set", self.link, "down")
@@ -275,7 +352,7 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
-@pytest.fixture(params=["signals", pytest.param("namespace", marks=pytest.mark.slow)])
+@pytest.fixture(params=["signals", "namespace"])
 def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
     """Another host than this one."""
     if request.param == "signals":
@@ -290,20 +367,14 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_is_late")
 def test_a_rank_of_another_host_that_is_cut_off_or_killed_costs_reads_and_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Signals
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Signals, interpreters: Interpreters
 ) -> None:
     options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 30}
     samples, source = 2000, Counted(2000)
-    command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(samples)]
-    child = subprocess.Popen(
-        [*host.command, *command, json.dumps(options)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), **host.environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = host.start(interpreters, str(tmp_path), str(samples), json.dumps(options))
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(0.1))
 
     def epoch_of(load: Loader, *, together: bool = False) -> int:
@@ -347,15 +418,10 @@ def test_a_rank_of_another_host_that_is_cut_off_or_killed_costs_reads_and_is_use
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.loader.sharing_data", str(tmp_path), str(SAMPLES)]
-    child = subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(
+    tmp_path: Path, interpreters: Interpreters
+) -> None:
+    child = interpreters.start(RANK_1, str(tmp_path), str(SAMPLES), **PIPES)
     source = Counted(SAMPLES)
     try:
         assert child.stdin is not None
@@ -396,7 +462,7 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
 
     assert "do not know each other" in said()
     assert '"host", "hosts", "jobs" or None' in said(share="job")
-    assert "local_disk=" in said(local_disk=str(tmp_path))
+    assert "local_disk=" in said(share="jobs", local_disk=str(tmp_path))
     assert "decoders=0" in said(decoders=0)
     assert "keep=" in said(keep="crops")
 
@@ -404,7 +470,7 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
         return lambda ranks: loader(Counted(SAMPLES), ranks, **options).close()
 
     for options, reason in (
-        ({"policy": "cover"}, "hands samples from rank to rank"),
+        ({"policy": "push"}, "hands samples from rank to rank"),
         ({"policy": "frequency-alone"}, "each rank reads its own tiers alone"),
     ):
         for error in run(2, part(options)):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.for_each import for_each
 
 from penstock.loader import Loader, MemoryBudget
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder, numpy_leaf
@@ -86,7 +86,7 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("plan", "text"),
     [
         (
@@ -115,7 +115,7 @@ def test_the_steps_are_told_with_their_ends_and_the_share_of_a_rank(plan: Access
     assert not first.endswith(",")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tier_bytes", "kept_bytes", "policy", "text"),
     [
         (

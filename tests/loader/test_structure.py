@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import DataError
 from penstock.loader.structure import learn_structure
@@ -59,11 +60,12 @@ def test_a_mappings_parts_are_found_by_key_whatever_their_order() -> None:
     assert list(structure.leaves_of({"target": 20, "image": 10}, "it")) == [10, 20]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("first", "later", "message"),
     [
         ({"a": 1}, {"b": 1}, r"it is a dict with the keys \['b'\]"),
         ({"a": 1}, {"a": 1, "b": 2}, r"\['a', 'b'\]"),
+        ({"a": 1, "b": 2}, {"a": 1}, "or name the field that is missing in optional="),
         ({"a": 1}, [1], "list of 1 parts"),
         ((1, (2, 3)), ((1, 2), 3), r"it\[0\] is a tuple of 2 parts"),
         ((1, 2), (1, 2, 3), "tuple of 3 parts"),
@@ -86,14 +88,14 @@ def test_columns_are_the_leaves_of_all_values(value: Any, count: int) -> None:
     columns = structure.columns([value] * count)
 
     assert columns is not None
-    assert [list(column) for column in columns] == [
-        [leaf] * count for leaf in structure.leaves_of(value, "it")
+    assert [(list(column), kinds) for column, kinds in columns] == [
+        ([leaf] * count, {type(leaf)}) for leaf in structure.leaves_of(value, "it")
     ]
     assert len(columns) == len(list(structure.places()))
 
 
-@pytest.mark.parametrize("unlike", [5, (1,), [1, 2, 3], {"x": 1, "y": 2}, Slots(1, 2), {"x": (1, 1), "y": 2}])
-@pytest.mark.parametrize("value", [(1, 2), {"x": (1, 2), "y": 3}, Slots(1, (2, 3)), 7])
+@for_each("unlike", [5, (1,), [1, 2, 3], {"x": 1, "y": 2}, Slots(1, 2), {"x": (1, 1), "y": 2}])
+@for_each("value", [(1, 2), {"x": (1, 2), "y": 3}, Slots(1, (2, 3)), 7])
 def test_values_nested_otherwise_have_no_columns(value: Any, unlike: Any) -> None:
     structure = learn_structure(value)
     try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
+from tests.for_each import for_each
 
 from penstock import Loader
 from penstock.errors import ConfigError
@@ -109,7 +110,7 @@ def test_tables_of_values_are_pillows(picture: Picture, bits: int, threshold: in
     assert far(Grayscale()(picture)[:, :, 1], image.convert("L")) <= 1
 
 
-@pytest.mark.parametrize("share", [-0.5, -0.2, 0.0, 0.1, 0.5])
+@for_each("share", [-0.5, -0.2, 0.0, 0.1, 0.5])
 def test_hue_is_pillows(share: float) -> None:
     hue, saturation, value = Image.fromarray(PHOTO).convert("HSV").split()
     turned = Image.fromarray(((np.asarray(hue, np.int64) + round(share * 255)) % 256).astype(np.uint8))
@@ -118,7 +119,7 @@ def test_hue_is_pillows(share: float) -> None:
     assert mean_distance(augment._with_hue(PHOTO, share), expected) < 2.5
 
 
-@pytest.mark.parametrize("degrees", [-37.0, 0.0, 90.0, 180.0, 12.5])
+@for_each("degrees", [-37.0, 0.0, 90.0, 180.0, 12.5])
 def test_a_rotation_is_pillows(degrees: float) -> None:
     inner = (slice(14, -14), slice(14, -14))  # what comes in at the border is rounded to either side
     for interpolation, how in (
@@ -273,7 +274,7 @@ def test_pixels_do_not_depend_on_threads(image_folder: Callable[..., Path]) -> N
     assert not np.array_equal(seen[0][0], seen[0][3])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "message"),
     [
         (lambda: Pad(-1), r"Pad\(padding=-1\): padding is an integer from 0 up"),

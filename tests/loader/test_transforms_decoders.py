@@ -12,6 +12,7 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.decoders import JPEG_DECODERS, Decoders, Picture, choose_decoder
@@ -49,8 +50,8 @@ def pillow(data: bytes) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
-@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray", "progressive"])
+@for_each("shrink", [1, 2, 4, 8])
+@for_each("subsampling", ["444", "422", "420", "440", "411", "Gray", "progressive"])
 def test_a_region_has_the_pixels_of_the_whole_picture(subsampling: str, shrink: int) -> None:
     """Smooth upsampling looks beyond a region's edge; the region must not show it."""
     rng = np.random.default_rng(3)
@@ -64,7 +65,7 @@ def test_a_region_has_the_pixels_of_the_whole_picture(subsampling: str, shrink: 
             data = simplejpeg.encode_jpeg(picture, 85, "RGB", subsampling)
         full = whole(data, "simplejpeg", shrink)
         jpeg = Picture(data, Decoders("turbojpeg"))
-        for _ in range(25):
+        for _ in range(8):
             top, left = rng.integers(0, height), rng.integers(0, width)
             box = Box(
                 int(top),
@@ -85,13 +86,12 @@ def test_a_region_has_the_pixels_of_the_whole_picture(subsampling: str, shrink: 
             assert np.array_equal(got[: expected.shape[0], : expected.shape[1]], expected)
 
 
-@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
-@pytest.mark.parametrize("decoder", JPEG_DECODERS[1:])
+@for_each("shrink", [1, 2, 4, 8])
+@for_each("decoder", JPEG_DECODERS[1:])
 def test_the_fallback_decoders_give_equal_pixels(decoder: str, shrink: int) -> None:
     for subsampling in ("444", "422", "420", "440"):
-        for size in [(97, 131), (160, 240)]:
-            data = simplejpeg.encode_jpeg(scene(*size), 90, "RGB", subsampling)
-            assert np.array_equal(whole(data, decoder, shrink), whole(data, "turbojpeg", shrink))
+        data = simplejpeg.encode_jpeg(scene(97, 131), 90, "RGB", subsampling)
+        assert np.array_equal(whole(data, decoder, shrink), whole(data, "turbojpeg", shrink))
 
 
 def test_the_first_installed_decoder_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_the_first_installed_decoder_is_chosen(monkeypatch: pytest.MonkeyPatch) 
         choose_decoder()
 
 
-@pytest.mark.parametrize("decoder", JPEG_DECODERS)
+@for_each("decoder", JPEG_DECODERS)
 def test_exif_orientation_is_ignored_as_pillow_does(decoder: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by a quarter
@@ -115,7 +115,7 @@ def test_exif_orientation_is_ignored_as_pillow_does(decoder: str) -> None:
     assert np.array_equal(whole(data, decoder), pillow(data))
 
 
-@pytest.mark.parametrize("decoder", JPEG_DECODERS)
+@for_each("decoder", JPEG_DECODERS)
 def test_a_grey_jpeg_becomes_three_equal_channels(decoder: str) -> None:
     data = encode(scene(40, 60)[:, :, 0])
     pixels = whole(data, decoder)
@@ -123,7 +123,7 @@ def test_a_grey_jpeg_becomes_three_equal_channels(decoder: str) -> None:
     assert np.array_equal(pixels[:, :, 0], pixels[:, :, 2])
 
 
-@pytest.mark.parametrize("decoder", JPEG_DECODERS)
+@for_each("decoder", JPEG_DECODERS)
 def test_a_cmyk_jpeg_is_converted_as_pillow_does(decoder: str) -> None:
     stream = io.BytesIO()
     Image.fromarray(scene(40, 60)).convert("CMYK").save(stream, "JPEG", quality=90)
@@ -137,8 +137,8 @@ def with_alpha() -> Image.Image:
     return Image.fromarray(np.concatenate([scene(40, 60), alpha], axis=2))
 
 
-@pytest.mark.parametrize("has_opencv", [True, False])
-@pytest.mark.parametrize(
+@for_each("has_opencv", [True, False])
+@for_each(
     ("image", "kind"),
     [
         (Image.fromarray(scene(40, 60)), "PNG"),
@@ -161,8 +161,8 @@ def test_other_formats_become_rgb_as_pillow_converts_them(image: Any, kind: str,
     assert np.array_equal(whole(stream.getvalue(), has_opencv=has_opencv), expected)
 
 
-@pytest.mark.parametrize("has_opencv", [True, False])
-@pytest.mark.parametrize("channels", [1, 3])
+@for_each("has_opencv", [True, False])
+@for_each("channels", [1, 3])
 def test_of_sixteen_bits_the_upper_eight_are_kept(channels: int, has_opencv: bool) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (30, 20, channels), dtype=np.uint16)
     _, encoded = cv2.imencode(".png", values)  # OpenCV writes blue, green, red
@@ -174,8 +174,8 @@ JPEG = encode(scene(120, 160), quality=90)
 PNG = encode(scene(120, 160), "PNG")
 
 
-@pytest.mark.parametrize("has_opencv", [True, False])
-@pytest.mark.parametrize(
+@for_each("has_opencv", [True, False])
+@for_each(
     ("data", "text"),
     [
         (b"", r"the file is empty \(0 bytes\)"),
@@ -194,8 +194,8 @@ def test_what_is_no_image_says_so(data: bytes, text: str, has_opencv: bool) -> N
         whole(data, has_opencv=has_opencv)
 
 
-@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
+@for_each("keep", [0.3, 0.9, 0.999])
+@for_each("options", [{}, {"progressive": True}])
 def test_a_truncated_jpeg_is_an_error_whatever_the_crop(options: dict[str, Any], keep: float) -> None:
     """Even where the crop lies in the part that is there: the same file fails in every epoch."""
     data = encode(scene(120, 160), quality=90, **options)

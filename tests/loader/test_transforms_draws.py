@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
+from tests.for_each import for_each
 
 from penstock.loader.transforms import (
     RandomHorizontalFlip,
@@ -42,10 +42,14 @@ def reference_crop(height: int, width: int, crop: RandomResizedCrop, rng: np.ran
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 300), (100, 1000)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(375, 500), pytest.param(500, 300, marks=pytest.mark.slow), (100, 1000)]
+)
 def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
     """Two-sample Kolmogorov-Smirnov over rows, columns, height, width, area and aspect ratio."""
     crop = RandomResizedCrop(224)
+    from scipy import stats
+
     rng = np.random.default_rng(1)
     expected = np.array([reference_crop(height, width, crop, rng) for _ in range(4000)])
     got = crops(height, width, crop)
@@ -58,6 +62,8 @@ def test_crops_are_distributed_as_torchvisions(height: int, width: int) -> None:
 
 
 def test_area_is_uniform_and_the_aspect_ratio_log_uniform_where_every_draw_fits() -> None:
+    from scipy import stats
+
     crop = RandomResizedCrop(8, scale=(0.05, 0.3))
     boxes = crops(20_000, 20_000, crop)
     area = boxes[:, 2] * boxes[:, 3] / 20_000**2
@@ -68,6 +74,8 @@ def test_area_is_uniform_and_the_aspect_ratio_log_uniform_where_every_draw_fits(
 
 
 def test_every_place_of_a_small_crop_is_as_likely_as_any_other() -> None:
+    from scipy import stats
+
     boxes = crops(6, 6, RandomResizedCrop(4, scale=(0.25, 0.25), ratio=(1.0, 1.0)), np.arange(16_000))
     assert set(map(tuple, boxes[:, 2:])) == {(3, 3)}
     counts = np.bincount(boxes[:, 0] * 4 + boxes[:, 1], minlength=16)
@@ -95,9 +103,11 @@ def test_a_crop_never_leaves_the_picture_however_small() -> None:
         assert (boxes[:, 1] + boxes[:, 3] <= width).all()
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("flip", [RandomHorizontalFlip, RandomVerticalFlip])
+@for_each("p", [0.0, 0.3, 0.5, 1.0])
+@for_each("flip", [RandomHorizontalFlip, RandomVerticalFlip])
 def test_flips_happen_with_their_probability(flip: type, p: float) -> None:
+    from scipy import stats
+
     pipeline = compile_pipeline([RandomResizedCrop(4), flip(p), ToTensor()], seed=3)
     row = pipeline.draw(0, SAMPLES).numbers[:, -1]
     assert stats.binomtest(int((row < p).sum()), SAMPLES.size, p).pvalue > 1e-3

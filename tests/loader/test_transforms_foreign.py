@@ -19,6 +19,7 @@ import PIL.Image
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock import Loader
 from penstock.errors import ConfigError
@@ -117,7 +118,7 @@ def test_a_recipe_of_torchvision_becomes_the_steps_of_penstock_with_its_argument
     assert not pipeline.calls_python
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "attributes", "expected"),
     [
         (
@@ -248,7 +249,7 @@ def test_what_a_callable_makes_of_a_pil_image_goes_on_through_the_fused_steps() 
         run(compile_pipeline(composed(lambda image: image.convert("L"), RESIZED_CROP, TO_TENSOR), 0), png())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("steps", "text"),
     [
         ([of_torchvision("MixUp", alpha=1.0)], r"transform 0 .*mixes the samples of a batch.*mix_images="),

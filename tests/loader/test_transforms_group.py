@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from tests.for_each import for_each
 
 from penstock.compiling import Part
 from penstock.errors import DataError
@@ -188,7 +189,7 @@ def jpeg(height: int = 40, width: int = 50, seed: int = 0, mode: str = "RGB", **
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("name", sorted(set(PIPELINES) - {"two passes"}))
+@for_each("name", sorted(set(PIPELINES) - {"two passes"}))
 def test_usual_files_are_all_done_by_the_group(name: str) -> None:
     """Whatever the memory that holds them, their size, quality, colours, and what a camera notes in them."""
     exif = Image.Exif()
@@ -212,7 +213,7 @@ def png() -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("odd", "steps"),
     [
         pytest.param(png(), [Resize((9, 9))], id="no JPEG"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock import Loader
 from penstock.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ MOVES: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("steps", MOVES)
+@for_each("steps", MOVES)
 def test_each_pixel_of_a_mask_is_that_of_its_image(steps: list[Any]) -> None:
     joint = Joint(steps, dtype="uint8", layout="NHWC")
     for seed in range(8):
@@ -153,7 +154,7 @@ def test_the_same_generator_gives_the_same_parts_also_from_a_copy_in_another_pro
     assert not np.array_equal(one["mask"], other["mask"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parts", "text"),
     [
         ({"image": ROWS}, r"image is uint8\[120, 160\]; it is uint8\[height, width, 3\]"),
@@ -229,7 +230,7 @@ def test_a_mask_of_a_palette_or_of_few_bits_has_the_indices(tmp_path: Path) -> N
     assert found == [(0, 1, 255), (0, 1, 255), (0, 255, 1000)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mask", "text"),
     [
         (PLACES, "mode RGB, and a mask has one number for each pixel"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
+from tests.for_each import for_each
 
 from penstock.loader.transforms import plain
 from penstock.loader.transforms import sink as sink_module
@@ -100,7 +101,7 @@ def geometries(draw: st.DrawFn, height: int, width: int) -> Geometry:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(st.data())
 def test_resampling_cropping_and_mirroring_equal_the_plain_version(data: st.DataObject) -> None:
     """Within one level: a weight rounded to 22 bits may tip a sum that lies halfway between two bytes, of which a cubic
@@ -114,7 +115,7 @@ def test_resampling_cropping_and_mirroring_equal_the_plain_version(data: st.Data
     assert difference.max() <= (2 if geometry.resampling & CUBIC else 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
     st.data(), st.sampled_from(["float32", "float16", "bfloat16", "uint8"]), st.sampled_from(["NCHW", "NHWC"])
 )
@@ -130,9 +131,9 @@ def test_what_serves_until_kernels_are_compiled_writes_the_same_bits(
     assert write(picture, geometry, dtype, layout, steps, is_plain=True).tobytes() == compiled.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("steps", [(), (ToTensor(),), (ToTensor(), NORMALIZE)])
+@for_each("dtype", ["float32", "float16", "bfloat16", "uint8"])
+@for_each("layout", ["NCHW", "NHWC"])
+@for_each("steps", [(), (ToTensor(),), (ToTensor(), NORMALIZE)])
 def test_every_number_format_and_layout_shows_the_same_picture(dtype, layout, steps) -> None:  # type: ignore[no-untyped-def]
     if dtype == "uint8" and steps:
         steps = ()
@@ -198,7 +199,7 @@ def test_antialiased_resampling_is_pillows_bit_for_bit(resampling: int, how: Pil
         assert np.array_equal(got, np.asarray(expected))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("resampling", "mode", "bound"),
     [
         (WIDENED, "bilinear", 1.01),
@@ -210,7 +211,7 @@ def test_antialiased_resampling_is_pillows_bit_for_bit(resampling: int, how: Pil
 def test_resampling_is_torchs_interpolation_within_one_level(
     resampling: int, mode: str, bound: float
 ) -> None:
-    for noise, height, width in random_resizes(150):
+    for noise, height, width in random_resizes(40):
         picture = noise // 3 + 85  # a cubic filter overshoots, and is cut off after each pass
         source = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
         expected = torch.nn.functional.interpolate(

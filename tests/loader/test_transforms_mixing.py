@@ -67,8 +67,7 @@ def test_images_and_labels_are_mixed_as_torchvision_does(
     assert len({round(share, 3) for share in shares}) == len(shares) >= 2
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(("layout", "dtype"), [("NCHW", "float32"), ("NHWC", "uint8")])
 def test_an_area_comes_from_the_image_before_and_labels_have_its_share(
     image_folder: Callable[..., Path], layout: str, dtype: str
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.flow.pieces import Pieces
 from penstock.loader import Loader
@@ -45,7 +46,7 @@ def test_numbers_read_to_the_end_of_their_place_are_widened_there(
     assert (out[[0, 1, 7, 8]] == 77).all()
 
 
-@pytest.mark.parametrize(("stored", "held"), PAIRS)
+@for_each(("stored", "held"), PAIRS)
 def test_those_whose_neighbours_failed_are_moved_before_they_are_written_over(stored: str, held: str) -> None:
     values = np.random.default_rng(0).integers(0, 120, (6, 8)).astype(stored)
     out = np.full((6, 8), 77, held)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.loader.transforms import (
@@ -44,7 +45,7 @@ def test_a_transform_is_a_value_that_prints_and_compares() -> None:
     assert RandomResizedCrop(8, interpolation=Mode.BILINEAR) == RandomResizedCrop(8)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "text"),
     [
         (lambda: DecodeRaw("object"), r"DecodeRaw\(dtype='object'\): dtype is a type of real numbers"),
@@ -79,7 +80,7 @@ def test_a_bad_argument_is_named_with_its_rule(make, text) -> None:  # type: ign
         make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "stored", "expected"),
     [
         # torchvision: long = int(size * long / short), worked out by hand

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.for_each import for_each
 from torch.nn.utils.rnn import pad_sequence
 
 from penstock.errors import ConfigError, DataError
+from penstock.flow.work import Brought
 from penstock.loader import Loader, Padding, Ragged
 from penstock.loader.dataset import SampleDecoder, numpy_leaf
 from penstock.loader.unequal import Joined
@@ -52,8 +54,8 @@ def load(make: Callable[[int], Any], kind: Any = Loader, **arguments: Any) -> li
         return list(loader)
 
 
-@pytest.mark.parametrize("decoders", [0, 3])
-@pytest.mark.parametrize("as_made", [lambda array: array, torch.from_numpy, np.ndarray.tolist])
+@for_each("decoders", [0, 3])
+@for_each("as_made", [lambda array: array, torch.from_numpy, np.ndarray.tolist])
 def test_padded_and_ragged_fields_hold_what_pytorch_makes_of_the_same_samples(
     as_made: Callable[[Any], Any], decoders: int
 ) -> None:
@@ -164,7 +166,7 @@ def test_dataclasses_empty_lists_and_batches_by_tokens_work_together() -> None:
     assert all(batch.boxes.values.shape == (batch.boxes.offsets[-1], 4) for batch in found)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"ragged": ["tokns"]}, "ragged names 'tokns', and samples have 'tokens', 'id'"),
@@ -209,10 +211,8 @@ def test_a_copy_of_the_decoder_in_another_process_hands_over_what_it_made() -> N
     for each, rows in ((decoder, [1]), (there, [0, 2])):
         task = Load(7, 0, 0, np.arange(3), 4, rows, [0] * 3, [0] * 3, rows)
         data = [(tokens(row), f"no. {row}") for row in rows]
-        assert (
-            each.decode(task, rows, np.array(rows), data, (np.zeros((3,), np.uint8),), lambda sample: None)
-            == []
-        )
+        brought = Brought(rows, np.array(rows), data)
+        assert each.decode(task, brought, (np.zeros((3,), np.uint8),), lambda sample: None) == []
     decoder.put(4, [0, 2], pickle.loads(pickle.dumps(there.take(4, [0, 2]))))
 
     ragged, texts = decoder.finish(4, (), range(3))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from penstock.errors import DataError
 from penstock.loader import Loader
+from penstock.loader.transforms import ToTensor
 
 
 class Made:
@@ -52,6 +55,27 @@ def test_draws_from_a_global_generator_are_warned_about_where_threads_share_it(
         warnings.simplefilter("error")
         load(draw, decoders=0)  # one thread draws in the order of the plan
         load(lambda index: np.random.default_rng(index).random())
+
+
+def test_a_callable_among_transforms_that_draws_from_one_is_warned_about(tmp_path: Path) -> None:
+    for number in range(2):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+
+    def noisy(picture: Any) -> Any:
+        return picture + np.uint8(np.random.random() * 2)  # noqa: NPY002 - as users do
+
+    def run(*steps: Any, **arguments: Any) -> None:
+        arguments = {"batch_size": 2, "epochs": 1, "report": None, **arguments}
+        with Loader(tmp_path, transforms=[*steps, ToTensor()], **arguments) as loader:
+            list(loader)
+
+    with pytest.warns(RuntimeWarning, match=r"transforms draw from the global .* of NumPy, .* the callable"):
+        run(noisy)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(noisy, decoders=0)
+        run(lambda picture, rng: picture + rng.integers(2, dtype=np.uint8))
 
 
 @pytest.mark.parametrize("arguments", [{}, {"collate_fn": list}, {"on_error": "skip"}])

@@ -9,12 +9,14 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.for_each import for_each
 from tests.interpreters import Interpreters
 from tests.loader.worker_data import (
     COUNT,
@@ -34,9 +36,11 @@ from tests.patience import patient, wait_until
 
 import penstock.torch
 from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
-from penstock.flow.work import Request
+from penstock.flow.work import Brought, Request
 from penstock.loader import Loader, LoaderConfig, switching
+from penstock.loader.processes import Processes
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.trace import read_trace
 from penstock.trace.schema import SOURCE
@@ -182,7 +186,7 @@ def test_a_data_set_that_cannot_be_pickled_is_an_error_that_names_the_part_and_t
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "text"),
     [
         ({"workers": 0}, "decoders=0 loads in the training's own thread"),
@@ -206,12 +210,19 @@ def test_threads_and_processes_take_turns_and_the_batches_are_the_same(
     monkeypatch.setattr(switching, "_BEGINNING_SECONDS", 0.0)
     monkeypatch.setattr(switching, "_WAITED_SHARE", 0.0)
     monkeypatch.setattr(switching, "_MOST_PAIRS", 1 << 30)
+    monkeypatch.setattr(switching, "_LEAST_PAIRS", 1 << 30)
     monkeypatch.setattr(switching, "_CLEAR", 1e9)
     monkeypatch.setattr(switching.Switching, "_leaves_processors_idle", lambda self, seen: True)
     monkeypatch.setattr("penstock.loader.setup.cpu_limit", lambda: (2, "of this test"))
-    epochs, pids, sums = 0, set[str](), list[Any]()
-    with load(Mixed(), epochs=None, shuffle=False, memory="64 MiB") as loader:
+    # Several threads in turns of threads, too: one alone would give all Loads of the next turn to the first process.
+    fix_threads = Engine.fix_threads
+    monkeypatch.setattr(Engine, "fix_threads", lambda self, count: fix_threads(self, count or 4))
+    epochs, pids, sums, lines = 0, set[str](), list[Any](), list[str]()
+    with load(Mixed(), epochs=None, shuffle=False, memory="64 MiB", report=lines.append) as loader:
         while len(pids) < 3 or epochs < 4:
+            assert not [line for line in lines if "from here on" in line or "and stay" in line], (
+                "nothing is settled"
+            )
             batches = list(map(copied, loader))
             pids |= {entry for batch in batches for entry in batch["pid"]}
             sums.append(np.concatenate([batch["array"] for batch in batches]))
@@ -234,7 +245,7 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
 
     while not switch._is_settled:
         switch.fetch(Request(ONE, print))
-        switch.decode(NO_LOAD, [0], ONE, [None], (), print)
+        switch.decode(NO_LOAD, Brought([0], ONE, [None]), (), print)
         now[0] += 0.01 / (speed if switch._in_use else 1.0)
         if switch._starting is not None:
             switch._starting.join()
@@ -245,7 +256,7 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
     assert busy.processes.is_closed == (chosen == "threads")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("waits", "processors", "samples"),
     [(False, 1.0, np.inf), (True, 0.1, np.inf), (True, 1.9, np.inf), (True, 1.0, 2000)],
 )
@@ -259,7 +270,7 @@ def test_no_process_starts_where_none_can_help(waits: bool, processors: float, s
 
     for _ in range(2000):
         switch.fetch(Request(ONE, print))
-        switch.decode(NO_LOAD, [0], ONE, [None], (), print)
+        switch.decode(NO_LOAD, Brought([0], ONE, [None]), (), print)
         now[0] += 0.01
 
     assert switch._starting is None
@@ -403,3 +414,17 @@ def is_running(pid: int) -> bool:
     """Return whether there is a process that is no zombie."""
     command = Path(f"/proc/{pid}/cmdline")
     return command.exists() and command.read_bytes() != b""
+
+
+def test_what_comes_next_goes_to_a_process_that_has_nothing_to_do() -> None:
+    """Each process has two threads: those of one begin at the same time, while another process is idle."""
+    first: Any = SimpleNamespace(tasks=0)
+    second: Any = SimpleNamespace(tasks=0)
+    processes = Processes.__new__(Processes)
+    processes.__dict__ |= {"_all": [second, first], "_all_lock": threading.Lock()}
+    processes._threads = SimpleNamespace(process=first)  # type: ignore[assignment]
+
+    with processes._idlest() as one, processes._idlest() as other, processes._idlest() as third:
+        assert (one, other, third) == (first, second, first)
+    with processes._idlest() as later:
+        assert later is first

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.loader.reused import Reused
 from penstock.loader.unequal import Padded, Ragged
 from penstock.policy import Load
 
-#: Makes of what the samples of a batch have in one field what the batch has.
-Join = Callable[[Sequence[Any]], Any]
+#: Makes of what samples have in one field what batches have: of all samples, and where in them each batch's are.
+Join = Callable[[Sequence[Any], Sequence[slice]], list[Any]]
+
+
+def lists(parts: Sequence[Any], steps: Sequence[slice]) -> list[Any]:
+    """Return what batches have of a field as their samples have it."""
+    return [list(parts[step]) for step in steps]
 
 
 @dataclass
@@ -44,17 +50,17 @@ class Beside:
     """The parts of samples that have no place in a slot, from the moment they are made until the slot has others.
 
     Whoever brings a step's last rows joins them, so that the training's thread need not. Any thread may call it.
-    joins: one for each part of a sample.
+    joins: one for each part of a sample. memory: of arrays that these make.
     A copy in another process begins empty.
     """
 
-    def __init__(self, joins: Sequence[Join]) -> None:
-        self._joins = tuple(joins)
+    def __init__(self, joins: Sequence[Join], memory: Reused) -> None:
+        self._joins, self._memory = tuple(joins), memory
         self._lock = threading.Lock()
         self._slots: dict[int, _Slot] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Beside, (self._joins,)
+        return Beside, (self._joins, self._memory)
 
     @property
     def held_bytes(self) -> int:
@@ -76,8 +82,11 @@ class Beside:
         slot = self._slot_of(load.slot, load.batch, size)
         front = min(-first % size, len(rows))
         end = len(rows) - (len(rows) - front) % size
-        for begin in range(front, end, size):
-            self._join(slot, first + begin, [column[begin : begin + size] for column in columns])
+        steps = [slice(begin, begin + size) for begin in range(front, end, size)]
+        made = [join(column, steps) for join, column in zip(self._joins, columns, strict=True)]
+        for step, joined in zip(steps, zip(*made, strict=True), strict=True):
+            row = first + step.start
+            slot.joined[row], slot.nbytes[row] = list(joined), _nbytes(joined)
         alone = [*range(front), *range(end, len(rows))]
         if alone:
             self._add(slot, {first + index: kept([column[index] for column in columns]) for index in alone})
@@ -94,15 +103,19 @@ class Beside:
         """Return what a batch of these rows of a slot has of each part: twice the same, if it is asked twice."""
         held = self._slots.get(slot)
         if not rows or held is None:
-            return [join([]) for join in self._joins]
+            return self._joined([[] for _ in self._joins])
         if (joined := held.joined.get(rows[0])) is not None:
             return joined
         known = {row: parts for step in held.rows.values() for row, parts in step.items()}
-        return [join([known[row][which] for row in rows]) for which, join in enumerate(self._joins)]
+        return self._joined([[known[row][which] for row in rows] for which in range(len(self._joins))])
 
     def drop(self, slot: int) -> None:
         """Keep nothing of a slot any more."""
         self._slots.pop(slot, None)
+
+    def close(self) -> None:
+        """Keep no memory to use again: what batches have goes with them."""
+        self._memory.close()
 
     def take(self, slot: int) -> Held | None:
         """Return what a slot has, in a worker process, and keep it no longer; None where that is nothing."""
@@ -138,19 +151,24 @@ class Beside:
                 return
             step = slot.rows.pop(first)
         samples = [step[row] for row in range(first, first + slot.size)]
-        self._join(slot, first, [[parts[which] for parts in samples] for which in range(len(self._joins))])
-
-    def _join(self, slot: _Slot, first: int, columns: Sequence[Sequence[Any]]) -> None:
-        joined = [join(column) for join, column in zip(self._joins, columns, strict=True)]
+        joined = self._joined([[parts[which] for parts in samples] for which in range(len(self._joins))])
         slot.joined[first], slot.nbytes[first] = joined, _nbytes(joined)
+
+    def _joined(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return what one batch has of each part."""
+        return [
+            join(column, [slice(len(column))])[0] for join, column in zip(self._joins, columns, strict=True)
+        ]
 
 
 def _nbytes(parts: Sequence[Any]) -> int:
     """Return what the arrays of a batch's parts take."""
     arrays: list[Any] = []
     for part in parts:
-        if isinstance(part, (Ragged, Padded)):
-            arrays += (getattr(part, each.name) for each in fields(part))
+        if isinstance(part, Ragged):
+            arrays += part.values, part.offsets
+        elif isinstance(part, Padded):
+            arrays += part.values, part.mask
         else:
             arrays.append(part)
     return sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError
 from penstock.policy.runnable import LEAST_SLOTS, why_too_small
+from penstock.units import format_bytes
 
 _USUAL_SLOTS = 8
 _USUALLY_IN_PASSING_BYTES = 256 << 20
@@ -21,6 +22,7 @@ class MemoryBudget:
     tier_bytes: of samples kept for later epochs.
     decoding_bytes: of pictures while they are decoded, and of the buffers of the threads that decode.
     jobs_bytes: of samples that this job and others keep together.
+    most_slots: what slots were bounded to, whatever the memory holds; 0 where nobody did.
     """
 
     limit_bytes: int
@@ -30,6 +32,7 @@ class MemoryBudget:
     tier_bytes: int
     decoding_bytes: int = 0
     jobs_bytes: int = 0
+    most_slots: int = 0
 
     @property
     def staging_bytes(self) -> int:
@@ -49,6 +52,7 @@ def share_memory(
     picture_bytes: int = 0,
     large_picture_bytes: int = 0,
     decoders: int = 1,
+    most_slots: int = 0,
 ) -> MemoryBudget:
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
 
@@ -57,8 +61,9 @@ def share_memory(
     decoders: threads that do that. They get enough for all at once, if that is a quarter of the memory at most; else
         that quarter, or enough for one, if the memory holds that. What the other parts leave is shared with growing
         slots.
+    most_slots: exactly so many slots, and no others; 0 leaves them to the memory.
 
-    Raises: ConfigError where the limit does not hold three batch slots and two samples in passing.
+    Raises: ConfigError where the limit does not hold three batch slots and two samples in passing, or most_slots.
     """
     if reason := why_too_small("memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes):
         raise ConfigError(reason)
@@ -77,9 +82,15 @@ def share_memory(
     in_passing = least_in_passing + min(spare_bytes, max(busy_bytes, usual_bytes))
     wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + LEAST_SLOTS)
     affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
-    slots = max(LEAST_SLOTS, min(wanted, affordable))
+    slots = most_slots or max(LEAST_SLOTS, min(wanted, affordable))
+    if slots * slot_bytes > limit_bytes - in_passing:
+        raise ConfigError(
+            f"{slots} batch slots for prefetch= take {format_bytes(slots * slot_bytes)}, and memory= leaves "
+            f"{format_bytes(limit_bytes - in_passing)}: give more memory, or read fewer batches ahead"
+        )
     rest = limit_bytes - in_passing - slots * slot_bytes
     tier_bytes = max(0, min(rest, keep_bytes))
     if picture_bytes:
         decoding += (rest - tier_bytes) // 2
-    return MemoryBudget(given_bytes, slot_bytes, slots, in_passing, tier_bytes, int(decoding))
+    budget = MemoryBudget(given_bytes, slot_bytes, slots, in_passing, tier_bytes, int(decoding))
+    return replace(budget, most_slots=most_slots)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import ROW
+from penstock.flow.work import Brought
 from penstock.policy import Load
 
 #: What makes a batch of the samples of a step.
@@ -39,15 +39,10 @@ class CollatingDecoder:
         """Samples are objects, whose bytes lie elsewhere."""
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Make the batch; see `Decoder`. All of its samples fail if the function does."""
+        rows, ids, data = brought
         if len(rows) < load.samples.size and not self._leaves_out:
             return []
         try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeGuard
 from penstock.errors import ConfigError, given_beside
 from penstock.loader.batch_sampler import as_batch_sampler
 from penstock.loader.dataset import MapDataset
-from penstock.loader.keep import STORED, check_keep
+from penstock.loader.keep import CROPS, DECODED, STORED, check_keep
 from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
 from penstock.loader.transforms.mixing import MixUp, check_mix
@@ -22,6 +22,7 @@ from penstock.plan import AccessPlan, CutOrder, Order, Sequential
 from penstock.plan.access import check_count, check_rank, epochs_of_steps
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
+from penstock.ranks.decode_access import address_of
 from penstock.simulate.policies import policy_of
 from penstock.store import Numeric, Source
 from penstock.store.listing import Refresh, check_refresh
@@ -37,6 +38,8 @@ OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise",
 POLICY = "frequency"
 #: The same where ranks read each other's.
 SHARED_POLICY = "first-reader"
+#: The same where decode servers read most of them, and what they read is in none of this process's tiers.
+SERVED_POLICY = "staging"
 #: Who shares what is kept: the ranks of a job on a host, those on all hosts, or all jobs on a host.
 HOST, HOSTS, JOBS = "host", "hosts", "jobs"
 #: Of images, unless another number format is given.
@@ -70,11 +73,13 @@ class LoaderArguments(TypedDict, total=False):
     dtype: str | None
     layout: str
     memory: str | int | None
+    prefetch: int | None
     keep: str
     local_disk: LocalDisk | None
     machine: Machine | str | os.PathLike[str] | None
     policy: str | LoadingPolicy | None
     share: str | None
+    decode_servers: Sequence[str]
     readers: int | None
     decoders: int | None
     workers: int | str
@@ -114,8 +119,9 @@ class LoaderConfig:
         names; "" is a sample without fields. ragged=["tokens"] puts those of a batch end to end (see
         `penstock.loader.Ragged`); padded={"tokens": 0} pads them to the longest, with a number or as a
         `penstock.loader.Padding` says.
-    cache: "rows" keeps samples that a data set has made in memory=, as far as they fit, those that are wanted most
-        often: it is not asked for them again. For data sets that make the same of a number each time.
+    cache: "rows" keeps samples that a data set has made in memory= and on local disks, as far as they fit, those that
+        are wanted most often: it is not asked for them again, nor in later runs where a disk has them and neither data
+        nor code have changed since. For data sets that make the same of a number each time.
     shuffle: True for a new uniform permutation per epoch, False for the stored order, or an `Order`.
     seed: of the order and of every random transform. None: one is drawn, by the first rank for all; it is reported at
         the start, and in the loader's state.
@@ -130,21 +136,28 @@ class LoaderConfig:
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
+    prefetch: how many batches are read ahead of the one that the training has: so many, and none beyond. Unless given,
+        as many as memory= allows, usually eight, and up to four times as many where that spares the training waits,
+        unless machine= says what is predicted. decoders=0 reads none ahead.
     keep: in which form memory keeps pictures of a folder or `Source` for later epochs: "stored", or "crops", so that
         one is decoded for several epochs at once: where nothing is drawn, as in validation, for all of them; random
         crops for 3, or as many as "5 crops" says; "decoded", whole, for random crops; "auto": what saves most by what
         machine= says of store and decoding. Batches are the same, bit by bit.
-    local_disk: a folder on a local disk that keeps samples of a folder or `Source`, for later epochs and later runs; or
-        folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine= unless given. Several jobs
-        may share a folder.
+    local_disk: a folder on a local disk that keeps samples for later epochs and later runs, those of a data set's own
+        code with cache="rows"; or folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine=
+        unless given. Several jobs may share a folder.
     machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
     policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
-        yours, see `penstock.policy.loading.LoadingPolicy`. "frequency" unless given, "first-reader" with
-        share="host" or "hosts".
+        yours, see `penstock.policy.loading.LoadingPolicy`. "frequency" unless given; with share="host" or "hosts"
+        "first-reader", or "cover" or "hash-home".
     share: "host" has the ranks of a host read each other's memory, so that together they keep each sample once and read
         the source once for it; "hosts" does so for the ranks of all hosts, which send each other samples over encrypted
         connections. "jobs": separate jobs of this user on a host, over the same data, keep samples together, in the
-        memory= of the first of them. Of a folder or `Source`. None: each rank reads for itself.
+        memory= of the first of them, with keep="decoded" or "crops" their pixels, too. Of a folder or `Source`. None:
+        each rank reads for itself.
+    decode_servers: addresses of `penstock decode-server` on other machines, such as ["node7:7447"], which read, decode
+        and crop pictures of a folder or `Source` as far as that is faster; batches are the same, bit by bit. Nothing is
+        kept here then, unless policy= says so.
     readers: reads in flight at most; unless given, what machine= says, or as many as raise the rate.
     decoders: threads that decode, or call a data set; unless given, one per core to begin with, then as many as raise
         the rate. Under torchrun, the ranks of a host share its cores.
@@ -196,11 +209,13 @@ class LoaderConfig:
     dtype: str | None = None
     layout: str = "NCHW"
     memory: str | int | None = None
+    prefetch: int | None = None
     keep: str = STORED
     local_disk: LocalDisk | None = None
     machine: Machine | str | os.PathLike[str] | None = None
     policy: str | LoadingPolicy | None = None
     share: str | None = None
+    decode_servers: Sequence[str] = ()
     readers: int | None = None
     decoders: int | None = None
     workers: int | str = "auto"
@@ -305,17 +320,18 @@ class LoaderConfig:
 
     def _check_means(self) -> None:
         """Check what the samples are loaded with."""
-        for name in ("readers", "decoders"):
+        for name in ("readers", "decoders", "prefetch"):
             count = getattr(self, name)
             least = 0 if name == "decoders" else 1
             if count is not None and not (is_integer(count) and least <= count <= _MOST_THREADS):
                 raise ConfigError(f"{name} is {count!r}; it is an integer, {least} to {_MOST_THREADS}")
         self._check_workers()
-        if self.decoders == 0 and self.readers is not None:
-            raise ConfigError(
-                f"readers is {self.readers} and decoders is 0, which has the training's own thread do everything: "
-                "leave readers out, or give decoders=1 or more"
-            )
+        for name in ("readers", "prefetch"):
+            if self.decoders == 0 and (count := getattr(self, name)) is not None:
+                raise ConfigError(
+                    f"{name} is {count} and decoders is 0, which has the training's own thread do everything: "
+                    f"leave {name} out, or give decoders=1 or more"
+                )
         if self.memory is not None:
             try:
                 parse_bytes(self.memory)
@@ -328,16 +344,20 @@ class LoaderConfig:
             )
         if self.local_disk is not None:
             check_local_disk(self.local_disk)
-            if self.is_of_data_set:
+            if self.is_of_data_set and not self.cache:
                 raise ConfigError(
-                    "local_disk is for the samples of a folder or source; what a data set's own code makes is not kept "
-                    "on a disk"
+                    "local_disk is given, and what a data set's own code makes is kept on a disk only with "
+                    'cache="rows", for those that make the same of a number each time'
                 )
         if self.machine is not None:
             check_machine(self.machine)
         _ = self.loading_policy
         if self.share is not None:
             self._check_share()
+        if self.decode_servers:
+            self._check_decode_servers()
+        elif self.decode_servers != ():
+            object.__setattr__(self, "decode_servers", ())
         if not isinstance(self.skip, str | None):
             raise ConfigError(
                 f"skip is {self.skip!r:.80}; it is the path of a list that penstock check writes: to leave out samples "
@@ -443,8 +463,12 @@ class LoaderConfig:
             raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{HOSTS}", "{JOBS}" or None')
         instead = {
             "a data set, whose own code reads": self.is_of_data_set,
-            f"keep={self.keep!r}, which is not shared": check_keep(self.keep) is not None,
-            "local_disk=, which is not shared": self.local_disk is not None,
+            f"keep={self.keep!r}, which is not shared": (
+                check_keep(self.keep) is not None
+                if self.share != JOBS
+                else self.keep not in (STORED, CROPS, DECODED)
+            ),
+            "local_disk=, which jobs do not share": self.share == JOBS and self.local_disk is not None,
             "decoders=0, by which nothing is read ahead": self.decoders == 0,
             "policy=, which says what a job keeps for itself": self.share == JOBS and self.policy is not None,
         }
@@ -454,10 +478,34 @@ class LoaderConfig:
                     f'share is "{self.share}", which does not go with {what}: leave share= out, or that'
                 )
 
+    def _check_decode_servers(self) -> None:
+        servers = self.decode_servers
+        if isinstance(servers, str) or not isinstance(servers, Sequence):
+            raise ConfigError(
+                f'decode_servers is {servers!r:.80}; it is a list of addresses, such as ["node7:7447"]'
+            )
+        addresses = tuple(str(address_of(each)) for each in servers)
+        if len(set(addresses)) < len(addresses):
+            raise ConfigError(f"decode_servers names one twice: {', '.join(addresses)}")
+        object.__setattr__(self, "decode_servers", addresses)
+        instead = {
+            "a data set, whose own code decodes": self.is_of_data_set,
+            f"keep={self.keep!r}, which keeps what is decoded here": check_keep(self.keep) is not None,
+            f'share="{self.share}"': self.share is not None,
+            f"workers={self.workers}, processes that decode": self.is_in_processes,
+            "decoders=0, by which nothing is read ahead": self.decoders == 0,
+        }
+        for what, is_given in instead.items():
+            if is_given:
+                raise ConfigError(f"decode_servers does not go with {what}: leave one of them out")
+
     @property
     def loading_policy(self) -> LoadingPolicy:
         """What decides which samples stay in memory. Raises: ConfigError."""
-        return policy_of(self.policy or (SHARED_POLICY if self.share in (HOST, HOSTS) else POLICY))
+        by_default = (
+            SHARED_POLICY if self.share in (HOST, HOSTS) else SERVED_POLICY if self.decode_servers else POLICY
+        )
+        return policy_of(self.policy or by_default)
 
     @property
     def unequal(self) -> Unequal:
@@ -638,7 +686,7 @@ _ADVICE = {
     "processes; penstock.torch.DataLoader takes PyTorch's arguments",
     "pin_memory": "penstock.torch.Loader has it, and device=",
     "device": "penstock.torch.Loader has it; JAX puts batches on its devices by penstock.jax, or jax.device_put",
-    "prefetch_factor": "memory= says how much is staged",
+    "prefetch_factor": "prefetch= says how many batches are read ahead, and memory= how much that may take",
     "persistent_workers": "threads and processes live as long as the loader",
     "sampler": "give an order as shuffle=, such as penstock.plan.Explicit.from_sampler(sampler, ...)",
     "generator": "give seed=, or its order as shuffle=penstock.plan.TorchShuffle(len(dataset), generator.get_state())",

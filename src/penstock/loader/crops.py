@@ -1,8 +1,9 @@
-"""Samples kept in memory as crops: made by whoever decodes a sample, and used in its place in later epochs."""
+"""Samples kept as crops: made by whoever decodes a sample, and used in its place in later epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,9 @@ from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, Request
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import FRONTS, ImageDecoder, ImageGroup
+from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.pictures import KeptPictures
+from penstock.loader.pixels_on_disk import PixelsOnDisks
 from penstock.loader.transforms.crops import Crop, CropPass
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
@@ -22,15 +25,22 @@ from penstock.trace.schema import STAGING
 
 
 class KeptCrops:
-    """The crops in memory. Any thread may call anything.
+    """The crops in memory, and those on disks. Any thread may call anything.
 
-    epochs: of the run. placement: says of which samples.
+    epochs: of the run. placement: says of which samples. disks: what they keep.
     """
 
     def __init__(
-        self, form: CropForm, crops: CropPass, capacity_bytes: int, placement: Placement, epochs: int
+        self,
+        form: CropForm,
+        crops: CropPass,
+        capacity_bytes: int,
+        placement: Placement,
+        epochs: int,
+        disks: KeptOnDisks,
     ) -> None:
         self.form, self._epochs = form, epochs
+        self.disks = PixelsOnDisks(disks, placement, crops.shape)
         self.tier = BlockTier(capacity_bytes, crops.shape)
         #: bool[samples]
         self.is_kept: NDArray[np.bool_] = placement.tier_of == form.TIER
@@ -38,6 +48,12 @@ class KeptCrops:
     def find(self, sample: int, epoch: int) -> Crop | None:
         """Return the crop of a sample for an epoch, which is handed out once; None where it is not here."""
         return self.tier.find(sample, epoch if self.form.epochs else None)
+
+    def keep(self, sample: int, crop: Crop) -> None:
+        """Copy a crop that serves all epochs to memory, if there is space."""
+        for block in self.tier.take(1):
+            self.tier.array[block][...] = crop
+            self.tier.keep(block, sample)
 
     def epochs_from(self, sample: int, epoch: int) -> range:
         """Return the epochs after this one whose crops are made along with this one's."""
@@ -53,22 +69,29 @@ class CropFetcher(SourceFetcher):
         self._kept = kept
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        tier = self._kept.form.TIER
-        if request.origin == tier:
-            samples = request.samples
+        kept, disks, samples = self._kept, self._kept.disks, request.samples
+        if request.origin == kept.form.TIER:
             request.at(samples[0])
-            found = [self._kept.find(sample, request.epoch) for sample in samples]
-            return [
-                Failed(
-                    DataError(f"nothing of {self.describe(sample)} for epoch {request.epoch} is in memory")
-                )
-                if crop is None
-                else crop
-                for sample, crop in zip(samples, found, strict=True)
-            ]
-        # Whoever decodes them makes what it keeps.
-        rests = [STAGING if rest == tier else rest for rest in request.rests]
+            return [self._in_memory(sample, request.epoch) for sample in samples]
+        if disks.has_tier(request.origin):
+            request.at(samples[0])
+            memory_for = partial(self._memory_for, request=request, is_alone=False)
+            found = disks.read(request.origin, samples, memory_for)
+            for sample, pixels in zip(samples, found, strict=True):
+                if kept.is_kept[sample] and not isinstance(pixels, Failed):
+                    kept.keep(sample, pixels)
+            return found
+        # Whoever decodes them makes what is kept.
+        rests = [STAGING if kept.form.is_in(rest) else rest for rest in request.rests]
         return super().fetch(request._replace(rests=rests))
+
+    def _in_memory(self, sample: int, epoch: int) -> Crop | Failed:
+        found = self._kept.find(sample, epoch)
+        if found is None:
+            found = self._kept.disks.find(sample)
+        if found is None:
+            return Failed(DataError(f"nothing of {self.describe(sample)} for epoch {epoch} is in memory"))
+        return found
 
     def close(self) -> None:
         super().close()
@@ -89,30 +112,12 @@ class _Making(NamedTuple):
     crops: list[Crop]
 
 
-class CropDecoder(ImageDecoder):
-    """An `ImageDecoder` that makes the crops that are kept, and finishes those that it gets in place of bytes."""
+class FinishingDecoder(ImageDecoder):
+    """An `ImageDecoder` that can finish crops. crops: what makes, and finishes, those of its pipeline."""
 
-    def __init__(self, crops: CropPass, kept: KeptCrops, *arguments: Any) -> None:
+    def __init__(self, crops: CropPass, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._crops, self._kept = crops, kept
-
-    def _write_images(
-        self, group: ImageGroup, which: Sequence[int], at: Callable[[int], None]
-    ) -> list[tuple[int, Exception]]:
-        """See `ImageDecoder`."""
-        plain, to_make, kept = list[int](), list[int](), list[tuple[int, Crop]]()
-        failed: list[tuple[int, Exception]] = []
-        for index in which:
-            if group.data[index].ndim == 3:
-                kept.append((index, group.data[index]))
-            else:
-                (to_make if self._kept.is_kept[group.ids[index]] else plain).append(index)
-        self._finish(group, kept, failed)
-        for first in range(0, len(to_make), FRONTS):
-            some = to_make[first : first + FRONTS]
-            at(group.sample(some[0]))
-            plain += self._make(group, some, failed)
-        return failed + super()._write_images(group, sorted(plain), at)
+        self._crops = crops
 
     def _finish(
         self, group: ImageGroup, crops: Sequence[tuple[int, Crop]], failed: list[tuple[int, Exception]]
@@ -127,6 +132,61 @@ class CropDecoder(ImageDecoder):
             except Exception as error:
                 failed.append((index, self._located(error, group.sample(index))))
 
+    def _not_made(
+        self,
+        group: ImageGroup,
+        which: Sequence[int],
+        crops: Sequence[Sequence[Crop]],
+        later: Sequence[Sequence[int]] = (),
+    ) -> list[int]:
+        """Make the crops of samples; return the places in `which` of those of which some part is damaged.
+
+        crops: of each, where those of this epoch and of later ones go. later: these; none where one serves all.
+        """
+        if not which:
+            return []
+        data, samples = [group.data[index] for index in which], [group.sample(index) for index in which]
+        left = self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch)
+        wrong = list[int]()
+        for place in left:
+            epochs = later[place] if later else ()
+            draws = [group.draws, *(self._draws_of(group.load, epoch) for epoch in epochs)]
+            row = group.rows[which[place]]
+            try:
+                self._crops.make(data[place].data, draws, row, crops[place], group.scratch)
+            except DataError:  # whether this epoch's crop is among what is damaged, decoding that alone says
+                wrong.append(place)
+        return wrong
+
+
+class CropDecoder(FinishingDecoder):
+    """Makes the crops that are kept, and finishes those that it gets in place of bytes."""
+
+    def __init__(self, kept: KeptCrops, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._kept = kept
+
+    def _write_images(
+        self, group: ImageGroup, which: Sequence[int], at: Callable[[int], None]
+    ) -> list[tuple[int, Exception]]:
+        """See `ImageDecoder`."""
+        plain, to_make, kept = list[int](), list[int](), list[tuple[int, Crop]]()
+        failed: list[tuple[int, Exception]] = []
+        for index in which:
+            sample = group.sample(index)
+            if group.data[index].ndim == 3:
+                kept.append((index, group.data[index]))
+            elif self._kept.is_kept[sample] or self._kept.disks.is_wanted(sample):
+                to_make.append(index)
+            else:
+                plain.append(index)
+        self._finish(group, kept, failed)
+        for first in range(0, len(to_make), FRONTS):
+            some = to_make[first : first + FRONTS]
+            at(group.sample(some[0]))
+            plain += self._make(group, some, failed)
+        return failed + super()._write_images(group, sorted(plain), at)
+
     def _make(self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]) -> list[int]:
         """Make the crops of some samples, keep those of later epochs and use this one's.
 
@@ -140,42 +200,31 @@ class CropDecoder(ImageDecoder):
             if not is_lasting:
                 tier.forget(sample, range(epoch - self._kept.form.epochs, epoch + 1))
                 later = self._kept.epochs_from(sample, epoch)
-            blocks = tier.take(1 if is_lasting else len(later))
-            if not blocks:
+            is_for_disk = self._kept.disks.is_wanted(sample)
+            blocks = tier.take(0 if is_for_disk else 1 if is_lasting else len(later))
+            if not blocks and not is_for_disk:
                 left.append(index)
                 continue
             kept = [tier.array[block] for block in blocks]
-            made.append(
-                _Making(index, later[: len(blocks)], blocks, kept if is_lasting else [own[place], *kept])
-            )
+            crops = kept if is_lasting and not is_for_disk else [own[place], *kept]
+            made.append(_Making(index, later[: len(blocks)], blocks, crops))
         done = list[_Making]()
-        wrong = self._left_by_group(group, made)
+        members, later_of, crops_of = (
+            [each.member for each in made],
+            [each.later for each in made],
+            [each.crops for each in made],
+        )
+        wrong = set(self._not_made(group, members, crops_of, later_of))
         for place, making in enumerate(made):
-            if place in wrong and not self._is_made(group, making.member, making.later, making.crops):
+            if place in wrong:
                 tier.give_back(making.blocks)
                 left.append(making.member)
             else:
                 done.append(making)
         self._finish(group, [(making.member, making.crops[0]) for making in done], failed)
-        for index, later, blocks, _ in done:
-            for block, each in zip(blocks, later or (None,), strict=True):
+        for index, later, blocks, crops in done:
+            if is_lasting:
+                self._kept.disks.put(group.sample(index), crops[0])
+            for block, each in zip(blocks, later or (None,), strict=bool(blocks)):
                 tier.keep(block, group.sample(index), each)
         return left
-
-    def _left_by_group(self, group: ImageGroup, made: Sequence[_Making]) -> set[int]:
-        """Make crops by one call; return the places of those that it leaves."""
-        if not made:
-            return set()
-        data = [group.data[each.member] for each in made]
-        samples = [group.sample(each.member) for each in made]
-        crops = [each.crops for each in made]
-        return set(self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch))
-
-    def _is_made(self, group: ImageGroup, index: int, later: Sequence[int], out: Sequence[Crop]) -> bool:
-        """Make a sample's crops of this and later epochs; return whether its bytes are intact."""
-        draws = [group.draws, *(self._draws_of(group.load, epoch) for epoch in later)]
-        try:
-            self._crops.make(group.data[index].data, draws, group.rows[index], out, group.scratch)
-        except DataError:  # whether this epoch's crop is among what is damaged, decoding that alone says
-            return False
-        return True

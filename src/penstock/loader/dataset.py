@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import ROW, Field
-from penstock.flow.work import Failed, Request
+from penstock.flow.work import Brought, Failed, Request
 from penstock.loader.asked import ListCode, SampleCode, list_code
-from penstock.loader.beside import Beside
-from penstock.loader.global_draws import global_states
+from penstock.loader.beside import Beside, lists
+from penstock.loader.gather import find
+from penstock.loader.global_draws import drawn_since, global_states
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
+from penstock.loader.reused import Reused
 from penstock.loader.structure import learn_structure
 from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
@@ -107,10 +110,10 @@ class DatasetFetcher:
 
     def fetch(self, request: Request) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
-        samples, at, epoch = request.samples, request.at, request.epoch
+        samples, epoch = request.samples, request.epoch
         wrong = ""
         if self._get_list is not None and len(samples) > 1:
-            at(samples[0])
+            request.at(samples[0])
             try:
                 listed = list(self._get_list(samples, epoch))
                 if self._optional is not None:
@@ -120,28 +123,21 @@ class DatasetFetcher:
                 wrong = f"returns {len(listed)} samples"
             except Exception as error:  # one by one: whose error it is shows then
                 wrong = f"raises {error!r:.200}"
+        make = self._plain or partial(self._one, epoch=epoch)
+        made = map(make, request.one_by_one())
         values: list[Any] = []
         content: list[bytes] = []
-        has_failed = False
-        get, add = self._plain or partial(self._one, epoch=epoch), values.append
-        is_watched = self._watched > 0 and len(samples) > 1
-        for sample in samples:
-            at(sample)
-            try:
-                add(get(sample))
-            except Exception as error:
-                add(Failed(_noted(error, self.describe(sample))))
-                has_failed = True
-            if is_watched:
-                is_watched = False
-                self._watched -= 1
-                content = _content_of(values[0])
+        if self._watched > 0 and len(samples) > 1:
+            self._watched -= 1
+            self._add(values, made, samples[:1], make)
+            content = _content_of(values[0])
+        self._add(values, made, samples, make)
         if content and content != _content_of(values[0]):
             raise DataError(
                 f"{self.describe(samples[0])} changed after it was returned, while another sample was made: those of a "
                 "batch are there at once, so return arrays that are not written again, such as buffer.copy()"
             )
-        if wrong and not has_failed:
+        if wrong and Failed not in set(map(type, values)):
             # It fails where no sample does: each would be made twice, in every Load.
             self._get_list = None
             warnings.warn(
@@ -152,12 +148,25 @@ class DatasetFetcher:
             )
         return values
 
+    def _add(
+        self, values: list[Any], made: Iterator[Any], samples: list[int], make: Callable[[int], Any]
+    ) -> None:
+        """Add what is made of samples, or `Failed`, to the values of the first of them."""
+        while (count := len(values)) < len(samples):
+            try:
+                values.extend(islice(made, len(samples) - count))  # which keeps those before one that fails
+                if len(values) < len(samples):
+                    # What the sample raised ended the loop, and its text is gone: asked again, it says the same.
+                    make(samples[len(values)])
+                    raise StopIteration("raised by a sample's code: an iterator there is exhausted")
+            except Exception as error:
+                values.append(Failed(_noted(error, self.describe(samples[len(values)]))))
+
     def _first(self, sample: int) -> Any:
         """Return a sample, before the training begins and threads are started: nobody else draws meanwhile."""
         before = global_states()
         value = self._one(sample, 0)
-        after = global_states()
-        self.global_draws |= {name for name in before if before[name] != after[name]}
+        self.global_draws |= drawn_since(before)
         return value
 
     def _one(self, sample: int, epoch: int) -> Any:
@@ -167,6 +176,9 @@ class DatasetFetcher:
     def take_lost(self) -> Sequence[tuple[float, float]]:
         """What is tried again is the data set's own matter."""
         return ()
+
+    def evict(self, ids: NDArray[np.int64]) -> None:
+        """Nothing is kept."""
 
     def end_waits(self) -> None:
         """So is what it waits for."""
@@ -222,9 +234,10 @@ class SampleDecoder:
         #: Of the leaves, in the structure's order: where they are, their names, and which are arrays in the slot.
         self._places, self._names = list(self._structure.places()), list(self._structure.names())
         examples = [list(self._structure.leaves_of(each, self._first)) for each in (value, *more)]
+        memory = Reused()
         #: Those of unequal fields; None for others.
         self._joined = [
-            Joined(leaves, name, unequal[name], as_array) if name in unequal else None
+            Joined(leaves, name, unequal[name], as_array, memory) if name in unequal else None
             for name, leaves in zip(self._names, zip(*examples, strict=True), strict=True)
         ]
         _check_names(unequal, self._names)
@@ -245,7 +258,9 @@ class SampleDecoder:
             )
         self.fields = tuple(placed) or (ROW,)
         #: The leaves that are not in the slot.
-        self.beside = Beside([joined.join if joined else list for joined in self._beside(self._joined)])
+        self.beside = Beside(
+            [joined.join_steps if joined else lists for joined in self._beside(self._joined)], memory
+        )
 
     def _beside(self, leaves: Iterable[T]) -> list[T]:
         """Return those of something for each leaf that are for leaves beside the slot."""
@@ -264,15 +279,10 @@ class SampleDecoder:
         """Samples are objects, whose bytes lie elsewhere."""
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Copy samples into their rows; see `Decoder`."""
+        rows, ids, data = brought
         failed: list[tuple[int, Exception]] = []
         if isinstance(rows, range) and self._store_columns(load, rows, data, arrays):
             return failed
@@ -313,16 +323,16 @@ class SampleDecoder:
             return False
         first, count = rows[0], len(rows)
         places = iter(arrays)
-        beside: list[Sequence[Any]] = []
-        for column, is_array, joined in zip(columns, self._is_array, self._joined, strict=True):
+        beside: list[Any] = []
+        for (column, kinds), is_array, joined in zip(columns, self._is_array, self._joined, strict=True):
             if is_array:
-                if not self._copy(column, next(places)[first : first + count]):
+                if not self._copy(column, kinds, next(places)[first : first + count]):
                     return False
             elif joined:
                 if (pieces := joined.pieces(column)) is None:
                     return False
                 beside.append(pieces)
-            elif set(map(type, column)) - _TEXTS and any(map(self._is_number, column)):
+            elif kinds - _TEXTS and any(map(self._is_number, column)):
                 return False
             else:
                 beside.append(column)
@@ -331,8 +341,8 @@ class SampleDecoder:
             self.beside.put_columns(load, rows, beside, lambda sample: list(map(_kept, sample, unequal)))
         return True
 
-    def _copy(self, column: Sequence[Any], place: NDArray[Any]) -> bool:
-        kinds = set(map(type, column))
+    def _copy(self, column: Sequence[Any], kinds: set[type], place: NDArray[Any]) -> bool:
+        """Copy a leaf of several samples; return False where it is not as the example's. kinds: its types."""
         if kinds <= {int} or kinds <= {float} or kinds <= {bool}:
             array = np.array(column)
             if array.dtype != place.dtype or array.shape != place.shape:
@@ -340,6 +350,9 @@ class SampleDecoder:
             place[:] = array
             return True
         if kinds == {np.ndarray}:
+            if (found := find(column, place.dtype, place.shape[1:])) is not None:
+                found.copy([slice(0, len(column))], [place])
+                return True
             if any(leaf.dtype != place.dtype or leaf.shape != place.shape[1:] for leaf in column):
                 return False
             np.stack(column, out=place)

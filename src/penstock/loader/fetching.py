@@ -112,7 +112,13 @@ class SourceFetcher:
         self._copied_to = copied or {}
         self._peers, self._tier_count = peers, len(tiers)
         self._near, self._jobs = near, jobs
-        self._sizes_bytes = source.sizes_bytes
+        #: Whether samples were evicted, so that what memory has free may be in pieces.
+        self._evicts = False
+        self._sizes_bytes = sizes = source.sizes_bytes
+        #: Of each sample, where all have one size; and where such samples begin that follow each other, of as many as
+        #: were asked for.
+        self._each_bytes = int(sizes[0]) if sizes.size and sizes.min() == sizes.max() else None
+        self._even_begins = np.zeros(1, np.int64)
         self._threads = threading.local()
 
     @property
@@ -154,13 +160,12 @@ class SourceFetcher:
                     order = None
                 else:
                     ids = ids[order]
-        sizes = self._sizes_bytes[ids]
         # One read may bring samples for a tier and others: they are read together, and those copied that are kept.
         tier = self._tiers.get(rests[0]) if rests and rests.count(rests[0]) == len(rests) else None
-        begins = None if tier is None else tier.take_space(ids, sizes)
+        begins = None if tier is None else tier.take_space(ids, self._sizes_bytes[ids])
         if tier is None or begins is None:
             tier = None
-            into, begins = self._space_for(sizes, request, may_be_there=order is None)
+            into, begins = self._space_for(ids, request, may_be_there=order is None)
         else:
             into = tier.array
         if self._near is None or reads is None:
@@ -174,7 +179,8 @@ class SourceFetcher:
                 failed = read_all_merged(self._source, reads, ids, into, begins, at)
                 self._near.group_seconds = time.perf_counter() - began
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
-            return Pieces(into, begins, was_resident=reads is None and self._threads.was_resident)
+            is_there = reads is None and self._threads.was_resident
+            return Pieces(into, begins, each_bytes=self._each_bytes, was_resident=is_there)
         found = self._pieces(ids, into, begins, failed)
         if tier is not None:
             wrong = np.array([index for index, _ in failed], np.int64)
@@ -239,6 +245,13 @@ class SourceFetcher:
             elif (objects := objects_in(source)) is not None:
                 objects.close()
 
+    def evict(self, ids: Ids) -> None:
+        self._evicts = True
+        for memory in self._tiers.values():
+            memory.evict(ids)
+        for disk in self._slow.values():
+            disk.evict(ids)
+
     def end_waits(self) -> None:
         if self._peers is not None:
             self._peers.end_waits()
@@ -246,7 +259,7 @@ class SourceFetcher:
             objects.end_waits()
 
     def _from_slow(self, ids: Ids, request: Request) -> list[Any]:
-        into, begins = self._space_for(self._sizes_bytes[ids], request)
+        into, begins = self._space_for(ids, request)
         return self._pieces(ids, into, begins, self._slow[request.origin].read_group(ids, into, begins))
 
     def _pieces(
@@ -279,20 +292,33 @@ class SourceFetcher:
         if tier.put(sample, data.data):
             # Of one that another thread brings, or an interrupt has kept from arriving, there is no view yet.
             return np.frombuffer(tier.view(sample), np.uint8) if tier.contains(sample) else data
+        if self._evicts:
+            return data
         error = DataError("the memory that was planned for the samples is full: correct the source's sizes")
         return Failed(located(error, sample, self.describe))
 
-    def _space_for(self, sizes: Ids, request: Request, *, may_be_there: bool = True) -> tuple[Bytes, Ids]:
-        """Return where samples of these sizes go: memory, and where in it each begins and the last one ends.
+    def _space_for(self, ids: Ids, request: Request, *, may_be_there: bool = True) -> tuple[Bytes, Ids]:
+        """Return where samples go: memory, and where in it each begins and the last one ends.
 
         may_be_there: whether that may be where the request would have them.
         """
-        begins = np.zeros(sizes.size + 1, np.int64)
-        np.cumsum(sizes, out=begins[1:])
+        begins = self._begins_of(ids)
         into = request.into if may_be_there else None
-        if into is None or not (sizes * sizes.size == into.size).all():
-            into = self._memory_for(int(begins[-1]), request, is_alone=sizes.size == 1)
+        fills = into is not None and begins[-1] == into.size
+        if into is None or not fills or (self._each_bytes is None and np.ptp(np.diff(begins)) > 0):
+            into = self._memory_for(int(begins[-1]), request, is_alone=ids.size == 1)
         return into, begins
+
+    def _begins_of(self, ids: Ids) -> Ids:
+        """Return where samples begin that follow each other, and where the last one ends; not to be written to."""
+        if self._each_bytes is None:
+            begins = np.zeros(ids.size + 1, np.int64)
+            np.cumsum(self._sizes_bytes[ids], out=begins[1:])
+            return begins
+        known = self._even_begins
+        if known.size <= ids.size:
+            self._even_begins = known = np.arange(2 * ids.size + 1) * self._each_bytes
+        return known[: ids.size + 1]
 
     def _memory_for(self, nbytes: int, request: Request, *, is_alone: bool) -> Bytes:
         if nbytes >= _MAPPED_BYTES and (request.lasting or is_alone):

@@ -40,6 +40,12 @@ def global_states() -> dict[str, Any]:
     return states
 
 
+def drawn_since(before: dict[str, Any]) -> set[str]:
+    """Return the libraries whose global generators have been drawn from. before: what `global_states` returned."""
+    after = global_states()
+    return {name for name in before if before[name] != after[name]}
+
+
 def compute_alone() -> None:
     """Have PyTorch and OpenCV compute with one thread: processors are shared by samples, not inside them."""
     if (torch := sys.modules.get("torch")) is not None:

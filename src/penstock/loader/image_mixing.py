@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.flow.staging import Field
+from penstock.flow.work import Brought
 from penstock.loader.images import ImageDecoder
 from penstock.loader.transforms.mixing import Drawn, Mixing, one_hot
 from penstock.policy import Load
@@ -46,18 +47,13 @@ class MixingDecoder:
         """Pictures are decoded."""
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
         images, labels = arrays
         numbers = np.zeros(len(images), np.int64)
-        failed = self._decoder.decode(load, rows, ids, data, (images, numbers), at)
+        rows = brought.rows
+        failed = self._decoder.decode(load, brought, (images, numbers), at)
         labels[list(rows)] = one_hot(numbers[list(rows)], self._mixing.num_classes)
         wrong = {index for index, _ in failed}
         done = {row for index, row in enumerate(rows) if index not in wrong}

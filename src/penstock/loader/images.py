@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import Field
+from penstock.flow.work import Brought
 from penstock.loader.fetching import located
 from penstock.loader.transforms import Draws, Pipeline, Scratch
 from penstock.loader.transforms.joint import MaskPass
@@ -109,15 +110,10 @@ class ImageDecoder:
         return self._pipeline.place_of(rows, arrays[0])
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
+        rows, ids, data = brought
         images, *labels = arrays
         draws = self._draws_of(load, load.epoch)
         failed: list[tuple[int, Exception]] = []

@@ -5,31 +5,32 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from penstock.arena import Arena
-from penstock.loader.local_disk import fingerprint_of
+from penstock.loader.local_disk import Content
 from penstock.ranks.rendezvous import Rendezvous
-from penstock.store import Source
 from penstock.store.job_memory import JobMemory, new_arenas
 
 
 class JobsOfHost:
-    """This process's part of the memory that the jobs of a host have for one data set.
+    """This process's part of the memory that the jobs of a host have for one data set, or for its pixels.
 
+    content: what they keep there. pixels: another one, of the same data, that is closed with this.
     memory: where samples are read. is_first: whether no other job had any.
     capacity_bytes: of the memory, if this process is the first; else that is what the first one said.
     Raises: ConfigError where there can be no socket or no such memory, or nobody answers.
     """
 
-    def __init__(self, source: Source, capacity_bytes: int) -> None:
+    def __init__(self, content: Content, capacity_bytes: int, pixels: JobsOfHost | None = None) -> None:
+        self.pixels = pixels
         with ExitStack() as closing:
             made: list[Arena] = []
 
             def make() -> list[int]:
-                made.extend(new_arenas(capacity_bytes, source.sizes_bytes))
+                made.extend(new_arenas(capacity_bytes, content.sizes_bytes))
                 for each in made:
                     closing.callback(each.close)
                 return [each.descriptor for each in made]
 
-            self._meeting = Rendezvous(fingerprint_of(source).hex(), make)
+            self._meeting = Rendezvous(content.fingerprint.hex(), make)
             closing.callback(self._meeting.close)
             self.is_first = self._meeting.is_first
             if not self.is_first:
@@ -37,10 +38,12 @@ class JobsOfHost:
                     made.append(Arena.attach(descriptor))
                     closing.callback(made[-1].close)
             table, memory = made
-            self.memory = JobMemory(table, memory, source.sizes_bytes)
+            self.memory = JobMemory(table, memory, content.sizes_bytes)
             self._closing = closing.pop_all()
 
     def close(self) -> None:
         """Leave: the others keep what is there. Twice is harmless."""
         self._closing.close()
         self.memory.close()
+        if self.pixels is not None:
+            self.pixels.close()

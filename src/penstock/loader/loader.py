@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import math
 import os
 import platform
@@ -16,22 +15,25 @@ from importlib.metadata import version
 from pathlib import Path
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
-from typing import Any, NoReturn, Self, Unpack, cast, overload
+from typing import Any, NoReturn, Self, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
+from penstock.flow.collector import Collector
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, StagedBatch
-from penstock.flow.recorder import OF_RUN, Recorder
+from penstock.flow.lock_use import ASK_EVERY_SECONDS, ASK_FOR_TRACE_SECONDS
+from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
 from penstock.flow.work import Fetcher
 from penstock.loader.agreeing import Agreed, leave_start, open_together, placed
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
+from penstock.loader.draws import draw_compiled
 from penstock.loader.epoch_lines import EpochLines, SkippedSample, skip_clause
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
@@ -39,7 +41,7 @@ from penstock.loader.on_device import copy_ahead, device_line, made
 from penstock.loader.opening import Opening
 from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
-from penstock.loader.progress import Collector, progress_lines
+from penstock.loader.progress import progress_lines
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import Setup, drafted, process_plan, set_up
 from penstock.loader.sharing import Meeting, check_sharing, first_of
@@ -53,20 +55,21 @@ from penstock.plan import AccessPlan
 from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks
-from penstock.report import print_report
+from penstock.report import checked_report, print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import EpochMetrics, Trace, TraceWriter
-from penstock.trace.file import RUN_FOLDER
+from penstock.trace.file import path_in_run
 from penstock.trace.schema import NO_STEP, Kind
 from penstock.units import is_integer
 
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
+#: From so many samples on it is worth compiling how random numbers are drawn, which takes 2 s of a processor.
+_MANY_SAMPLES = 10_000
 #: Of the memory, to copy a data set that nobody said to copy.
 _COPY_SHARE = 8
-_LOADERS = itertools.count()
 
 
 class Loader:
@@ -89,33 +92,6 @@ class Loader:
     constructor, and what trainers ask of PyTorch's DataLoader.
     """
 
-    @overload
-    def __init__(
-        self,
-        source: LoaderConfig,
-        *,
-        front_end: FrontEnd = NUMPY,
-        mesh: Any = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        source: str | os.PathLike[str] | Source | MapDataset,
-        *,
-        front_end: FrontEnd = NUMPY,
-        mesh: Any = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-        **arguments: Unpack[LoaderArguments],
-    ) -> None: ...
-
     def __init__(
         self,
         source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
@@ -126,7 +102,7 @@ class Loader:
         state: Mapping[str, Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
-        **arguments: Any,
+        **arguments: Unpack[LoaderArguments],
     ) -> None:
         """Open the source and make ready to prefetch. The first sample is read where its shape has to be known.
 
@@ -157,35 +133,47 @@ class Loader:
         self._lease = Lease(report)
         self._is_made = False
         self._front_end, self._report = front_end, report
-        self._trace = _trace_of_run() if trace is None else trace
-        self._is_for_run = trace is None and self._trace is not None
-        with closing(
-            Opening(
-                config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
-            )
-        ) as opening:
+        self._trace = path_in_run() if trace is None else trace
+        with closing(self._opening(to_user)) as opening:
             self._agreed = agreed = open_together(
                 config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
             )
             try:
-                self._make_together(agreed, opening.calls, to_user, state)
+                self._make_together(agreed, opening.calls, to_user, state, first_of(state))
             except BaseException:
                 if self._is_made:  # nobody has it yet
                     self.close()
                 raise
 
+    def _opening(self, to_user: Callable[[str], None]) -> Opening:
+        config = self._config
+        return Opening(
+            config.patience_seconds, config.timeout_seconds, to_user, in_own_thread=config.decoders == 0
+        )
+
     def _make_together(
-        self, agreed: Agreed, calls: Calls, to_user: Callable[[str], None], state: Mapping[str, Any] | None
+        self,
+        agreed: Agreed,
+        calls: Calls,
+        to_user: Callable[[str], None],
+        state: Mapping[str, Any] | None,
+        first: tuple[int, int],
     ) -> None:
-        """Make what this rank reads with, once the ranks agree what it reads. Raises: as the constructor."""
+        """Make what this rank reads with, once the ranks agree what it reads. Raises: as the constructor.
+
+        first: (epoch, step) from which on ranks that share promise each other what they read first.
+        """
+        self._shares_from = first
         config, opened = agreed.config, agreed.opened
         if not check_sharing(config, agreed.uncompared, is_in_job=agreed.job is not None):
             make = partial(set_up, config, self._front_end, calls, opened=opened)
             agreed.together(partial(self._make, make, calls, to_user, state))
             return
-        with Meeting(partial(drafted, config, self._front_end, calls, opened=opened)) as meeting:
+        assert agreed.job is not None, "checked above"
+        with Meeting(partial(drafted, config, self._front_end, calls, opened=opened), agreed.job) as meeting:
             offers = agreed.together(meeting.offer)
-            sent = agreed.together(partial(meeting.send, offers, first_of(state)))
+            agreed.together(partial(meeting.place, offers, first))
+            sent = agreed.together(partial(meeting.send, offers))
             agreed.together(partial(self._make, partial(meeting.receive, sent), calls, to_user, state))
 
     def _make(
@@ -287,6 +275,7 @@ class Loader:
     def _make_engine(self, report: Callable[[str], None]) -> Engine:
         """Join what decides, what does the work and where it ends up."""
         setup, plan, rank = self._setup, self._plan, self._rank
+        asks_for_trace = None if self._trace is None else ASK_FOR_TRACE_SECONDS
         return Engine(
             Scheduler(
                 plan,
@@ -309,12 +298,13 @@ class Loader:
                 patience_seconds=self._config.patience_seconds,
                 timeout_seconds=self._config.timeout_seconds,
                 works_in_own_thread=setup.works_in_own_thread,
-                watches_lock=setup.calls_python or self._trace is not None,
+                ask_every_seconds=ASK_EVERY_SECONDS if setup.calls_python else asks_for_trace,
             ),
             begin=partial(
                 _begin,
                 _change_nothing if setup.works_in_own_thread else self._front_end.begin_thread,
                 self._fetcher,
+                setup.sizes_bytes.size,
             ),
             report=report,
             progress=partial(progress_lines, self._collector, self._plan),
@@ -442,9 +432,9 @@ class Loader:
             try:
                 self._collector.write_to(TraceWriter(self._trace, self._about()))
             except (OSError, ValueError) as error:
-                raise _not_written(self._trace, error) from error
-            if self._is_for_run:
-                OF_RUN[id(self._recorder)] = self._recorder
+                if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise _not_written(self._trace, error) from error
+                self._collector.break_off(error)
         self._engine.start()
 
     def _check_open(self) -> None:
@@ -494,7 +484,6 @@ class Loader:
                 self._end_epoch()
         finally:
             self._is_closed = True
-            OF_RUN.pop(id(self._recorder), None)
             try:
                 self._engine.close()
                 self._lease.close()  # after its threads, which would compile for themselves without it
@@ -571,7 +560,19 @@ class Loader:
         Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
             begun; ClosedError after `close`; WaitTimeout naming the ranks that do not call.
         """
-        self._begin_at(self._agreed.resume_together(partial(self._place_of, state, allow)))
+        place = self._agreed.resume_together(partial(self._place_of, state, allow))
+        if self._setup.sharing is not None and place != self._shares_from:
+            self._share_from(place)
+        self._begin_at(place)
+
+    def _share_from(self, place: tuple[int, int]) -> None:
+        """Meet the other ranks again, so that each keeps what it reads first from a place on. No batch was read."""
+        begun, to_user = self._pass, self._report or _keep_silent
+        self._engine.close()
+        self._collector.close()
+        with closing(self._opening(to_user)) as opening:
+            self._make_together(self._agreed, opening.calls, to_user, None, place)
+        self._pass = begun
 
     def _place_of(self, state: Mapping[str, Any], allow: Collection[str]) -> tuple[int, int]:
         """Return where this loader resumes from a state. Raises: as `load_state_dict`."""
@@ -831,8 +832,9 @@ class Loader:
             # As integers: NumPy's, which arguments may be, are no JSON.
             "memory": {name: int(size) for name, size in asdict(setup.budget).items()},
             "limits": {name: int(count) for name, count in asdict(setup.limits).items()},
+            "cpus": int(setup.cpus),
             "policy": setup.policy.name,
-            "keep": None if setup.form is None else asdict(setup.form),
+            "keep": None if (form := setup.form or setup.jobs_form) is None else asdict(form),
             "sharing": None if setup.sharing is None else list(setup.sharing.ranks),
         }
 
@@ -898,8 +900,7 @@ class _Epoch(Iterator[Any]):
 
 def _checked_ends(report: Callable[[str], None] | None, front_end: object) -> Callable[[str], None] | None:
     """Return what any line can be given to. Raises: ConfigError unless reports and batches can go to these."""
-    if report is not None and not callable(report):
-        raise ConfigError(f"report is {report!r}; give a function that takes a line, or None for silence")
+    report = checked_report(report)
     if not isinstance(front_end, FrontEnd):
         raise ConfigError(
             f"front_end is {front_end!r}; it is a penstock.loader.FrontEnd. For PyTorch there is "
@@ -915,9 +916,11 @@ def _report_printable(report: Callable[[str], None], line: str) -> None:
     report(printable(line))
 
 
-def _begin(begin_thread: Callable[[], None], fetcher: Fetcher) -> None:
-    """Do what a thread that decodes does first."""
+def _begin(begin_thread: Callable[[], None], fetcher: Fetcher, samples: int) -> None:
+    """Do what a thread that decodes does first. samples: of the data."""
     begin_thread()
+    if samples >= _MANY_SAMPLES:
+        draw_compiled()
     if isinstance(fetcher, SourceFetcher):
         fetcher.prepare()
     elif isinstance(fetcher, Processes):
@@ -952,14 +955,6 @@ def _report_choice(report: Callable[[str], None], collector: Collector, line: st
 
 def _change_nothing() -> None:
     """How the training's own thread is set up for loading."""
-
-
-def _trace_of_run() -> Path | None:
-    """Return where a loader that was given no trace= records for a `penstock watch` that this process runs under."""
-    folder = os.environ.get(RUN_FOLDER)
-    if not folder or not os.path.isdir(folder):
-        return None
-    return Path(folder) / f"{os.uname().nodename}-{os.getpid()}-{next(_LOADERS)}.trace"
 
 
 def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:

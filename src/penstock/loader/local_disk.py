@@ -5,11 +5,13 @@ what goes there.
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -19,9 +21,11 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.resume import add_array, describe_data
 from penstock.machine import Curve, Machine, StorageClass
 from penstock.policy import Placement
+from penstock.policy.forms import CropForm
 from penstock.store import FileSource, PackedFiles, Source
 from penstock.store.calls import Calls
-from penstock.store.disk import DiskTier, is_fault_of_disk
+from penstock.store.direct import pays
+from penstock.store.disk import DiskTier, disk_tiers, free_bytes, has_tier, is_fault_of_disk, remove_tier
 from penstock.store.key_value import KeyValueTier
 from penstock.store.mixing import sources_in
 from penstock.store.mounts import is_network, mount_of, mounted
@@ -87,6 +91,16 @@ def disk_classes(
     return found
 
 
+def check_space(disks: Sequence[StorageClass], largest_bytes: int) -> None:
+    """Raise ConfigError for a disk that is to have less than the largest sample."""
+    for each in disks:
+        if each.capacity_bytes < largest_bytes:
+            raise ConfigError(
+                f"{each.path!r} is to keep {each.capacity_bytes:,} bytes; a local disk needs at least the largest "
+                f"sample ({largest_bytes:,} bytes): raise it or leave the disk out"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
     """A disk that keeps samples. storage: what it is to the machine. tier: what is there; None for a prediction."""
@@ -95,26 +109,64 @@ class Disk:
     tier: SlowTier | None = None
 
 
+class Content(NamedTuple):
+    """What disks are to keep. sizes_bytes: int64[samples], as of `DiskTier`. about: for people.
+
+    changed_since: of a data set's rows, what differs from those that another tier is about; see `RowCode`.
+    """
+
+    fingerprint: bytes
+    sizes_bytes: NDArray[np.int64]
+    about: str
+    changed_since: Callable[[str], list[str]] | None = None
+
+
+def content_of(source: Source, pixels: Mapping[str, object] | None, crop_bytes: int = -1) -> Content:
+    """Return what disks are to keep of a source.
+
+    pixels: what fixes those that are kept in place of stored bytes; None for these. crop_bytes: of each, -1 for
+        pictures.
+    """
+    fingerprint, about = fingerprint_of(source), repr(source)
+    if pixels is None:
+        return Content(fingerprint, source.sizes_bytes, about)
+    described = json.dumps([fingerprint.hex(), pixels], sort_keys=True, default=str)
+    sizes_bytes = np.full(len(source), crop_bytes)
+    return Content(xxhash.xxh3_128_digest(described.encode()), sizes_bytes, f"{about}, as {pixels['form']}")
+
+
+def has_space(classes: Sequence[StorageClass], fingerprint: bytes) -> bool:
+    """Return whether disks have as much free as they may keep, or a tier of the same content is there."""
+    return all(
+        each.path is not None
+        and (has_tier(each.path, fingerprint) or each.capacity_bytes <= free_bytes(each.path))
+        for each in classes
+    )
+
+
 def open_disks(
     classes: list[StorageClass],
-    source: Source,
+    content: Content,
     rank: int,
     calls: Calls,
     closing: ExitStack,
     *,
     is_new: bool,
+    page_cache_bytes: int,
 ) -> list[Disk]:
     """Open the tiers on some disks, with as much space as these have. They are closed by `closing`.
 
     A disk that is full or fails is reported and left out; one on a network file system is reported and used.
     rank: of this process. is_new: whether what earlier runs left is given up.
+    page_cache_bytes: that the kernel may have for what it reads of them.
     Raises: DataError naming the folder where one cannot be used.
     """
     if not classes:
         return []
-    fingerprint, disks = fingerprint_of(source), list[Disk]()
+    disks = list[Disk]()
+    is_direct = pays(sum(each.capacity_bytes for each in classes), page_cache_bytes)
     for storage in classes:
-        make = partial(_open_tier, storage, fingerprint, source, rank, calls.report)
+        make = partial(_open_tier, storage, content, rank, calls.report, is_direct=is_direct)
         try:
             tier = calls.one(f"local disk {storage.path!r}", make)
         except DataError as error:
@@ -130,20 +182,34 @@ def open_disks(
 
 
 def _open_tier(
-    storage: StorageClass, fingerprint: bytes, source: Source, rank: int, report: Callable[[str], None]
+    storage: StorageClass,
+    content: Content,
+    rank: int,
+    report: Callable[[str], None],
+    *,
+    is_direct: bool,
 ) -> SlowTier:
-    capacity_bytes, sizes_bytes = storage.capacity_bytes, source.sizes_bytes
+    capacity_bytes, (fingerprint, sizes_bytes, about, changed_since) = storage.capacity_bytes, content
     if storage.backend == "filesystem":
         assert storage.path is not None, "its class has checked it"
-        about = repr(source)
         mount = mount_of(storage.path, mounted())
         if mount is not None and is_network(mount.kind):
             report(
                 f"{storage.path} lies on {mount.kind} ({mount.device}), whose bytes may come over the network: keep "
                 "samples on a disk of this machine"
             )
+        if changed_since is not None and not has_tier(storage.path, fingerprint):
+            _replace_outdated(storage.path, changed_since, report)
         return DiskTier(
-            storage.path, capacity_bytes, fingerprint, sizes_bytes, about=about, number=rank, report=report
+            storage.path,
+            capacity_bytes,
+            fingerprint,
+            sizes_bytes,
+            about=about,
+            number=rank,
+            report=report,
+            is_direct=is_direct,
+            is_own=changed_since is not None,
         )
     module, _, name = storage.backend.partition(":")
     try:
@@ -155,6 +221,29 @@ def _open_tier(
             "that is found on sys.path"
         ) from error
     return KeyValueTier(store, capacity_bytes, fingerprint, sizes_bytes, number=rank, report=report)
+
+
+def _replace_outdated(
+    folder: str, changed_since: Callable[[str], list[str]], report: Callable[[str], None]
+) -> None:
+    """Report rows of the same data set that are not used, and remove those that its code of today would not make."""
+    try:
+        tiers = disk_tiers(folder)
+    except OSError:  # who opens the folder says what is wrong with it
+        return
+    for path, changed in {each.path: changed_since(each.about) for each in tiers}.items():
+        if not changed:
+            continue
+        try:
+            is_removed = "data" not in changed and remove_tier(path)
+        except FileNotFoundError:  # another rank was first, and has said so
+            continue
+        except OSError:
+            is_removed = False
+        report(
+            f"{path} has rows of this data set, made with other {' and '.join(changed)}: they are made anew"
+            + (" in their place" if is_removed else ", and those stay")
+        )
 
 
 def fingerprint_of(source: Source) -> bytes:
@@ -183,11 +272,13 @@ class KeptOnDisks:
     """What disks keep of a run.
 
     tiers: by number. held: by tier, what an earlier run left. copied: as of `SourceFetcher`.
+    is_pixels: whether it is crops or pictures, not samples as stored.
     """
 
     tiers: dict[int, WriteBehind]
     held: dict[int, NDArray[np.int64]]
     copied: dict[int, NDArray[np.bool_]]
+    is_pixels: bool = False
 
 
 def kept_on(
@@ -196,11 +287,15 @@ def kept_on(
     placement: Placement,
     sizes_bytes: NDArray[np.int64],
     queue_bytes: int,
+    form: CropForm | None = None,
 ) -> KeptOnDisks:
     """Give up what earlier runs left on disks and no tier shall keep, and return what disks keep from now on.
 
     first: number of the first disk's tier. queue_bytes: of samples that wait to be written, to all disks.
+    form: in which disks keep samples, if not as they are stored.
     """
+    if form is not None:
+        sizes_bytes = np.full(sizes_bytes.size, form.crop_bytes)
     tiers, held, copied = (
         dict[int, WriteBehind](),
         dict[int, NDArray[np.int64]](),
@@ -216,7 +311,10 @@ def kept_on(
         held[number] = left[is_kept]
         threads = min(disk.storage.threads, _MOST_WRITING_THREADS)
         tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads)
-        # What memory keeps goes with the process: a disk with space to spare has it for the next run.
+        # What memory keeps is lost when the process ends: a disk with space to spare has it for the next run. Where
+        # samples are dropped, that space is for others.
+        if placement.spares is not None:
+            continue
         own = placement.samples_in(number)
         spare_bytes = disk.storage.capacity_bytes - int(sizes_bytes[own].sum())
         count = int(np.searchsorted(np.cumsum(sizes_bytes[faster]), spare_bytes, side="right"))
@@ -224,4 +322,4 @@ def kept_on(
             copied[number] = np.zeros(sizes_bytes.size, bool)
             copied[number][faster[:count]] = True
             faster = faster[count:]
-    return KeptOnDisks(tiers, held, copied)
+    return KeptOnDisks(tiers, held, copied, form is not None)

@@ -32,6 +32,7 @@ from penstock.plan import FullShuffle
 from penstock.policy.merge import cut_windows
 from penstock.store import Source
 from penstock.store.group import Ids
+from penstock.store.labels import Labels
 from penstock.store.object_store import is_address, without_secrets
 from penstock.store.pack_file import PACK_NAME, TITLE, VERSION
 from penstock.store.pairs import masks_of
@@ -355,11 +356,21 @@ class _Packing:
         sizes, labels = self.format.read_back([str(self._work / name) for name in names])
         is_right = np.array_equal(sizes, self._source.sizes_bytes[self._order])
         if labels is not None:
-            is_right &= np.array_equal(labels, np.asarray(self.format.labels)[self._order])
+            is_right &= _are_equal(labels, self.format.labels, self._order)
         if not is_right:
             raise DataError(
                 f"{self._work} has other samples or labels than the source, which changed meanwhile"
             )
+
+
+def _are_equal(found: Labels, written: Labels, order: Ids) -> bool:
+    """Return whether labels were read as they were written. In JSON, numbers have no type: fractions are float32."""
+    if not isinstance(written, Mapping) or not isinstance(found, Mapping):
+        found, written = {"": np.asarray(found)}, {"": np.asarray(written)}
+    return found.keys() == written.keys() and all(
+        np.array_equal(each, written[name][order].astype(each.dtype), equal_nan=each.dtype.kind == "f")
+        for name, each in found.items()
+    )
 
 
 class _Written:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.compiling import Part
 from penstock.errors import ConfigError
@@ -10,6 +12,7 @@ from penstock.loader.config import JOBS, LoaderConfig
 from penstock.loader.front_end import NUMPY
 from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
 from penstock.machine import Machine
+from penstock.policy.loading import Job
 from penstock.simulate import loading
 from penstock.store.calls import Calls
 from penstock.trace import Trace
@@ -28,7 +31,7 @@ def predict(
     config: LoaderConfig,
     machine: Machine | str | os.PathLike[str] | None = None,
     *,
-    step_seconds: float | None = None,
+    step_seconds: float | Sequence[float] | None = None,
     epoch: int = 0,
     step: int = 0,
 ) -> Trace:
@@ -37,12 +40,12 @@ def predict(
     Nothing is read but the source's listing, no memory is taken for samples, and no thread stays. `Loader.predict`
     returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so
     that a little more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples
-    that is kept.
+    that is kept. And what local disks have from earlier runs a loader alone knows.
 
     config: its memory may be more than this computer has.
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
         config.machine unless given.
-    step_seconds: that the training takes for each batch; machine.compute says unless given.
+    step_seconds: that the training takes for each batch, or for one after the other; machine.compute says unless given.
     epoch, step: where the run begins, as for `Loader.start`.
 
     Raises: ConfigError if one of the first two is not known, if the plan has no such step, for a data set, whose costs
@@ -52,8 +55,8 @@ def predict(
     if not isinstance(config, LoaderConfig):
         raise ConfigError(
             f"config is of type {type(config).__name__}; it is a LoaderConfig. A loader has a predict() of its own; "
-            "what takes a plan without a source, or sizes of your own, is penstock.simulate.predict(plan, machine, "
-            "sizes_bytes, limits=...)"
+            "what takes a plan without a source, or sizes of your own, is penstock.simulate.predict(Job(plan, "
+            "sizes_bytes, machine), limits=...)"
         )
     return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds, (epoch, step))
 
@@ -61,7 +64,7 @@ def predict(
 def predict_run(
     setup: Setup,
     machine: Machine | str | os.PathLike[str] | None,
-    step_seconds: float | None,
+    step_seconds: float | Sequence[float] | None,
     first: tuple[int, int],
 ) -> Trace:
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
@@ -85,23 +88,31 @@ def predict_run(
             "the file that it writes"
         )
     prepare_clock(setup.plan.reads(setup.rank))
-    on = (
-        setup.machine
-        if given is None
-        else with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks)
-    )
+    on = setup.machine
+    if given is not None:
+        known = {each.path: each for each in given.storage if each.path is not None}
+        disks = [
+            replace(known.get(each.path or "", each), capacity_bytes=each.capacity_bytes)
+            for each in on.storage[1:]
+            if each.backend != "memory"
+        ]
+        on = with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks, disks)
+    sharing = setup.sharing
     return loading.predict(
-        setup.plan,
-        on,
-        setup.sizes_bytes,
+        Job(
+            setup.plan,
+            setup.sizes_bytes,
+            on,
+            setup.seed,
+            setup.rank,
+            setup.form,
+            None if sharing is None else sharing.ranks,
+            first,
+        ),
         limits=setup.limits,
-        extents=setup.extents,
         policy=setup.policy,
-        seed=setup.seed,
-        rank=setup.rank,
-        first=first,
+        extents=setup.extents,
         step_seconds=step_seconds,
-        form=setup.form,
-        sharing=None if setup.sharing is None else setup.sharing.ranks,
-        maps_peers=setup.sharing is None or setup.sharing.shared.is_mapped,
+        maps_peers=sharing is None or sharing.shared.is_mapped,
+        held=setup.held,
     )

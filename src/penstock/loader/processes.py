@@ -30,7 +30,7 @@ from penstock.errors import ClosedError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field, StagingBuffer
-from penstock.flow.work import Fetcher, FetcherOver, Request
+from penstock.flow.work import Brought, Fetcher, FetcherOver, Request
 from penstock.forkserver import ForkedChild, fork_child
 from penstock.loader.fetching import SourceFetcher, located
 from penstock.loader.global_draws import ONE_THREAD
@@ -38,7 +38,6 @@ from penstock.loader.pickling import Pickled, pickled
 from penstock.loader.worker import (
     Answer,
     Begin,
-    Brought,
     Copy,
     MovableDecoder,
     PackedError,
@@ -111,8 +110,9 @@ class Processes(FetcherOver):
             number = self._begun % self._plan.count
             self._begun += 1
             if number == len(self._all):
-                self._all.append(_Process(self._plan, self._parts, number, self._staging))
-                self._all[number].start()
+                process = _Process(self._plan, self._parts, number, self._staging)
+                process.start()
+                self._all.append(process)  # none that did not start
             self._threads.process = self._all[number]
         if isinstance(self._fetcher, SourceFetcher):
             self._fetcher.prepare()
@@ -204,27 +204,43 @@ class Processes(FetcherOver):
         """Nothing is read here."""
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
         self.begin()
-        process, newest = self._threads.process, (self._version, self._plan, self._parts)
+        newest = self._version, self._plan, self._parts
         task = Task(
             load._replace(origins=[], entries=[]),
-            Brought(rows, ids, list(data)) if self._reads_here else None,
+            brought._replace(data=list(brought.data)) if self._reads_here else None,
         )
-        answer = process.do(task, newest, at, self._describe, self._is_given_up)
-        self._decoder.put(load.slot, _without(rows, [index for index, _ in answer.failed]), answer.others)
+        with self._idlest() as process:
+            answer = process.do(task, newest, at, self._describe, self._is_given_up)
+        self._decoder.put(
+            load.slot, _without(brought.rows, [index for index, _ in answer.failed]), answer.others
+        )
         failed = [(index, unpack(error)) for index, error in answer.failed]
         if not self._reads_here:
             return failed
-        return [(index, located(error, int(ids[index]), self._fetcher.describe)) for index, error in failed]
+        return [
+            (index, located(error, int(brought.ids[index]), self._fetcher.describe))
+            for index, error in failed
+        ]
+
+    @contextlib.contextmanager
+    def _idlest(self) -> Iterator[_Process]:
+        """Lend the process that has least to do, this thread's unless another has less.
+
+        Two threads that begin at the same time may be of one process, while another has nothing to do.
+        """
+        own = self._threads.process
+        with self._all_lock:
+            found = min(self._all, key=lambda each: (each.tasks, each is not own))
+            found.tasks += 1
+        try:
+            yield found
+        finally:
+            with self._all_lock:
+                found.tasks -= 1
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self._decoder.finish(slot, arrays, rows)
@@ -243,6 +259,8 @@ class _Process:
         self._plan, self._parts, self._number, self._staging = plan, parts, number, staging
         self._version = 0
         self.is_ready = False
+        #: How many it has been given and not answered; the lock of all processes guards it.
+        self.tasks = 0
         #: Whether it was sent Begin and no thread waits for the answer yet; why it could not begin.
         self._has_begun = False
         self._refusal: Exception | None = None

@@ -1,185 +1,46 @@
-"""What a run records, summed up while it runs and written to its file."""
+"""How far a run is, in a line."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock.flow.recorder import Recorder
+from penstock.flow.collector import Collector
 from penstock.plan import AccessPlan
-from penstock.trace import EpochMetrics, TraceWriter, stall_share
-from penstock.trace.schema import NO_SAMPLE, STAGING, GroupIds, Spans
-from penstock.trace.summary import RunningMetrics
+from penstock.trace import EpochMetrics, Kind, stall_share
+from penstock.trace.stages import describe_place
 from penstock.units import format_seconds
-
-#: Groups of which nothing is summed up yet, at most: as many as rings hold.
-_MOST_GROUPS = 1 << 14
-
-
-class Collector:
-    """Brings spans from the rings of the threads to the sums, and to the file if there is one. Any thread may ask.
-
-    report: called when the file cannot be written any more, as on a full disk.
-    describe: names a sample; the slowest are named in the file.
-    hosts: of ranks, by rank, as far as they are known.
-    consumed: (epoch, step) of the last batch whose spans are all recorded. The consumer moves it.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        writer: TraceWriter | None,
-        report: Callable[[str], None],
-        describe: Callable[[int], str] | None = None,
-        hosts: Mapping[int, str] | None = None,
-    ) -> None:
-        self._recorder = recorder
-        self._report = report
-        self._writer = writer
-        self._describe = describe
-        self._sums = RunningMetrics()
-        self._sums_lock = threading.Lock()
-        #: Of the slowest samples, by id, in the file.
-        self._names: dict[int, str] = {}
-        #: Given by `name`: all; those that the file does not have yet.
-        self._given: dict[int, str] = {}
-        self._new: dict[int, str] = {}
-        self._hosts = dict(hosts or {})
-        self._are_hosts_written = False
-        #: What was chosen while it ran, by rank; and whether that is still to be written.
-        self._choices: dict[int, str] = {}
-        self._has_new_choice = False
-        #: Ids of groups of which nothing is summed up yet, by (rank, flow).
-        self._ids: dict[tuple[int, int], NDArray[np.int64]] = {}
-        self._pid = os.getpid()
-        self._is_closed = self._is_held = False
-        self.consumed = (0, -1)
-
-    def hold(self) -> None:
-        """Drain nothing before `write_to`, so that what is recorded until then is in the file."""
-        self._is_held = True
-
-    def write_to(self, writer: TraceWriter) -> None:
-        """Write to a file from now on. Before there are threads."""
-        self._writer, self._is_held = writer, False
-
-    def name(self, names: Mapping[int, str]) -> None:
-        """Have the file say what these samples are called, slow or not."""
-        with self._sums_lock:
-            self._given |= names
-            self._new |= names
-
-    def note_choice(self, line: str) -> None:
-        """Have the file say what this rank has chosen; the latest line counts."""
-        self._choices, self._has_new_choice = {self._recorder.rank: line}, True
-
-    def collect(self) -> None:
-        """Drain the rings; do nothing once closed, nor in a forked child, where a lock may be held for ever."""
-        self._collect(ends=False)
-
-    def _collect(self, ends: bool) -> None:
-        if self._is_forked:
-            return
-        failed: OSError | None = None
-        with self._sums_lock:
-            if self._is_closed or (self._is_held and not ends):
-                return
-            consumed = self.consumed  # before the drain, which then has all spans of these batches
-            spans = self._recorder.drain()
-            ids = self._recorder.drain_ids()  # after it, which then has all ids of these spans
-            summed = self._sums.add(spans, *consumed)
-            if self._writer is not None:
-                try:
-                    self._write(self._writer, spans, ids, summed)
-                    if ends:
-                        self._writer.close()
-                except OSError as error:
-                    self._writer, failed = None, error
-            self._is_closed = ends
-        if failed is not None:
-            self._report(f"the trace breaks off here{'' if ends else '; the training continues'}: {failed}")
-
-    def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
-        writer.append(spans, self._recorder.dropped, ids)
-        new, self._new = self._name_slowest() | self._new, {}
-        has_new, self._has_new_choice = self._has_new_choice, False
-        writer.name(new, {} if self._are_hosts_written else self._hosts, self._choices if has_new else {})
-        self._are_hosts_written = True
-        self._ids.update(ids)
-        for flow in np.unique(summed["flow"]).tolist() if self._ids else ():
-            self._ids.pop((self._recorder.rank, flow), None)
-        for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
-            del self._ids[group]
-        if writer.is_turn_due:
-            names = self._ids, self._names | self._given, self._hosts, self._choices
-            writer.turn(self._sums.summary(), self._sums.waiting, *names)
-
-    def _name_slowest(self) -> dict[int, str]:
-        """Forget the names of samples that are no longer among the slowest; return the new ones."""
-        if self._describe is None:
-            return {}
-        slowest = self._sums.slowest["sample"]
-        samples = np.unique(slowest[slowest != NO_SAMPLE]).tolist()
-        new = {sample: self._named(sample) for sample in samples if sample not in self._names}
-        if new:
-            known = self._names | new
-            self._names = {sample: known[sample] for sample in samples}
-        return new
-
-    def _named(self, sample: int) -> str:
-        assert self._describe is not None, "asked before"
-        try:
-            return self._describe(sample)
-        except Exception as error:  # of a source's own code: a name in a trace must not end the training
-            return f"which cannot be described ({type(error).__name__})"
-
-    def epoch(self, epoch: int) -> EpochMetrics | None:
-        """Return the sums of one epoch as last collected; None where no span of it was."""
-        return self._sums.epoch(epoch)
-
-    def epochs(self) -> list[EpochMetrics]:
-        """Return the sums so far, by epoch."""
-        self.collect()
-        return self._sums.epochs()
-
-    def close(self) -> None:
-        """Drain the rings once more and end the file, after any thread that is writing to it. Twice is harmless.
-
-        Waits for the disk and for other threads: not for the garbage collector to call.
-        """
-        self._collect(ends=True)
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this is a forked child's copy: the file is the parent's."""
-        return os.getpid() != self._pid
 
 
 def progress_lines(collector: Collector, plan: AccessPlan) -> list[str]:
     """Return in a line how far a run is: rate, waiting and its main cause, hits, time left; none before the first sums.
 
-    The sums are those of the epoch as last collected, some seconds old: nothing is waited for, as whoever asks may
-    want to know why nothing moves.
+    The sums are those of the epoch, or of the one before where it has none yet; nothing is waited for, as whoever asks
+    may want to know why nothing moves.
     """
     epoch, step = collector.consumed
-    metrics = collector.epoch(epoch)
-    if metrics is None or not metrics.steps:
+    summed = filter(None, map(collector.epoch_by_now, (epoch, epoch - 1)))
+    metrics = next((each for each in summed if each.steps and _ended_steps(each)), None)
+    if metrics is None:
         return []
-    seconds = metrics.stall_seconds + metrics.own_seconds
+    # The step under way was waited for, and has not ended.
+    stall_seconds = metrics.stall_seconds / metrics.steps
+    own_seconds = metrics.own_seconds / _ended_steps(metrics)
+    seconds = stall_seconds + own_seconds
     steps, epochs = plan.steps(epoch), "" if plan.is_endless else f" of {plan.epochs}"
-    line = f"epoch {epoch}{epochs}, step {step + 1} of {steps}: {metrics.samples / (seconds or 1.0):,.1f} samples/s"
-    line += f", waited {100 * stall_share(metrics.stall_seconds, metrics.own_seconds):.1f} % of the time"
+    rate = metrics.samples / metrics.steps / (seconds or 1.0)
+    line = f"epoch {epoch}{epochs}, step {step + 1} of {steps}: {rate:,.1f} samples/s"
+    line += f", waited {100 * stall_share(stall_seconds, own_seconds):.1f} % of the time"
     if metrics.stall_seconds:
         line += f", most for {max(metrics.stall_by_cause, key=metrics.stall_by_cause.__getitem__)}"
-    taken = [*metrics.reads_by_place.items(), *metrics.hits_by_place.items()]
-    if total := sum(samples for _, samples in taken):
-        kept = sum(samples for place, samples in taken if place > STAGING)
-        line += f"; {100 * kept / total:.0f} % of the samples from tiers"
+    taken = Counter(metrics.reads_by_place) + Counter(metrics.hits_by_place)
+    if total := taken.total():
+        shares = (f"{describe_place(place)} {100 * taken[place] / total:.0f} %" for place in sorted(taken))
+        line += f"; samples from {', '.join(shares)}"
     if not plan.is_endless:
         left = steps - step - 1 + sum(map(plan.steps, range(epoch + 1, plan.epochs)))
-        line += f"; {format_seconds(left * seconds / metrics.steps)} left at this rate"
+        line += f"; {format_seconds(left * seconds)} left at this rate"
     return [line]
+
+
+def _ended_steps(metrics: EpochMetrics) -> int:
+    return sum(durations.calls for stage, durations in metrics.stages.items() if stage.kind == Kind.STEP)

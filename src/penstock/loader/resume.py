@@ -83,12 +83,17 @@ def describe_run(
             **({} if mix is None else {"mix": [describe_object(step) for step in mix]}),
         }
         if pipeline.is_visual:
-            decoder = choose_decoder()
-            found = decoder_versions().get(_PACKAGES.get(decoder, decoder), "")
-            described["pixels"] = {"decoder": f"{decoder} {found}".strip(), "form": _PIXELS}
+            described["pixels"] = describe_pixels()
     elif draws_seed is not None:
         described["draws"] = {"seed": int(draws_seed)}
     return described
+
+
+def describe_pixels() -> dict[str, JSON]:
+    """Return what decides which pixels a picture is decoded to here."""
+    decoder = choose_decoder()
+    found = decoder_versions().get(_PACKAGES.get(decoder, decoder), "")
+    return {"decoder": f"{decoder} {found}".strip(), "form": _PIXELS}
 
 
 def write_state(described: Mapping[str, JSON], epoch: int, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Samples of a data set kept in memory as bytes: what its code has made once is not made again."""
+"""Samples of a data set kept in memory, and on disks, as bytes: what its code has made once is not made again."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import copyreg
 import io
 import pickle
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.flow.channel import Reducers
 from penstock.flow.work import Failed, Fetcher, FetcherOver, Request
+from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.structure import is_same
 from penstock.store import MemoryTier
 from penstock.trace.schema import SOURCE, STAGING
+
+#: A sample as it is kept.
+Row = bytes | memoryview
 
 
 class RowPickler:
@@ -35,38 +43,93 @@ class RowPickler:
 class KeepingFetcher(FetcherOver):
     """A `Fetcher` of the samples of another that keeps in tiers what a plan says is worth it.
 
-    What is asked of a tier that has no space for it, as samples turned out larger, is made again.
+    What is asked of a tier that has no space for it, as samples turned out larger, or has lost it, is made again.
+
+    memory: the tier of number 1, if any. disks: tiers by number, and what goes there besides.
     """
 
-    def __init__(self, fetcher: Fetcher, tiers: dict[int, MemoryTier], pickler: RowPickler) -> None:
+    def __init__(
+        self, fetcher: Fetcher, memory: MemoryTier | None, disks: KeptOnDisks, pickler: RowPickler
+    ) -> None:
         super().__init__(fetcher)
-        self._tiers, self._pickler = tiers, pickler
+        self._memory, self._slow, self._copied_to = memory, disks.tiers, disks.copied
+        self._pickler = pickler
 
     def fetch(self, request: Request) -> list[Any]:
         """Return samples, from a tier or made, and have a tier keep them where it is to; see `Fetcher`."""
-        samples = request.samples
         if request.origin == SOURCE:
             found = self._made(request)
-            for sample, rest, value in zip(samples, request.rests, found, strict=False):
+            for sample, rest, value in zip(request.samples, request.rests, found, strict=False):
                 if rest != STAGING and not isinstance(value, Failed):
-                    self._tiers[rest].put(sample, self._pickler.dump(value))
+                    self._keep(sample, self._pickler.dump(value), rest)
             return found
-        tier = self._tiers[request.origin]
-        request.at(samples[0])
-        found = [pickle.loads(tier.view(sample)) if tier.contains(sample) else None for sample in samples]
-        missing = [index for index, sample in enumerate(samples) if not tier.contains(sample)]
+        request.at(request.samples[0])
+        kept = list(self._kept(request))
+        for sample, rest, data in zip(request.samples, request.rests, kept, strict=False):
+            if rest != STAGING and data is not None:
+                self._keep(sample, data, rest)
+        found = [None if data is None else pickle.loads(data) for data in kept]
+        missing = [index for index, data in enumerate(kept) if data is None]
         if missing:
             made = self._made(request._replace(ids=request.ids[missing]))
             for index, value in zip(missing, made, strict=True):
                 found[index] = value
+                if isinstance(value, Failed):
+                    continue
+                rest = request.rests[index] if request.rests else STAGING
+                tiers = ({rest} - {STAGING}) | ({request.origin} & self._slow.keys())
+                data = self._pickler.dump(value) if tiers else b""
+                for tier in tiers:
+                    self._keep(request.samples[index], data, tier)
         return found
+
+    def evict(self, ids: NDArray[np.int64]) -> None:
+        """Keep samples in no tier any longer; see `Fetcher`."""
+        if self._memory is not None:
+            self._memory.evict(ids)
+        for disk in self._slow.values():
+            disk.evict(ids)
+        super().evict(ids)
 
     def _made(self, request: Request) -> list[Any]:
         return list(self._fetcher.fetch(request._replace(origin=SOURCE, rests=())))
 
+    def _kept(self, request: Request) -> Iterator[Row | None]:
+        """Yield what a tier has of samples, None where it has none."""
+        if request.origin not in self._slow:
+            assert self._memory is not None, "it is the only other tier"
+            for sample in request.samples:
+                yield self._memory.view(sample) if self._memory.contains(sample) else None
+            return
+        tier, ids = self._slow[request.origin], request.ids
+        sizes = tier.sizes_of(ids)
+        there = np.flatnonzero(sizes >= 0)
+        begins = np.concatenate(([0], np.cumsum(sizes[there])))
+        into = np.empty(begins[-1], np.uint8)
+        failed = {index for index, _ in tier.read_group(ids[there], into, begins)} if there.size else set()
+        pieces = dict(zip(there.tolist(), pairwise(begins.tolist()), strict=True))
+        for lost in failed:
+            del pieces[int(there[lost])]
+        for index in range(ids.size):
+            yield into[slice(*pieces[index])].data if index in pieces else None
+
+    def _keep(self, sample: int, data: Row, rest: int) -> None:
+        """Have a tier keep a sample, and disks that have a copy of what memory keeps."""
+        if rest in self._slow:
+            self._slow[rest].put(sample, np.frombuffer(data, np.uint8))
+            return
+        assert self._memory is not None, "the plan knows which tiers there are"
+        if self._memory.put(sample, data) and self._memory.contains(sample):
+            for number, is_copied in self._copied_to.items():
+                if is_copied[sample]:
+                    view = np.frombuffer(self._memory.view(sample), np.uint8)
+                    self._slow[number].put(sample, view, stays=True)
+
     def close(self) -> None:
-        for tier in self._tiers.values():
-            tier.close()
+        for disk in self._slow.values():  # they may still write what memory keeps
+            disk.close()
+        if self._memory is not None:
+            self._memory.close()
         super().close()
 
 

@@ -27,19 +27,34 @@ from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import DTYPE, HOST, HOSTS, JOBS, LoaderConfig, check_machine, plan_over
 from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
+from penstock.loader.decode_servers import connect, served_by
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
+from penstock.loader.global_draws import drawn_since, global_states
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
 from penstock.loader.jobs import JobsOfHost
+from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
-from penstock.loader.local_disk import Disk, KeptOnDisks, disk_classes, kept_on, open_disks
+from penstock.loader.local_disk import (
+    Content,
+    Disk,
+    KeptOnDisks,
+    check_space,
+    content_of,
+    disk_classes,
+    has_space,
+    kept_on,
+    open_disks,
+)
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
-from penstock.loader.pictures import KeptPictures, PictureDecoder, decoded_form, front_of_crops
+from penstock.loader.pictures import KeptPictures, PictureDecoder, WholePictures, decoded_form, front_of_crops
+from penstock.loader.pixels_on_disk import describe_form
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.ranks_memory import RanksMemory
+from penstock.loader.row_code import row_code
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
@@ -51,8 +66,8 @@ from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import Extents, Placement, StagingLimits
-from penstock.policy.decisions import OWN_BYTES, OWN_BYTES_IN_PLACE
-from penstock.policy.forms import CropForm
+from penstock.policy.decisions import OWN_BYTES
+from penstock.policy.forms import CropForm, with_disks
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.placement import Shared
 from penstock.policy.runnable import placement_of, shared_by
@@ -69,6 +84,9 @@ from penstock.units import format_bytes, format_count, parse_bytes
 
 # Of samples that wait to be written to a disk; and which share of the memory they may have.
 _MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
+
+# Of decoded pictures, and of a data set's samples, the first say how large they are: disks have so many times that.
+_STRAY = 2.0
 
 # Small steps share a slot up to these: more gain little. The eight slots that are usual take a quarter of the memory at
 # most, and half as much where samples are kept in the rest.
@@ -125,7 +143,8 @@ class Setup:
     held: by tier, samples that an earlier run left on a disk.
     byte_values: what a device makes of images, which are bytes in slots; None where slots have what the caller gets.
     collates: whether collate_fn makes the batches.
-    form: in which memory keeps samples, if not as they are stored.
+    form: in which memory, or disks, too, keep samples, if not as they are stored.
+    jobs_form: in which the jobs of a host keep them, besides.
     sharing: what ranks of a host keep for each other; None where each reads for itself.
     """
 
@@ -156,6 +175,7 @@ class Setup:
     byte_values: ByteValues | None = None
     collates: bool = False
     form: CropForm | None = None
+    jobs_form: CropForm | None = None
     sharing: Sharing | None = None
 
     @property
@@ -366,11 +386,7 @@ class Draft(NamedTuple):
     budget: MemoryBudget
     is_measured: bool
     on: Machine
-
-    @property
-    def form(self) -> CropForm | None:
-        """In which form memory keeps samples."""
-        return self.samples.form if self.budget.tier_bytes else None
+    form: CropForm | None
 
 
 def drafted(
@@ -387,6 +403,7 @@ def drafted(
     machine = read_machine(config.machine, calls)
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
     policy, rank = config.loading_policy, config.rank or 0
+    classes, contents = _disks_of(config, machine, source, policy, front_end, calls)
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
@@ -408,43 +425,81 @@ def drafted(
     sizes_bytes, local_batch = samples.sizes_bytes, plan.max_local_batch(rank)
     share = _STAGED_SHARE if isinstance(policy, Staging) else _STAGED_SHARE_BESIDE_TIERS
     steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, int(share * memory_bytes))
-    disks = _disks(config, machine, source, policy, calls, closing if runs else None)
-    queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if disks else 0
+    queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if classes(1) else 0
     budget = share_memory(
         memory_bytes - queue_bytes,
         slot_bytes=samples.slot_bytes(plan, rank, steps),
         local_batch=local_batch,
         readers=threads.readers,
-        largest_sample_bytes=int(sizes_bytes.max(initial=0)),
-        keep_bytes=0 if isinstance(policy, Staging) else _most_kept_bytes(machine, sizes_bytes, samples.form),
+        largest_sample_bytes=max(int(sizes_bytes.max(initial=0)), samples.served_bytes),
+        keep_bytes=_keep_bytes(config, policy, machine, samples),
         picture_bytes=samples.picture_bytes,
         large_picture_bytes=samples.large_picture_bytes,
         decoders=max(threads.decoders, threads.most_decoders),
+        # One more for the batch that the training has, which lies in its slot unless a function made it.
+        most_slots=0 if config.prefetch is None else config.prefetch + (config.collate_fn is None),
     )
     if runs and config.share == JOBS:
         budget = replace(budget, tier_bytes=0, jobs_bytes=budget.tier_bytes)
+    without_disks = with_memory(machine, budget, threads.decoders, plan.ranks)
+    form, storage, content = _form_and_disks(samples, budget, without_disks, contents, classes)
+    disks = [Disk(each) for each in storage]
+    if runs and content is not None:
+        # What this run may use of memory, and does not take itself, is the page cache's.
+        cached = memory_limit_bytes() // ranks_on_this_host() - memory_bytes
+        is_new = config.refresh == "full"
+        disks = open_disks(storage, content, rank, calls, closing, is_new=is_new, page_cache_bytes=cached)
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
     is_measured = machine is not None
     opened = Opened(source, plan)
     return Draft(
-        config, runs, opened, rank, cpus, threads, samples, steps, disks, queue_bytes, budget, is_measured, on
+        config,
+        runs,
+        opened,
+        rank,
+        cpus,
+        threads,
+        samples,
+        steps,
+        disks,
+        queue_bytes,
+        budget,
+        is_measured,
+        on,
+        form,
     )
 
 
-def shared_among(
-    draft: Draft, ranks: Sequence[int], tier_bytes: int, first: tuple[int, int] = (0, 0)
-) -> Shared:
-    """Return what some ranks keep for each other, of a run that begins at (epoch, step).
+def job_among(
+    draft: Draft,
+    ranks: Sequence[int],
+    tiers_bytes: Sequence[int],
+    first: tuple[int, int] = (0, 0),
+    held: Mapping[int, NDArray[np.int64]] | None = None,
+) -> Job:
+    """Return what a policy may know of ranks that keep samples for each other, of a run that begins at (epoch, step).
 
-    tier_bytes: that each of them has for it. Raises: what the policy raises.
+    tiers_bytes: that each of them has for it, in memory and on disks. held: by rank, what is on its disks.
     """
     storage, plan = draft.on.storage, draft.opened.plan
-    on = draft.on
-    if len(storage) > 1:
-        on = replace(on, storage=(storage[0], replace(storage[1], capacity_bytes=max(1, tier_bytes))))
+    tiers = (
+        replace(tier, capacity_bytes=max(1, nbytes))
+        for tier, nbytes in zip(storage[1:], tiers_bytes, strict=False)
+    )
+    on = replace(draft.on, storage=(storage[0], *tiers))
     sizes_bytes, seed = draft.samples.sizes_bytes, seed_of(draft.config)
-    job = Job(plan, sizes_bytes, on, seed, draft.rank, sharing=ranks, first=first)
-    return shared_by(draft.config.loading_policy, job, [draft.rank])
+    return Job(plan, sizes_bytes, on, seed, draft.rank, sharing=ranks, first=first, held=held)
+
+
+def tiers_of(draft: Draft) -> list[int]:
+    """Return the bytes that a rank can keep, in memory and on disks."""
+    return [draft.budget.tier_bytes, *(disk.storage.capacity_bytes for disk in draft.disks)]
+
+
+def without_disks(draft: Draft) -> Draft:
+    """Return the same without local disks."""
+    storage = draft.on.storage
+    return draft._replace(disks=[], on=replace(draft.on, storage=storage[: len(storage) - len(draft.disks)]))
 
 
 def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
@@ -461,14 +516,18 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         sharing is None and config.share in (HOST, HOSTS) and plan.ranks > 1
     ):  # of one host, or each of its own
         ranks = range(plan.ranks)
-        shared = replace(shared_among(draft, ranks, budget.tier_bytes), is_mapped=config.share == HOST)
-        sharing = Sharing(shared, tuple(ranks))
+        shared = shared_by(policy, job_among(draft, ranks, tiers_of(draft)), [rank])
+        sharing = Sharing(replace(shared, is_mapped=config.share == HOST), tuple(ranks))
     if sharing is None:
         job = Job(plan, sizes_bytes, on, seed_of(config), rank, draft.form)
         placement = placement_of(policy, job, rank)
     else:
         placement = sharing.shared.kept[rank].as_placement(plan.samples)
-    kept = kept_on(draft.disks, len(on.storage) - len(draft.disks), placement, sizes_bytes, draft.queue_bytes)
+    first, on_disks = (
+        len(on.storage) - len(draft.disks),
+        draft.form if draft.form is not None and draft.form.is_on_disks else None,
+    )
+    kept = kept_on(draft.disks, first, placement, sizes_bytes, draft.queue_bytes, on_disks)
     fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
     return Setup(
         plan=plan,
@@ -485,17 +544,20 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         placement=placement,
         held=kept.held,
         form=draft.form,
+        jobs_form=samples.form if _pixels_bytes(budget, sizes_bytes, samples.form) else None,
         sharing=sharing,
         limits=StagingLimits(
             budget.slots,
             threads.readers,
             threads.decoders,
-            budget.undecoded_bytes,
+            samples.stored_for(budget.undecoded_bytes),
             threads.most_decoders,
             draft.steps,
-            OWN_BYTES_IN_PLACE if samples.reads_in_place else OWN_BYTES,
+            _STAGED_TOGETHER_BYTES if samples.reads_in_place else OWN_BYTES,
             loads_all=config.collate_fn is not None,
             most_readers=threads.most_readers,
+            reads_ahead=bool(config.decode_servers),
+            most_slots=_most_slots(config, budget),
         ),
         cpus=draft.cpus,
         decoders_because=threads.decoders_because,
@@ -512,25 +574,78 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
     )
 
 
-def _disks(
+#: Returns the disks that samples of so many bytes may be kept on; what they keep, given arguments of `content_of`.
+_Classes = Callable[[int], list[StorageClass]]
+_Contents = Callable[..., Content]
+
+
+def _disks_of(
     config: LoaderConfig,
     machine: Machine | None,
     source: Source | MapDataset,
     policy: LoadingPolicy,
+    front_end: FrontEnd,
     calls: Calls,
-    closing: ExitStack | None,
-) -> list[Disk]:
-    """Return the disks that keep samples. closing: closes them; None for a prediction, which opens none.
+) -> tuple[_Classes, _Contents]:
+    """Return which disks may keep samples, and what of them."""
 
-    Ranks share memory alone: there are none then.
+    def classes(total_bytes: int) -> list[StorageClass]:
+        found = disk_classes(config.local_disk, machine, total_bytes)
+        # Ranks read each other's files; and who can write to a store of the user's own could have rows run any code.
+        is_any = config.share is None and isinstance(source, Source)
+        return found if is_any else [each for each in found if each.backend == "filesystem"]
+
+    none: _Classes = lambda total_bytes: []  # noqa: E731
+    if isinstance(policy, Staging) or config.share == JOBS:
+        return none, content_of
+    if isinstance(source, Source):
+        return classes, partial(content_of, source)
+    if not config.cache or not classes(1):
+        return none, content_of
+    place = type(source).__name__
+    try:
+        code = calls.one(
+            f"the code of {place}", lambda: row_code(source, config.optional, front_end.reducers)
+        )
+    except ConfigError as error:
+        calls.report(f"no disk keeps rows of {place}: {error}")
+        return none, content_of
+    sizes_bytes = np.full(len(source), -1)
+    return classes, lambda *_: Content(code.fingerprint, sizes_bytes, code.about, code.changed_since)
+
+
+def _most_slots(config: LoaderConfig, budget: MemoryBudget) -> int:
+    """Return how many slots may come to be used; 0 where their number is fixed, as it is where a run is predicted."""
+    if config.machine is not None or config.prefetch is not None or config.decoders == 0:
+        return 0
+    return min(_MORE_SLOTS * budget.slots, budget.staging_bytes // max(1, budget.slot_bytes))
+
+
+def _form_and_disks(
+    samples: _Samples,
+    budget: MemoryBudget,
+    on: Machine,
+    contents: _Contents,
+    classes: _Classes,
+) -> tuple[CropForm | None, list[StorageClass], Content | None]:
+    """Return in which form samples are kept, on which disks, and what these keep; None without any.
+
+    on: the machine of the run, without disks. contents, classes: as `_disks_of` returns them.
     """
-    if not isinstance(source, Source) or isinstance(policy, Staging) or config.share is not None:
-        return []
-    classes = disk_classes(config.local_disk, machine, int(source.sizes_bytes.sum()))
-    if closing is None:
-        return [Disk(each) for each in classes]
-    is_new = config.refresh == "full"
-    return open_disks(classes, source, config.rank or 0, calls, closing, is_new=is_new)
+    form, sizes_bytes = samples.form if budget.tier_bytes else None, samples.sizes_bytes
+    disks = classes(int((1.0 if samples.pipeline is not None else _STRAY) * sizes_bytes.sum()))
+    if not disks:
+        return form, [], None
+    check_space(disks, int(sizes_bytes.max(initial=0)))
+    if form is not None and all(each.backend == "filesystem" for each in disks):
+        more = _STRAY if form.is_decoded else 1.0
+        larger = classes(int(more * form.bytes_for(sizes_bytes.size)))
+        in_form = with_disks(form, larger, sizes_bytes, on)
+        if in_form.is_on_disks:
+            content = contents(samples.pixels, -1 if form.is_decoded else form.crop_bytes)
+            if has_space(larger, content.fingerprint):
+                return in_form, larger, content
+    return form, disks, contents(None)
 
 
 class _Samples(NamedTuple):
@@ -539,6 +654,7 @@ class _Samples(NamedTuple):
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
     draws_seed, processes, byte_values, form: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
+    served_bytes: of one that a decode server has decoded; 0 without any. pixels: of `describe_form`.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -555,6 +671,13 @@ class _Samples(NamedTuple):
     beside_bytes: int = 0
     byte_values: ByteValues | None = None
     form: CropForm | None = None
+    served_bytes: int = 0
+    pixels: Mapping[str, object] | None = None
+
+    def stored_for(self, undecoded_bytes: int) -> int:
+        """Return the bytes of as many samples, as they are stored, as memory of so many bytes has space for."""
+        mean_bytes = float(self.sizes_bytes.mean())
+        return max(1, int(undecoded_bytes * mean_bytes / max(mean_bytes, self.served_bytes, 1)))
 
     def slot_bytes(self, plan: AccessPlan, rank: int, steps: int = 1) -> int:
         """Return what a slot for so many steps takes, with what their batches have beside it."""
@@ -608,25 +731,23 @@ def _of_source(
         tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
         count = 1 if processes is None else processes.count
         how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
-        fetcher: SourceFetcher
-        decoder: ImageDecoder
-        if budget.tier_bytes and runs and form is not None and form.is_decoded:
-            pictures = KeptPictures(form, pipeline, budget.tier_bytes, placement)
-            fetcher, decoder = CropFetcher(pictures, source, tiers, near), PictureDecoder(pictures, *how)
-        elif budget.tier_bytes and runs and crops is not None and form is not None:
-            crops.prepare()
-            kept = KeptCrops(form, crops, budget.tier_bytes, placement, plan.epochs)
-            fetcher, decoder = CropFetcher(kept, source, tiers, near), CropDecoder(crops, kept, *how)
+        if budget.tier_bytes and runs and form is not None:
+            made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks
+            fetcher, decoder = _kept_in_form(*made, (source, tiers, near), how)
         else:
             if sharing is not None and sharing.tier is not None:
                 tiers[1] = sharing.tier
             elif budget.tier_bytes and runs:
                 tiers[1] = MemoryTier(budget.tier_bytes)
             peers = None if sharing is None else sharing.peers
-            jobs = JobsOfHost(source, budget.jobs_bytes) if budget.jobs_bytes else None
+            jobs = _jobs_of_host(source, budget, form, pipeline) if budget.jobs_bytes else None
             near = near if jobs is None else None  # a sample is taken, or read, by itself
-            fetcher = SourceFetcher(source, tiers, near, disks.copied, peers, jobs)
-            decoder = ImageDecoder(*how)
+            reads = source, tiers, near, disks.copied, peers, jobs
+            if config.decode_servers and runs:
+                servers = connect(config.decode_servers, pipeline, source, plan.epochs, calls.report)
+                fetcher, decoder = served_by(servers, pipeline, reads, how)
+            else:
+                fetcher, decoder = SourceFetcher(*reads), _jobs_decoder(jobs, form, pipeline, crops, how)
         return fetcher, decoder if mixing is None else MixingDecoder(decoder, mixing), extents
 
     sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
@@ -634,7 +755,6 @@ def _of_source(
     fields, is_random = image_fields(pipeline, labels, masks), pipeline.is_random or mixing is not None
     if mixing is not None:
         fields = mixed_fields(fields[0], mixing)
-    seed = pipeline.seed if is_random else None
     return _Samples(
         sizes_bytes,
         fields,
@@ -642,11 +762,96 @@ def _of_source(
         whole,
         picture,
         large_picture,
-        seed,
+        pipeline.seed if is_random else None,
         processes,
         byte_values=byte_values,
         form=form,
+        served_bytes=_served_bytes(config, pipeline, masks),
+        pixels=None if form is None else describe_form(form, pipeline),
     )
+
+
+def _served_bytes(config: LoaderConfig, pipeline: Pipeline, masks: Masks | None) -> int:
+    """Return what a sample takes that a decode server has decoded; 0 without servers.
+
+    Raises: ConfigError where they could not make what this pipeline begins with.
+    """
+    if not config.decode_servers:
+        return 0
+    if masks is not None:
+        raise ConfigError(
+            "decode_servers are given, and images have masks, which they do not decode: leave them out"
+        )
+    if pipeline.front is None:
+        raise ConfigError(
+            "decode_servers are given, and the transforms do not begin with steps of Penstock that fix the size of a "
+            "picture, such as RandomResizedCrop(224): put these first, or leave decode_servers out"
+        )
+    return math.prod(pipeline.front.shape)
+
+
+def _kept_in_form(
+    form: CropForm,
+    pipeline: Pipeline,
+    crops: CropPass | None,
+    capacity_bytes: int,
+    placement: Placement,
+    epochs: int,
+    disks: KeptOnDisks,
+    reads: tuple[Any, ...],
+    how: tuple[Any, ...],
+) -> tuple[SourceFetcher, ImageDecoder]:
+    """Return what fetches and decodes where memory, and disks perhaps, keep decoded pictures, or crops.
+
+    reads, how: arguments of a `SourceFetcher`, and of an `ImageDecoder`.
+    """
+    form = replace(form, is_on_disks=disks.is_pixels)
+    if form.is_decoded:
+        pictures = KeptPictures(form, pipeline, capacity_bytes, placement, disks)
+        return CropFetcher(pictures, *reads), PictureDecoder(pictures, *how)
+    assert crops is not None, "they are of that form"
+    crops.prepare()
+    kept = KeptCrops(form, crops, capacity_bytes, placement, epochs, disks)
+    return CropFetcher(kept, *reads), CropDecoder(kept, crops, *how)
+
+
+def _pixels_bytes(budget: MemoryBudget, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:
+    """Return what the jobs of a host have for pixels beside samples as stored; 0 where that is not one picture's."""
+    left_bytes = budget.jobs_bytes - int(sizes_bytes.sum())
+    return left_bytes if form is not None and left_bytes >= form.crop_bytes else 0
+
+
+def _jobs_of_host(
+    source: Source, budget: MemoryBudget, form: CropForm | None, pipeline: Pipeline
+) -> JobsOfHost:
+    """Return what the jobs of a host keep: samples as stored, and as many crops or pictures as find space then."""
+    pixels, pixels_bytes = None, _pixels_bytes(budget, source.sizes_bytes, form)
+    if form is not None and pixels_bytes:
+        each_bytes = int(_STRAY * form.crop_bytes) if form.is_decoded else form.crop_bytes
+        pixels = JobsOfHost(content_of(source, describe_form(form, pipeline), each_bytes), pixels_bytes)
+    try:
+        return JobsOfHost(content_of(source, None), budget.jobs_bytes - pixels_bytes, pixels)
+    except BaseException:
+        if pixels is not None:
+            pixels.close()
+        raise
+
+
+def _jobs_decoder(
+    jobs: JobsOfHost | None,
+    form: CropForm | None,
+    pipeline: Pipeline,
+    crops: CropPass | None,
+    how: tuple[Any, ...],
+) -> ImageDecoder:
+    """Return what decodes, with what other jobs of the host have decoded where they share that."""
+    if jobs is None or jobs.pixels is None or form is None:
+        return ImageDecoder(*how)
+    if form.is_decoded:
+        return JobsPictureDecoder(jobs.pixels, WholePictures(pipeline), *how)
+    assert crops is not None, "they are of that form"
+    crops.prepare()
+    return JobsCropDecoder(jobs.pixels, crops, *how)
 
 
 def _split(
@@ -720,7 +925,13 @@ def _crops(
     if config.keep == DECODED:
         return None, decoded()
     crops = CropPass(pipeline)
-    return crops, crop_form(config.keep, crops.shape, plan.ranks, is_random=crops.is_random)
+    form = crop_form(config.keep, crops.shape, plan.ranks, is_random=crops.is_random)
+    if config.share == JOBS and form.epochs:
+        raise ConfigError(
+            f'keep is {config.keep!r} and share "{JOBS}", and random crops are of one job\'s seed: give '
+            f'keep="{DECODED}"'
+        )
+    return crops, form
 
 
 def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
@@ -784,7 +995,7 @@ def _of_data_set(
         if defaults:
             _check_defaults(defaults, example[1], decoder)
     if fetcher.global_draws and processes is None and config.decoders != 0:
-        _warn_of_global_draws(fetcher)
+        _warn_of_global_draws(f"{fetcher.place}.__getitem__ draws", "__getitem__", fetcher.global_draws)
     pickler = RowPickler(front_end.reducers)
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
 
@@ -795,9 +1006,10 @@ def _of_data_set(
         placement: Placement,
         sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, Extents | None]:
-        if not row or not budget.tier_bytes:
+        if not row or not (budget.tier_bytes or disks.tiers):
             return fetcher, decoder, None
-        return KeepingFetcher(fetcher, {1: MemoryTier(budget.tier_bytes)}, pickler), decoder, None
+        memory = MemoryTier(budget.tier_bytes) if budget.tier_bytes else None
+        return KeepingFetcher(fetcher, memory, disks, pickler), decoder, None
 
     return _Samples(
         np.full(plan.samples, row, np.int64),
@@ -809,11 +1021,11 @@ def _of_data_set(
     )
 
 
-def _warn_of_global_draws(fetcher: DatasetFetcher) -> None:
-    libraries = " and ".join(sorted(fetcher.global_draws))
+def _warn_of_global_draws(who: str, whom: str, libraries: set[str]) -> None:
+    """who: draws. whom: it is that may have a parameter."""
     warnings.warn(
-        f"{fetcher.place}.__getitem__ draws from the global random generator of {libraries}, which all threads share: "
-        "what a sample gets depends on their timing, and no seed repeats it. Give __getitem__ a parameter rng, a NumPy "
+        f"{who} from the global random generator of {' and '.join(sorted(libraries))}, which all threads share: "
+        f"what a sample gets depends on their timing, and no seed repeats it. Give {whom} a parameter rng, a NumPy "
         "generator of the sample's own, or take workers=1 or more, processes whose global generators are seeded for "
         "each sample",
         RuntimeWarning,
@@ -883,9 +1095,11 @@ def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) ->
 
 def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, most_bytes: int) -> int:
     """Return how many steps a slot of so many bytes at most has space for: several where they are small."""
-    # Without threads a batch is loaded when it is asked for, and no other; with collate_fn a slot holds what it made,
-    # with mix_images what is mixed.
-    if config.decoders == 0 or config.collate_fn is not None or config.mix_images is not None:
+    # Without threads a batch is loaded when it is asked for, and no other; with prefetch so many; with collate_fn a
+    # slot holds what it made, with mix_images what is mixed.
+    if config.decoders == 0 or any(
+        each is not None for each in (config.prefetch, config.collate_fn, config.mix_images)
+    ):
         return 1
     most_bytes = min(_STAGED_TOGETHER_BYTES, most_bytes)
     return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))
@@ -911,15 +1125,21 @@ def reader_of(source: Source) -> SourceFetcher:
 
 def _all_extents(source: Source, calls: Calls) -> Extents | None:
     """Return where all samples lie, where the source gives them. calls: what it is asked with."""
-    extents = Extents(*(np.empty(len(source), np.int64) for _ in range(3)))
-    for first in range(0, len(source), _ASKED_AT_ONCE):
-        ids = np.arange(first, min(first + _ASKED_AT_ONCE, len(source)))
+    samples, sizes = len(source), source.sizes_bytes
+    lengths = sizes
+    places = np.empty((samples, 2), np.int64)
+    for first in range(0, samples, _ASKED_AT_ONCE):
+        part = slice(first, min(first + _ASKED_AT_ONCE, samples))
+        ids = np.arange(part.start, part.stop)
         found = calls.one(f"where the samples of {source!r} lie", partial(extents_of, source, ids))
         if found is None:
             return None
-        extents.units[ids], extents.offsets[ids] = found[0].units, found[0].offsets
-        extents.lengths[ids] = found[0].lengths
-    return extents if len(source) else None
+        places[part, 0], places[part, 1] = found[0].units, found[0].offsets
+        if lengths is sizes and not np.array_equal(found[0].lengths, lengths[part]):
+            lengths = lengths.copy()
+        if lengths is not sizes:
+            lengths[part] = found[0].lengths
+    return Extents(places[:, 0], places[:, 1], lengths) if samples else None
 
 
 def data_of(source: Source | MapDataset) -> Data:
@@ -966,16 +1186,23 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
             "predict()"
         )
 
+    drawn = set[str]()
+
     def probe(sample: int) -> None:
         try:
             name = source.describe(sample)
-            pipeline.probe(calls.one(name, lambda: _read_picture(source, sample)), name)
+            picture = calls.one(name, lambda: _read_picture(source, sample))
+            before = global_states()
+            pipeline.probe(picture, name)
+            drawn.update(drawn_since(before))
         except Exception as error:
             if (placed := located(error, sample, source.describe)) is error:
                 raise
             raise placed from error
 
     from_first(probes, probe, on_error_raise=config.on_error == "raise")
+    if drawn and not config.is_in_processes and config.decoders != 0:
+        _warn_of_global_draws("transforms draw", "the callable that does", drawn)
     return pipeline
 
 
@@ -989,8 +1216,9 @@ def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
         return None
 
 
-#: How many times as many readers as usual may be tried: small samples of a store that answers late want more.
-_MORE_READERS = 4
+#: How many times as many readers as usual may be tried: small samples of a store that answers late want more. And
+#: batch slots: a store that stops for a while wants more batches ahead.
+_MORE_READERS = _MORE_SLOTS = 4
 
 
 class _Threads(NamedTuple):
@@ -1079,6 +1307,19 @@ def with_memory(
 def _memory_of(machine: Machine) -> StorageClass:
     """Return the slowest storage class of a machine that is memory."""
     return [each for each in machine.storage if each.backend == "memory"][-1]
+
+
+def _keep_bytes(
+    config: LoaderConfig, policy: LoadingPolicy, machine: Machine | None, samples: _Samples
+) -> int:
+    """Return what is kept for later epochs at most, by this job or by all of the host."""
+    if isinstance(policy, Staging):
+        return 0
+    most_bytes, form = _most_kept_bytes(machine, samples.sizes_bytes, samples.form), samples.form
+    if config.share != JOBS or form is None:
+        return most_bytes
+    # Beside pixels, whatever they turn out to take, are samples as stored.
+    return int(samples.sizes_bytes.sum() + (_STRAY if form.is_decoded else 1.0) * most_bytes)
 
 
 def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:

@@ -1,7 +1,10 @@
 """What ranks keep for each other: they meet while their loaders are made, map memory of one host, connect to others.
 
+Of what a rank keeps on local disks, the others of its host read the file; those of other hosts ask it, as for memory.
+
     together   each says what it can keep, and where it can be sent to
-    together   each works out what all keep, makes its own memory, sends it to the others of its host, and listens
+    together   one of each host works out what all keep, and sends it to the others of its host
+    together   each makes its own memory, sends it to the others of its host, and listens
     together   each receives theirs, connects to ranks of other hosts, and makes the rest of its loader
 
 What shall be where is never said by message: it follows from the plan. What is there already is in the logs that lie
@@ -10,8 +13,11 @@ beside the samples; ranks of other hosts are sent the ids in it.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import ipaddress
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,36 +25,46 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
+from penstock.loader.local_disk import Disk
 from penstock.loader.ranks_memory import RanksMemory
-from penstock.loader.setup import Draft, Setup, Sharing, finish, shared_among
-from penstock.ranks import named_ranks
+from penstock.loader.setup import Draft, Setup, Sharing, finish, job_among, tiers_of, without_disks
+from penstock.policy.loading import Fill, Loading
+from penstock.policy.runnable import shared_loading, shared_of
+from penstock.ranks import Ranks, named_ranks
+from penstock.ranks.access import needing_zmq
 from penstock.ranks.descriptors import DescriptorExchange, host_id
 from penstock.ranks.remote_peers import FarRank, RemotePeers
+from penstock.ranks.transport_mpi import MpiTransport
 from penstock.store import MemoryTier
-from penstock.store.host_memory import HostMemory, KeptLog, PeerMemory, checksum_of
+from penstock.store.disk import DiskTier
+from penstock.store.host_memory import FileBytes, HostMemory, KeptLog, PeerMemory, PeerTiers, checksum_of
 from penstock.units import is_integer
 
 if TYPE_CHECKING:  # of an extra
+    from penstock.ranks.carrier_mpi import MpiCarrier
     from penstock.ranks.carrier_zmq import ZmqCarrier
-
-#: A rank sends its memory, and the log of what is in it.
-_DESCRIPTORS = 2
 
 
 class Meeting:
-    """One rank's part: `offer`, `send` and `receive`. What it has made and nobody has taken over is closed with it.
+    """One rank's part: `offer`, `place`, `send`, `receive`. What it has made and nobody has taken is closed with it.
 
-    draft: makes the first part of the loader; what that opens is closed by its argument.
+    draft: makes the first part of the loader; what that opens is closed by its argument. job: the ranks that meet.
     """
 
-    def __init__(self, draft: Callable[[ExitStack], Draft]) -> None:
-        self._closing = ExitStack()
+    def __init__(self, draft: Callable[[ExitStack], Draft], job: Ranks) -> None:
+        self._closing, self._sent = ExitStack(), ExitStack()
+        self._closing.callback(self._sent.close)
         self._new_draft = draft
+        #: Of an MPI job.
+        self._mpi = job.transport if isinstance(job.transport, MpiTransport) else None
         #: To ranks of other hosts, from `send` until `receive` has them.
-        self._carrier: ZmqCarrier | None = None
+        self._carrier: MpiCarrier | ZmqCarrier | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -63,46 +79,100 @@ class Meeting:
         """
         self._draft = draft = self._new_draft(self._closing)
         self._exchange = self._closing.enter_context(DescriptorExchange())
+        #: By which one rank of the host sends the others what all keep.
+        self._placing = self._closing.enter_context(DescriptorExchange())
         about: dict[str, Any] = {
             "rank": draft.rank,
-            "tier_bytes": draft.budget.tier_bytes,
+            "tiers_bytes": tiers_of(draft),
+            "held": _packed_ids(draft.disks, len(draft.samples.sizes_bytes)),
             "network": host_id(),
+            "tag": 0 if self._mpi is None else self._mpi.free_tag,
+            "placing": self._placing.offer,
         }
         self._offer = about | self._exchange.offer
         return self._offer
 
-    def send(self, offers: Sequence[dict[str, Any]], first: tuple[int, int]) -> dict[str, Any]:
-        """Make the memory of this rank and send it to the others of its host; return what all need to know of it.
+    def place(self, offers: Sequence[dict[str, Any]], first: tuple[int, int]) -> None:
+        """Work out what all keep, where this rank is the first of its host, and send it to the others there.
 
         offers: of all ranks. first: (epoch, step) at which the run begins.
-        Raises: ConfigError where two processes of the host read as one rank, or this one cannot listen; what the policy
-            raises.
+        Raises: ConfigError where two processes of the host read as one rank; what the policy raises.
         """
         draft, host = self._draft, self._offer["host"]
-        here = {each["rank"]: each for each in offers if each["host"] == host}
-        far = [each for each in offers if each["host"] != host and draft.config.share == HOSTS]
+        self._here = here = {each["rank"]: each for each in offers if each["host"] == host}
+        self._far = far = [each for each in offers if each["host"] != host and draft.config.share == HOSTS]
         counts = Counter(each["rank"] for each in offers)
         if several := sorted(rank for rank, count in counts.items() if count > 1):
             raise ConfigError(
                 f'share is "{draft.config.share}", and several processes read as {named_ranks(several)}: those '
-                "that work on the same samples, as under tensor parallelism, do not share memory yet; leave share= out"
+                'that work on the same samples, as under tensor parallelism, share by share="jobs", on each host'
             )
         ranks = tuple(sorted([*here, *(each["rank"] for each in far)]))
-        tier_bytes = min(each["tier_bytes"] for each in (*here.values(), *far))
-        shared = replace(shared_among(draft, ranks, tier_bytes, first), is_mapped=not far)
+        of_ranks = [each["tiers_bytes"] for each in (*here.values(), *far)]
+        if len(set(map(len, of_ranks))) > 1 or not all(tiers[0] for tiers in of_ranks):
+            # A disk has failed on one of them, or none has memory for samples: memory alone.
+            draft = self._draft = without_disks(draft)
+        self._tiers_bytes = [min(sizes) for sizes in zip(*of_ranks, strict=False)][: 1 + len(draft.disks)]
+        held = {
+            each["rank"]: _ids_of(each["held"])
+            for each in (*here.values(), *far)
+            if each["held"] and draft.disks
+        }
+        self._job = job_among(draft, ranks, self._tiers_bytes, first, held)
+        self._loading: Loading | None = None
+        if draft.rank == min(here):
+            self._loading = shared_loading(draft.config.loading_policy, self._job)
+            with contextlib.closing(_as_arena(self._loading)) as arena:
+                for rank, offer in here.items():
+                    if rank != draft.rank:
+                        self._placing.send(offer["placing"], draft.rank, [arena.descriptor])
+
+    def _placed(self) -> Loading:
+        """Return what all keep, as the first rank of the host has it; where that did not come, work it out."""
+        if self._loading is not None:
+            return self._loading
+        received = self._placing.receive(1, 1).get(min(self._here))
+        if received is None:
+            return shared_loading(self._draft.config.loading_policy, self._job)
+        with contextlib.closing(Arena.attach(received[0], is_read_only=True)) as arena:
+            return _of_arena(arena)
+
+    def send(self, offers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Make the memory of this rank and send it to the others of its host; return what all need to know of it.
+
+        offers: of all ranks, which have been through `place`. Raises: ConfigError where this rank cannot listen.
+        """
+        draft, host, here, far = self._draft, self._offer["host"], self._here, self._far
+        assert self._job.sharing is not None, "these ranks share"
+        ranks, tiers_bytes = tuple(self._job.sharing), self._tiers_bytes
+        shared = replace(shared_of(self._placed(), self._job, [draft.rank]), is_mapped=not far)
+        self._placing.close()
         if far:
-            self._carrier = _new_carrier(far, self._offer["network"], int(draft.samples.sizes_bytes.max()))
+            largest_bytes = int(draft.samples.sizes_bytes.max())
+            if self._mpi is None:
+                self._carrier = _zmq_carrier(far, self._offer["network"], largest_bytes)
+            else:
+                self._carrier = self._mpi.carrier(max(each["tag"] for each in offers), largest_bytes)
             self._closing.callback(self._close_carrier)
         wakes_by = None if self._carrier is None else self._carrier.wakes_by
-        log = KeptLog(shared.kept[draft.rank].samples.size, wakes_by)
-        self._closing.callback(log.close)
-        tier = MemoryTier(max(1, tier_bytes), partial(Arena, is_shared=True), log)
+        count = shared.kept[draft.rank].samples.size
+        log = KeptLog(count, wakes_by)
+        self._logs = [log, *(KeptLog(count, wakes_by, log.generation) for _ in draft.disks)]
+        for each in self._logs:
+            self._closing.callback(each.close)
+        tier = MemoryTier(max(1, tiers_bytes[0]), partial(Arena, is_shared=True), log)
         self._closing.callback(tier.close)
         self._sharing = Sharing(shared, ranks, tier)
-        self._log = log
+        #: Of each tier, memory or the file that has its samples, and its log.
+        self._descriptors = [tier.arena.descriptor, log.arena.descriptor]
+        for disk, each in zip(draft.disks, self._logs[1:], strict=True):
+            assert isinstance(disk.tier, DiskTier), "others are not shared"
+            file = os.open(disk.tier.samples_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._sent.callback(os.close, file)
+            self._descriptors += [file, each.arena.descriptor]
         for rank, offer in here.items():
             if rank != draft.rank:
-                self._exchange.send(offer, draft.rank, [tier.arena.descriptor, log.arena.descriptor])
+                self._exchange.send(offer, draft.rank, self._descriptors)
         connect = {} if self._carrier is None else {"connect": self._carrier.offer}
         return {"rank": draft.rank, "generation": log.generation, "host": host, **connect}
 
@@ -113,15 +183,16 @@ class Meeting:
         """
         sharing = self._sharing
         generations = {each["rank"]: each["generation"] for each in sent if each["rank"] in sharing.ranks}
-        peers = {}
-        for rank, descriptors in self._exchange.receive(len(sent), _DESCRIPTORS).items():
-            memory, log = (Arena.attach(each, is_read_only=True) for each in descriptors)
-            if rank in generations:
-                peers[rank] = PeerMemory(memory, log, generations[rank], sharing.shared.kept[rank].samples)
+        received = self._exchange.receive(len(sent), len(self._descriptors))
+        peers = {rank: self._attached(rank, generations[rank], each) for rank, each in received.items()}
         self._exchange.close()
         others = RanksMemory(HostMemory(peers, self._draft.samples.sizes_bytes), self._far_of(sent))
         self._closing.callback(others.close)
         setup = finish(self._draft, replace(sharing, peers=others))
+        for disk, log in zip(self._draft.disks, self._logs[1:], strict=True):
+            assert isinstance(disk.tier, DiskTier)
+            disk.tier.tell(log)  # without what `finish` has it give up
+        self._sent.close()
         self._closing.pop_all()  # the loader's fetcher closes what is left
         return setup
 
@@ -131,20 +202,27 @@ class Meeting:
             return None
         far = {each["rank"]: each for each in sent if each["host"] != self._offer["host"]}
         self._carrier.connect({rank: each["connect"] for rank, each in far.items()})
-        kept, tier = self._sharing.shared.kept, self._sharing.tier
-        assert tier is not None, "it was made with the carrier"
+        kept, rank = self._sharing.shared.kept, self._draft.rank
         # As another process would attach them: they stay until the last answer was given.
-        memory, log = (
-            Arena.attach(os.dup(each.descriptor), is_read_only=True) for each in (tier.arena, self._log.arena)
-        )
+        own = self._attached(rank, self._logs[0].generation, [os.dup(each) for each in self._descriptors])
         carrier, self._carrier = self._carrier, None
         return RemotePeers(
             carrier,
-            PeerMemory(memory, log, self._log.generation, kept[self._draft.rank].samples),
+            own,
             {rank: FarRank(each["generation"], kept[rank].samples.size) for rank, each in far.items()},
             self._draft.samples.sizes_bytes,
             checksum_of,
             self._draft.on.network_bytes_per_second,
+        )
+
+    def _attached(self, rank: int, generation: int, descriptors: Sequence[int]) -> PeerTiers:
+        """Return what a rank of this host keeps. descriptors: that it has sent."""
+        kept = self._sharing.shared.kept[rank].samples
+        places: list[Arena | FileBytes] = [Arena.attach(descriptors[0], is_read_only=True)]
+        places += map(FileBytes, descriptors[2::2])
+        logs = (Arena.attach(each, is_read_only=True) for each in descriptors[1::2])
+        return PeerTiers(
+            [PeerMemory(place, log, generation, kept) for place, log in zip(places, logs, strict=True)]
         )
 
     def _close_carrier(self) -> None:
@@ -152,18 +230,59 @@ class Meeting:
             self._carrier.close()
 
 
-def _new_carrier(far: Sequence[Mapping[str, Any]], network: str, largest_bytes: int) -> ZmqCarrier:
+#: Of a fill in an arena: rank, tier, whether it is promised, and how many samples follow behind all of these.
+_FILL_COLUMNS = 4
+
+
+def _as_arena(loading: Loading) -> Arena:
+    """Return fills from the store as another process of the host maps them: a head, their columns, and all samples."""
+    about = [[each.rank, each.tier, each.is_promised, each.samples.size] for each in loading.fills]
+    numbers_of_fills = (number for each in about for number in each)
+    head = np.array([loading.reads_for_others, len(about), *numbers_of_fills], np.int64)
+    arena = Arena(head.nbytes + 8 * sum(each.samples.size for each in loading.fills), is_shared=True)
+    numbers = np.frombuffer(arena.mapping, np.int64)
+    numbers[: head.size] = head
+    at = head.size
+    for each in loading.fills:
+        numbers[at : at + each.samples.size] = each.samples
+        at += each.samples.size
+    return arena
+
+
+def _of_arena(arena: Arena) -> Loading:
+    """Return the decisions of `_as_arena`; their samples are views of it."""
+    numbers = np.frombuffer(arena.array, np.int64)
+    at = 2 + _FILL_COLUMNS * int(numbers[1])
+    fills = []
+    for rank, tier, is_promised, count in numbers[2:at].reshape(-1, _FILL_COLUMNS).tolist():
+        fills.append(Fill(rank, tier, numbers[at : at + count], is_promised=bool(is_promised)))
+        at += count
+    return Loading(fills, stages_from_peers=True, reads_for_others=bool(numbers[0]))
+
+
+def _packed_ids(disks: Sequence[Disk], samples: int) -> str:
+    """Return which samples disks have, as text; empty where there are none."""
+    is_held = np.zeros(samples, bool)
+    for disk in disks:
+        if disk.tier is not None:
+            is_held[disk.tier.held()] = True
+    return (
+        base64.b64encode(zlib.compress(np.packbits(is_held).tobytes(), 1)).decode() if is_held.any() else ""
+    )
+
+
+def _ids_of(text: str) -> NDArray[np.int64]:
+    """Return the samples that `_packed_ids` has packed."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)))
+
+
+def _zmq_carrier(far: Sequence[Mapping[str, Any]], network: str, largest_bytes: int) -> ZmqCarrier:
     """Return what connects this rank to those of other hosts. far: what these offered. network: of this rank.
 
     Raises: ConfigError where pyzmq is missing, or there is no address by which other hosts reach this one.
     """
-    try:
+    with needing_zmq('share="hosts" needs pyzmq on several hosts', ', or give share="host"'):
         from penstock.ranks.carrier_zmq import INTERFACE, ZmqCarrier, address_of_this_host
-    except ImportError as error:
-        raise ConfigError(
-            'share="hosts" needs pyzmq on several hosts, which is not installed: '
-            "pip install 'penstock[peers]', or give share=\"host\""
-        ) from error
     address = address_of_this_host()
     if ipaddress.ip_address(address).is_loopback and any(each["network"] != network for each in far):
         raise ConfigError(

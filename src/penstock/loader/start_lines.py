@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
+from penstock.loader.decode_servers import ServedFetcher
 from penstock.loader.documents import PackedDocuments
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Batches, Mixture, Order, TokenBudget
+from penstock.policy.forms import CropForm
 from penstock.policy.loading import Staging
 from penstock.store import DecodedFiles, Selection
 from penstock.store.selection import unselected
@@ -59,11 +61,15 @@ def _decoding(setup: Setup) -> str:
     # Half of them: reading continues with the next bundle before all of this one is used.
     ratio = units.capacity_bytes / 2 / decoded_bytes
     capacity = format_bytes(units.capacity_bytes)
+    has_disk = any(storage.backend != "memory" for storage in setup.machine.storage)
+    when, disk = (
+        (" of the first epoch", "") if has_disk else ("", "; local_disk= keeps them for later epochs")
+    )
     return (
-        f"{source.units_are} are decoded {times:,.1f} times over in this order, as {capacity} hold "
+        f"{source.units_are} are decoded {times:,.1f} times over in this order{when}, as {capacity} hold "
         f"{100 * min(1, 2 * ratio):.2g} % of them: shuffle=penstock.BundleShuffle({plan.samples}, seed={setup.seed}, "
         f"bundle_ratio={min(1, ratio):.2g}) needs each about once, as does {type(source).__name__}(..., "
-        f'memory="{format_bytes(decoded_bytes)}"); `penstock pack` writes samples anew that are read one by one'
+        f'memory="{format_bytes(decoded_bytes)}"); `penstock pack` writes samples anew that are read one by one{disk}'
     )
 
 
@@ -178,6 +184,8 @@ def _threads(setup: Setup) -> str:
         decoding = f"{format_count(setup.processes.count, 'worker process')} that decode, {because}"
     readers_because = f", {setup.readers_because}" if setup.readers_because else ""
     machine = f"; machine {setup.machine_file!r}" if setup.machine_file else ""
+    if isinstance(setup.fetcher, ServedFetcher):
+        decoding += f", {format_count(len(setup.fetcher.addresses), 'decode server')} beside"
     return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}{readers_because}{machine}"
 
 
@@ -196,11 +204,13 @@ def _memory(setup: Setup) -> str:
         share = "all" if is_all else f"{100 * setup.sizes_bytes[kept].sum() / total_bytes:.2g} % of the"
         those = "" if is_all or setup.policy.name != POLICY else ", those used most,"
         parts.append(
-            f"{format_bytes(kept_bytes)} to keep {share} samples{those} {_form(setup)}for later epochs ({policy})"
+            f"{format_bytes(kept_bytes)} to keep {share} samples{those} {_form(setup.form)}for later epochs ({policy})"
         )
     elif budget.jobs_bytes:
+        also = f", as stored and {_form(form).strip()}," if (form := setup.jobs_form) is not None else ""
         parts.append(
-            f"{format_bytes(budget.jobs_bytes)} at most for samples that it and other jobs of this host keep together"
+            f"{format_bytes(budget.jobs_bytes)} at most for samples{also} that it and other jobs of this host keep "
+            "together"
         )
     elif total_bytes and not budget.tier_bytes and not isinstance(setup.policy, Staging):
         parts.append(f"none to keep samples for later epochs ({policy})")
@@ -211,22 +221,19 @@ def _memory(setup: Setup) -> str:
     ) + budget.jobs_bytes
     if setup.pipeline is None:
         taken_bytes = budget.slots * budget.slot_bytes
-    limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept)"
+    ahead = " or more are read ahead" if setup.limits.most_slots > budget.slots else ""
+    limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept{ahead})"
     more = limit if taken_bytes + budget.slot_bytes <= budget.limit_bytes else ""
     return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}{_disks(setup)}"
 
 
-def _form(setup: Setup) -> str:
-    """Return in which form memory keeps samples, if not as they are stored."""
-    if setup.form is None:
+def _form(form: CropForm | None) -> str:
+    """Return in which form samples are kept, if not as they are stored."""
+    if form is None:
         return ""
-    if setup.form.is_decoded:
+    if form.is_decoded:
         return "as decoded pictures "
-    return (
-        f"as crops of {format_count(setup.form.epochs, 'epoch')} each "
-        if setup.form.epochs
-        else "as one crop each "
-    )
+    return f"as crops of {format_count(form.epochs, 'epoch')} each " if form.epochs else "as one crop each "
 
 
 def _disks(setup: Setup) -> str:
@@ -235,12 +242,16 @@ def _disks(setup: Setup) -> str:
     for number, storage in enumerate(setup.machine.storage):
         if storage.backend == "memory":
             continue
-        nbytes = int(setup.sizes_bytes[setup.placement.samples_in(number)].sum())
+        kept = setup.placement.samples_in(number)
+        nbytes = int(setup.sizes_bytes[kept].sum())
+        share = f"{100 * nbytes / total_bytes:.2g} %" if total_bytes else "none"
+        form = setup.form if setup.form is not None and setup.form.is_in(number) else None
+        if form is not None:
+            nbytes = form.bytes_for(kept.size)
         left = setup.held.get(number)
         there = (
             f", {format_count(left.size, 'sample')} there already" if left is not None and left.size else ""
         )
-        share = f"{100 * nbytes / total_bytes:.2g} %" if total_bytes else "none"
         where = "on local disk" if storage.backend == "filesystem" else f"by {storage.backend}"
-        parts += f"; keeps {share} of the samples, {format_bytes(nbytes)}, {where} {storage.path!r}{there}"
+        parts += f"; keeps {share} of the samples, {format_bytes(nbytes)}, {_form(form)}{where} {storage.path!r}{there}"
     return parts

@@ -12,6 +12,9 @@ import numpy as np
 
 from penstock.errors import DataError
 
+#: A leaf of several values, and of which types it is.
+Column = tuple[Sequence[Any], set[type]]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -33,11 +36,12 @@ class Leaf:
             )
         yield value
 
-    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
+    def columns(self, values: Sequence[Any]) -> list[Column] | None:
         """Return each leaf of several values, in the nesting's order; None where some are nested otherwise."""
-        if not self.takes_any and any(map(_is_nested_type, set(map(type, values)))):
+        kinds = set(map(type, values))
+        if not self.takes_any and any(map(_is_nested_type, kinds)):
             return None
-        return [values]
+        return [(values, kinds)]
 
     def places(self, where: str = "") -> Iterator[str]:
         """Yield where each leaf is, as an expression behind the value's name: "['image'][0]"."""
@@ -66,11 +70,13 @@ class Branch:
     def leaves_of(self, value: Any, where: str) -> Iterator[Any]:
         """See `Leaf.leaves_of`. A mapping's parts are found by key, whatever their order."""
         if wrong := self._difference(value):
-            raise DataError(f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}")
+            raise DataError(
+                f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}{self._or(value)}"
+            )
         for part, get, place in zip(self.parts, self._getters(), self._steps(), strict=True):
             yield from part.leaves_of(get(value), where + place)
 
-    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]] | None:
+    def columns(self, values: Sequence[Any]) -> list[Column] | None:
         """See `Leaf.columns`. No object is made for each value: the collector of garbage would go through them all."""
         kinds = set(map(type, values))
         if any(map(self._is_unlike, kinds)):
@@ -79,19 +85,16 @@ class Branch:
         if not has_attributes and set(map(len, values)) != {len(self.parts)}:
             return None
         try:
-            members = [*zip(*values, strict=True)] if self.keys is None else self._members_of(values)
+            members = [list(map(get, values)) for get in self._getters()]
         except KeyError:
             return None
-        found: list[Sequence[Any]] = []
+        found: list[Column] = []
         for part, column in zip(self.parts, members, strict=True):
             columns = part.columns(column)
             if columns is None:
                 return None
             found += columns
         return found
-
-    def _members_of(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        return [list(map(get, values)) for get in self._getters()]
 
     def places(self, where: str = "") -> Iterator[str]:
         """See `Leaf.places`."""
@@ -128,6 +131,13 @@ class Branch:
         if isinstance(value, Mapping) and value.keys() == set(self.keys):
             return ""
         return f"a mapping with the keys {sorted(map(str, self.keys))}"
+
+    def _or(self, value: Any) -> str:
+        """Return what else to do where a mapping has some of the fields, and no other."""
+        keys = set(self.keys or ())
+        if not isinstance(value, Mapping) or self.kind is not None or not keys > value.keys():
+            return ""
+        return ", or name the field that is missing in optional=, with what such a sample has"
 
     def _getters(self) -> list[Callable[[Any], Any]]:
         if self.keys is None:

@@ -23,7 +23,7 @@ from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
-from penstock.flow.work import Fetcher, FetcherOver, Request
+from penstock.flow.work import Brought, Fetcher, FetcherOver, Request
 from penstock.loader.processes import THREADS_A_PROCESS, Processes
 from penstock.loader.worker import MovableDecoder
 from penstock.policy import Load
@@ -129,22 +129,16 @@ class Switching(FetcherOver):
         return self._decoder.place_of(rows, arrays)
 
     def decode(
-        self,
-        load: Load,
-        rows: Sequence[int],
-        ids: NDArray[np.int64],
-        data: Sequence[Any],
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
         chosen: Processes | None = self._threads.chosen
         decoder = self._decoder if chosen is None else chosen
         try:
-            return decoder.decode(load, rows, ids, data, arrays, at)
+            return decoder.decode(load, brought, arrays, at)
         finally:
             with self._lock:
-                self._loaded += ids.size
+                self._loaded += brought.ids.size
                 self._inside -= chosen is not None
                 is_left = chosen is not None and self._is_settled and not self._in_use and not self._inside
             if is_left and chosen is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.loader.gather import Found, find
+from penstock.loader.reused import Reused
 from penstock.units import is_integer
 
 
@@ -90,7 +90,6 @@ class Padding:
             )
 
 
-_NDIM, _DTYPE = attrgetter("ndim"), attrgetter("dtype")
 #: Rows that are padded to at most so many numbers are written all at once, by a mask; longer ones one by one.
 _FEW = 64
 
@@ -122,6 +121,7 @@ class Joined:
 
     examples: of one or more samples. name: of the field, for messages. how: None for `Ragged`.
     as_array: turns what a sample has into an array; None for what is neither array nor number.
+    memory: makes the padded arrays of batches, which are about as large as each other.
     Raises: ConfigError if the first example is no array, has no dimension, or cannot be padded with the value.
     """
 
@@ -131,8 +131,10 @@ class Joined:
         name: str,
         how: Padding | None,
         as_array: Callable[[Any], NDArray[Any] | None],
+        memory: Reused | None = None,
     ) -> None:
         self._as_array = as_array
+        self._memory = memory or Reused()
         self._how = how
         # Of an empty list nobody knows the type.
         first = next((each for each in examples if not isinstance(each, list) or each), examples[0])
@@ -173,31 +175,42 @@ class Joined:
         is_like = array.dtype == self._dtype and array.ndim == self._ndim
         return array if is_like and (self._how or array.shape[1:] == self._rest) else None
 
-    def pieces(self, leaves: Sequence[Any]) -> list[NDArray[Any]] | None:
+    def pieces(self, leaves: Sequence[Any]) -> Found | list[NDArray[Any]] | None:
         """Return what several samples have; None if one is unlike the example."""
-        if set(map(type, leaves)) == {np.ndarray} and self._are_alike(leaves):
-            return list(leaves)
-        found = [self.piece(leaf) for leaf in leaves]
-        return None if any(each is None for each in found) else found  # type: ignore[return-value]
+        if self._how is None or self._ndim == 1:
+            found = find(leaves, self._dtype, (0, *self._rest), is_free=True)
+            if found is not None:
+                return found
+        pieces = [self.piece(leaf) for leaf in leaves]
+        return None if any(each is None for each in pieces) else pieces  # type: ignore[return-value]
 
-    def _are_alike(self, arrays: Sequence[NDArray[Any]]) -> bool:
-        if set(map(_NDIM, arrays)) != {self._ndim}:
-            return False
-        # Most have the very object that NumPy has of a type: to compare others takes ten times as long.
-        has_dtype = all(map(is_, map(_DTYPE, arrays), repeat(self._dtype)))
-        if not has_dtype and any(array.dtype != self._dtype for array in arrays):
-            return False
-        return bool(self._how) or self._ndim == 1 or all(array.shape[1:] == self._rest for array in arrays)
+    def join_steps(self, pieces: Found | Sequence[NDArray[Any]], steps: Sequence[slice]) -> list[Any]:
+        """Return what batches have of their samples, see `join`. steps: where in pieces those of each batch are."""
+        if not isinstance(pieces, Found):
+            return [self.join(pieces[step]) for step in steps]
+        if self._how is None:
+            made = [self._ragged(pieces.lengths[step]) for step in steps]
+            pieces.copy(steps, [each.values for each in made])
+            return made
+        counts = [pieces.lengths[step] for step in steps]
+        rows = [
+            self._memory.empty((each.size, *self._largest(each[:, None])), self._dtype) for each in counts
+        ]
+        pieces.copy(steps, rows, self._value[None])
+        if not self._how.mask:
+            return rows
+        return [
+            Padded(values, np.arange(values.shape[1]) < each[:, None])
+            for values, each in zip(rows, counts, strict=True)
+        ]
 
     def join(self, pieces: Sequence[NDArray[Any]]) -> Any:
         """Return what a batch has of its samples: `Ragged`, a padded array or `Padded`. The arrays are new ones."""
         if self._how is None:
-            offsets = np.zeros(len(pieces) + 1, np.int64)
-            np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
-            values = np.empty((offsets[-1], *self._rest), self._dtype)
+            made = self._ragged([len(piece) for piece in pieces])
             if pieces:
-                np.concatenate(pieces, out=values)
-            return Ragged(values, offsets)
+                np.concatenate(pieces, out=made.values)
+            return made
         if self._ndim == 1:
             return self._padded_rows(pieces)
         shapes = np.array([piece.shape for piece in pieces], np.int64).reshape(len(pieces), self._ndim)
@@ -209,6 +222,12 @@ class Joined:
             if mask is not None:
                 mask[there] = True
         return values if mask is None else Padded(values, mask)
+
+    def _ragged(self, lengths: Sequence[int] | NDArray[np.int64]) -> Ragged:
+        """Return a batch of samples so long, whose values nobody has written."""
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Ragged(np.empty((offsets[-1], *self._rest), self._dtype), offsets)
 
     def _padded_rows(self, pieces: Sequence[NDArray[Any]]) -> Any:
         """The same for arrays of one dimension."""

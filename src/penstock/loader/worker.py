@@ -28,7 +28,7 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.staging import slot_arrays, slot_begin
-from penstock.flow.work import Decoder, Failed, Fetcher, Request
+from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
 from penstock.loader.global_draws import compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
 
@@ -58,14 +58,6 @@ class Begin(NamedTuple):
     dataset: Copy
     parts: Copy
     has_arenas: tuple[bool, bool]
-
-
-class Brought(NamedTuple):
-    """What the parent has read for some rows of a batch; see `Decoder.decode`."""
-
-    rows: Sequence[int]
-    ids: NDArray[np.int64]
-    data: Sequence[Any]
 
 
 class Task(NamedTuple):
@@ -234,7 +226,7 @@ class Worker:
             rows, ids = [rows[index] for index in had], ids[list(had)]
             data = [data[index] for index in had]
         if had:
-            wrong = self._decoder.decode(load, rows, ids, data, arrays, self._begin_sample)
+            wrong = self._decoder.decode(load, Brought(rows, ids, data), arrays, self._begin_sample)
             failed += [(had[index], pack(error)) for index, error in wrong]
         return Answer(failed, self._decoder.take(load.slot, rows))
 

@@ -1,0 +1,331 @@
+"""decode_servers=: other machines decode, and every batch is that of a loader which decodes by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from tests.interpreters import Interpreters
+from tests.patience import patient, wait_until
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader, decode_work
+from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
+from penstock.loader.decode_serving import serving
+from penstock.loader.decode_work import CropMaker, StoredSamples, maker_of
+from penstock.loader.setup import reader_of
+from penstock.loader.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
+from penstock.loader.transforms.memory import DecodeMemory
+from penstock.policy.decode_split import HERE, DecodeSplit
+from penstock.ranks.access import Address
+from penstock.ranks.decode_access import KEY
+from penstock.ranks.decode_server import DecodeServer
+from penstock.store import ImageFolder
+
+COUNT, EPOCHS, DAMAGED = 30, 3, 11
+RANDOM = [
+    RandomResizedCrop(20),
+    RandomHorizontalFlip(),
+    ToTensor(),
+    Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)),
+]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG, some PNG, and one that is cut off."""
+    folder = tmp_path_factory.mktemp("photos") / "a"
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    for sample in range(COUNT):
+        height, width = random.integers(30, 300, 2)
+        coarse = random.integers(0, 256, (height // 6 + 1, width // 6 + 1, 3), np.uint8)
+        picture = cv2.resize(coarse, (int(width), int(height)), interpolation=cv2.INTER_CUBIC)
+        path = folder / f"{sample:02}.{'png' if sample % 9 == 4 else 'jpg'}"
+        assert cv2.imwrite(str(path), picture)
+        if sample == DAMAGED:
+            path.write_bytes(path.read_bytes()[:100])
+    return folder.parent
+
+
+@pytest.fixture(autouse=True)
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "key"
+    monkeypatch.setenv(KEY.variable, str(path))
+    return path
+
+
+@pytest.fixture
+def servers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are decoded by servers in turn, as far as these answer; no answer is late."""
+    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(20))
+    monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", patient(20))
+    turn = itertools.count()
+
+    def choose(split: DecodeSplit, samples: int, away: Sequence[int]) -> int:
+        there = [place for place in range(1, len(split.places)) if place not in away]
+        return there[next(turn) % len(there)] if there else HERE
+
+    monkeypatch.setattr(DecodeSplit, "_choose", choose)
+
+
+@contextlib.contextmanager
+def server(photos: Path, memory_bytes: int = 10**8) -> Iterator[tuple[DecodeServer, str]]:
+    with serving(ImageFolder(photos), Address("127.0.0.1", 0), memory_bytes=memory_bytes, threads=2) as made:
+        thread = threading.Thread(target=made.server.run)
+        thread.start()
+        try:
+            yield made.server, made.address
+        finally:
+            made.server.stop()
+            thread.join()
+
+
+def batches_of(
+    photos: Path,
+    transforms: Any,
+    servers: list[str],
+    seen: Callable[[DecodeServers], object] = id,
+    **arguments: Any,
+) -> list[tuple[bytes, bytes]]:
+    """Return all batches of a run, epoch by epoch."""
+    how = {"batch_size": 7, "seed": 5, "report": None, "decoders": 2, "on_error": "skip", "policy": "staging"}
+    with Loader(
+        photos, epochs=EPOCHS, transforms=transforms, decode_servers=servers, **(how | arguments)
+    ) as loader:
+        found = [(images.tobytes(), labels.tobytes()) for _ in range(EPOCHS) for images, labels in loader]
+        if servers:
+            assert isinstance(loader._fetcher, ServedFetcher)
+            seen(loader._fetcher._servers)
+    return found
+
+
+@pytest.mark.usefixtures("servers_first")
+@pytest.mark.parametrize(
+    ("transforms", "arguments"),
+    [
+        (RANDOM, {}),
+        pytest.param(RANDOM, {"layout": "NHWC", "dtype": "float16"}, marks=pytest.mark.slow),
+        ([Resize(25), CenterCrop(20), ColorJitter(brightness=0.5), ToTensor()], {}),
+        pytest.param(RANDOM[:2], {"dtype": "uint8"}, marks=pytest.mark.slow),
+    ],
+)
+def test_batches_are_those_without_servers_bit_by_bit(photos: Path, transforms: Any, arguments: Any) -> None:
+    alone = batches_of(photos, transforms, [], **arguments)
+    seen: list[tuple[int, int]] = []
+
+    with server(photos) as (one, first), server(photos, memory_bytes=64 << 20) as (other, second):
+        served = batches_of(
+            photos,
+            transforms,
+            [first, second],
+            lambda found: seen.append((found.served, found.missed)),
+            **arguments,
+        )
+
+    assert served == alone
+    ((count, missed),) = seen
+    assert count > COUNT // 2  # not those that two epochs need at about the same time
+    # What is damaged is found out by who decodes it here.
+    assert missed <= EPOCHS
+    assert one.made + other.made == count + missed
+
+
+def test_readers_that_want_something_of_one_server_meanwhile_share_a_request() -> None:
+    asked: list[list[int]] = []
+    first, go_on = threading.Semaphore(0), threading.Event()
+
+    def read(ids: Any) -> list[int]:
+        asked.append(ids.tolist())
+        first.release()
+        go_on.wait(patient(20))
+        return [10 * each for each in ids.tolist()]
+
+    counter = _Counter(read, most=4)
+    with ThreadPoolExecutor(12) as pool:
+        found = [pool.submit(counter.get, np.array([each, each + 100])) for each in range(3)]
+        for _ in range(3):
+            assert first.acquire(timeout=patient(20))
+        found += [pool.submit(counter.get, np.array([each, each + 100])) for each in range(3, 12)]
+        wait_until(lambda: len(counter._waiting) == 9)
+        go_on.set()
+        results = [each.result(patient(20)) for each in found]
+
+    assert results == [[10 * each, 10 * each + 1000] for each in range(12)]
+    assert list(map(len, asked[:3])) == [2, 2, 2]
+    assert list(map(len, asked[3:6])) == [4, 4, 4]
+    assert counter._under_way == 0
+
+
+@pytest.mark.usefixtures("servers_first")
+def test_a_server_that_is_gone_costs_time_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", 0.3)
+    alone = batches_of(photos, RANDOM, [])
+    lines: list[str] = []
+    with server(photos) as (running, address):
+        make, calls = CropMaker.make, itertools.count()
+
+        def make_two(maker: CropMaker, ids: Any) -> Any:
+            if next(calls) == 2:
+                running.stop()
+            return make(maker, ids)
+
+        monkeypatch.setattr(CropMaker, "make", make_two)
+        served = batches_of(photos, RANDOM, [address, "127.0.0.1:1"], report=lines.append)
+
+    assert served == alone
+    assert next(calls) > 2
+    assert any("2 decode threads, as decoders= says, 2 decode servers beside, and" in line for line in lines)
+    assert any("127.0.0.1:1 does not answer, or has another key" in line for line in lines)
+
+
+def test_a_server_of_other_data_version_or_decoder_is_refused_in_one_line(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other" / "a"
+    other.mkdir(parents=True)
+    cv2.imwrite(str(other / "b.jpg"), np.zeros((30, 30, 3), np.uint8))
+
+    def refusal(address: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            batches_of(photos, RANDOM, [address])
+        assert "\n" not in str(caught.value)
+        assert f"decode server {address} refuses" in str(caught.value)
+        return str(caught.value)
+
+    with server(other.parent) as (_, address):
+        assert "another number of samples: 30 there, 1 here" in refusal(address)
+    with server(photos) as (running, address):
+        (photos / "a" / "more.jpg").write_bytes(b"")
+        (photos / "a" / "00.jpg").rename(tmp_path / "00.jpg")
+        assert "other data than" in refusal(address).replace("another data", "other data")
+        (tmp_path / "00.jpg").rename(photos / "a" / "00.jpg")
+        (photos / "a" / "more.jpg").unlink()
+        same = decode_work._here(ImageFolder(photos)) | {"form": 1, "seed": 0, "steps": []}
+        for name, value in (("penstock", "0.0.0"), ("pixels", {"decoder": "by hand"})):
+            with pytest.raises(
+                ConfigError, match=r"(0\.0\.0|by hand) there, .* here; install the same version"
+            ):
+                running._accept(json.dumps(same | {name: value}).encode())
+
+
+@pytest.mark.parametrize(
+    "steps", [5, [["open", {"file": "/etc/passwd"}]], [["Resize", {"size": "large"}]], [["Resize"]], []]
+)
+def test_a_description_of_anything_but_steps_of_penstock_is_refused(photos: Path, steps: Any) -> None:
+    asked = decode_work._here(source := ImageFolder(photos)) | {"form": 1, "seed": 0, "steps": steps}
+    stored = StoredSamples(source, reader_of(source), 0)
+    others: list[Any] = [asked, {"form": 2}, [], None]
+    for each in others:
+        with pytest.raises(ConfigError):
+            maker_of(json.dumps(each).encode(), stored, DecodeMemory(10**8))
+    with pytest.raises(ConfigError):
+        maker_of(b"\xff", stored, DecodeMemory(10**8))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "arguments", "message"),
+    [
+        ([Resize(20), ToTensor()], {}, "do not begin with steps of Penstock that fix the size"),
+        (RANDOM, {"keep": "decoded"}, "keep='decoded', which keeps what is decoded here"),
+        (RANDOM, {"workers": 1, "decoders": None}, "workers=1, processes that decode"),
+        (RANDOM, {"decoders": 0}, "decoders=0"),
+    ],
+)
+def test_what_cannot_be_decoded_elsewhere_is_refused(
+    photos: Path, key: Path, transforms: Any, arguments: Any, message: str
+) -> None:
+    key.write_text(f"{bytes(32).hex()}\n")
+    key.chmod(0o600)
+    with pytest.raises(ConfigError, match=message):
+        batches_of(photos, transforms, ["127.0.0.1:1"], **arguments)
+
+
+def test_without_a_key_there_is_no_server_to_ask(photos: Path) -> None:
+    with pytest.raises(ConfigError, match="with the key of the decode servers is not there"):
+        batches_of(photos, RANDOM, ["127.0.0.1:1"])
+
+
+SERVER = """
+    from penstock.cli.main import main
+
+    main(["decode-server", sys.argv[1], "--listen", "127.0.0.1:" + sys.argv[2], "--threads", "1"])
+"""
+
+
+@contextlib.contextmanager
+def process(interpreters: Interpreters, photos: Path, port: int) -> Iterator[subprocess.Popen[Any]]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    program = "import sys\n" + SERVER.replace("\n    ", "\n")
+    with interpreters.start(program, str(photos), str(port), text=True, **pipes) as started:
+        assert started.stdout is not None
+        while "decodes 30 samples" not in (line := started.stdout.readline()):
+            assert line, "it ended"
+        try:
+            yield started
+        finally:
+            started.send_signal(signal.SIGCONT)
+            started.kill()
+            started.stdout.read()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_in_a_process_of_its_own_serves_until_it_ends_and_its_end_loses_no_sample(
+    photos: Path, interpreters: Interpreters, fault: signal.Signals
+) -> None:
+    alone = batches_of(photos, RANDOM, [])
+    seen: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    with process(interpreters, photos, port) as running:
+        whole = batches_of(photos, RANDOM, [f"127.0.0.1:{port}"], lambda found: seen.append(found.served))
+
+        with Loader(
+            photos,
+            batch_size=7,
+            seed=5,
+            report=None,
+            on_error="skip",
+            epochs=EPOCHS,
+            transforms=RANDOM,
+            decode_servers=[f"127.0.0.1:{port}"],
+        ) as loader:
+            found = [(images.tobytes(), labels.tobytes()) for images, labels in loader]
+            os.kill(running.pid, fault)
+            found += [
+                (images.tobytes(), labels.tobytes()) for _ in range(EPOCHS - 1) for images, labels in loader
+            ]
+
+    assert whole == alone == found
+    assert seen[0] > 0
