@@ -1,6 +1,6 @@
 """What the loader itself costs per sample, where reading and decoding cost next to nothing.
 
-    python benchmarks/overhead.py [--rounds N] [--batch-sizes 64 256 1024] [--quick]
+    python benchmarks/overhead.py [--rounds N] [--batch-sizes 64 1024] [--quick]    # under three minutes
 
 Printed for each batch size, as medians over rounds that take turns, with the least and the most:
 
@@ -12,7 +12,7 @@ Printed for each batch size, as medians over rounds that take turns, with the le
 
 each but the scheduler in two ways: with threads as the loader has them, and without any (decoders=0), so that the
 training's own does all of the work. Wall time is per sample, too, and nothing is computed in between. Decisions are
-compiled. Nothing else should run.
+compiled. Loaders stay open over the rounds, and are still while another is timed. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -72,8 +72,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--quick", action="store_true", help="few samples, one round: shows that it runs")
     options = parser.parse_args(arguments)
     rounds, files, rows = (1, 256, 1024) if options.quick else (options.rounds, 8192, 65536)
@@ -90,12 +90,13 @@ def main(arguments: list[str] | None = None) -> None:
             content = np.random.default_rng(number).bytes(SAMPLE_BYTES)
             Path(folder, f"{number:06}.bin").write_bytes(content)
         for size in sizes:
-            cases = cases_of(folder, files, Rows(rows), size)
-            found: dict[str, list[Seconds]] = {name: [] for name in cases}
-            for _ in range(rounds):
-                for name, case in cases.items():
-                    gc.collect()
-                    found[name].append(case(seconds))
+            with ExitStack() as opened:
+                cases = cases_of(folder, files, Rows(rows), size, seconds, opened)
+                found: dict[str, list[Seconds]] = {name: [] for name in cases}
+                for _ in range(rounds):
+                    for name, case in cases.items():
+                        gc.collect()
+                        found[name].append(case(seconds))
             print(f"\nbatches of {size:<11}{'wall us':>26}{'CPU us':>26}")
             for name, each in found.items():
                 wall, cpu = (with_spread([1e6 * pair[which] for pair in each]) for which in range(2))
@@ -111,8 +112,13 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"time of a mixture of eight, of that of {name}: {with_spread(ratios)}")
 
 
-def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, Callable[[float], Seconds]]:
-    """Return what is timed, by name: each a function of the seconds that it may take."""
+def cases_of(
+    folder: str, files: int, rows: Rows, batch_size: int, seconds: float, opened: ExitStack
+) -> dict[str, Callable[[float], Seconds]]:
+    """Return what is timed, by name: each a function of the seconds that it may take.
+
+    opened: closes the loaders, which have found their numbers of threads and filled their tiers.
+    """
     raw: dict[str, Any] = {"transforms": [DecodeRaw("uint8")], "dtype": "uint8"}
 
     def loader(kept: int, is_mixed: bool = False, **settings: Any) -> Loader:
@@ -143,18 +149,18 @@ def cases_of(folder: str, files: int, rows: Rows, batch_size: int) -> dict[str, 
         "scheduler": lambda seconds: time_scheduler(loader(files, decoders=1), seconds)
     }
     for name, make in sources.items():
-        cases[name] = partial(time_loader, make)
-        cases[f"{name}, no threads"] = partial(time_loader, partial(make, decoders=0))
+        with_threads = opened.enter_context(make())
+        # In between it compares numbers of threads, the first times after 2 and 4 s.
+        time_epochs(with_threads, 6 * seconds)
+        cases[name] = partial(time_loader, with_threads)
+        cases[f"{name}, no threads"] = partial(time_loader, opened.enter_context(make(decoders=0)))
     return cases | {"  DataLoader": partial(time_epochs, peer)}
 
 
-def time_loader(make: Callable[[], Loader], seconds: float) -> Seconds:
-    """Time a loader once it has found its number of threads and filled its tiers, and close it."""
-    with make() as loader:
-        time_epochs(
-            loader, 6 * seconds
-        )  # in between it compares numbers of threads, the first times after 2 and 4 s
-        return time_epochs(loader, seconds)
+def time_loader(loader: Loader, seconds: float) -> Seconds:
+    """Time a loader that is as far ahead at its end as at its begin: it uses first what it read ahead while still."""
+    time_epochs(loader, 0.3 * seconds)
+    return time_epochs(loader, seconds)
 
 
 def time_epochs(batches: Iterable[Any], seconds: float) -> Seconds:

@@ -24,6 +24,7 @@ import numpy as np
 from penstock.flow.cpus import available_cpus
 from penstock.loader.prediction import prepare_clock
 from penstock.measure.policies import run_policies
+from penstock.policy.loading import Job
 from penstock.simulate import predict
 from penstock.simulate.loading import WORTH_COMPILING_READS
 from penstock.simulate.policies import POLICY_NAMES, policy_named
@@ -130,7 +131,7 @@ def show_schedulers(sizes: Sequence[int]) -> None:
         on = replace(machine, ranks=1)
         limits = limits_of(plan, on, sizes_bytes, on.source.threads)
         begin = time.perf_counter()
-        trace = predict(plan, on, sizes_bytes, limits=limits)
+        trace = predict(Job(plan, sizes_bytes, on), limits=limits)
         seconds = time.perf_counter() - begin
         print(f"F = {samples:9,}, N = 1: {seconds:6.2f} s with {trace.spans.size:,} spans (penstock.predict)")
 

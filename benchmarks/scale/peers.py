@@ -4,6 +4,7 @@
     python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
     python benchmarks/scale/peers.py --hosts    each rank as if on a host of its own: samples by message, over loopback
     python benchmarks/scale/peers.py --link     fetching samples of 100 kB from a peer, against ZeroMQ's own ping-pong
+    mpiexec -n 2 python benchmarks/scale/peers.py --link     the same over MPI, and what a rank uses that waits
 
 The store is slowed, for all processes together, to one wire of 50 MB/s behind 5 ms. A rank's step takes as long as
 --step-seconds says; ranks end each step together. All ranks together have memory for 1.2 times the data set, or half
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -124,6 +125,8 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
         rank=rank,
         world_size=ranks,
         share=job["shares"] if ranks > 1 else None,
+        policy=job.get("policy") if ranks > 1 else None,
+        local_disk=job.get("disk"),
         ranks=lambda: own,
         report=None,
     ) as loader:
@@ -145,18 +148,18 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
     return {"reads": made.reads, "seconds": seconds, "waits": waits}
 
 
-def run_job(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Fork the ranks of a job; return what each says."""
+def run_job(job: dict[str, Any], run: Callable[..., dict[str, Any]] = run_rank) -> list[dict[str, Any]]:
+    """Fork the ranks of a job; return what each says. run: a rank, as `run_rank`."""
     made = Made(job["samples"], job["sample_bytes"])
     source = SlowSource(made, 0.0, LATENCY_SECONDS, RATE)
     if job["ranks"] == 1:
-        return [run_rank(job, source, made, None)]
+        return [run(job, source, made, None)]
     pipes, outputs = Pipes(job["ranks"]), []
     for rank in range(job["ranks"]):
         output, end = os.pipe()
         if os.fork() == 0:
             pipes.rank = rank
-            os.write(end, json.dumps(run_rank(job, source, made, pipes)).encode())
+            os.write(end, json.dumps(run(job, source, made, pipes)).encode())
             os._exit(0)
         os.close(end)
         outputs.append(output)
@@ -223,10 +226,12 @@ def kept_samples() -> PeerMemory:
     data = np.random.default_rng(0).integers(0, 256, SAMPLE_BYTES, np.uint8)
     for sample in range(KEPT):
         tier.put(sample, data.data)
-    return PeerMemory(tier.arena, log.arena, log.generation, np.arange(KEPT))
+    kept = PeerMemory(tier.arena, log.arena, log.generation, np.arange(KEPT))
+    kept.take_news()  # as the first look at the log does; nothing tells of these
+    return kept
 
 
-def ask_for_samples(seconds: float, pipe: Any, shelf: Any, carrier: ZmqCarrier, is_reader: bool) -> int:
+def ask_for_samples(seconds: float, pipe: Any, shelf: Any, carrier: Any, is_reader: bool) -> int:
     """Be one of two ranks: read for so long and return the samples; or serve until the other has ended."""
     offer, generation = exchanged(pipe, (carrier.offer, shelf.generation))
     sizes = np.full(KEPT, SAMPLE_BYTES)
@@ -311,6 +316,83 @@ def compare_link(seconds: float, repeats: int) -> None:
     )
 
 
+class Communicator:
+    """The end of a pipe between the two ranks of an MPI job."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.own = MPI, MPI.COMM_WORLD.Dup()
+        self.rank = self.own.Get_rank()
+        self.tag = 10
+
+    def send(self, value: Any) -> None:
+        self.own.send(value, 1 - self.rank, 1)
+
+    def recv(self) -> Any:
+        while not self.own.Iprobe(1 - self.rank, 1):
+            time.sleep(0.002)  # MPI itself would spin, which takes a core from what is measured
+        return self.own.recv(None, 1 - self.rank, 1)
+
+    def new_carrier(self) -> Any:
+        from penstock.ranks.carrier_mpi import MpiCarrier
+
+        self.tag += 1
+        return MpiCarrier(self.own, self.tag, SAMPLE_BYTES)
+
+    def play(self, seconds: float) -> int:
+        """MPI's own messages, of as many bytes as a request and an answer with samples have: blocking calls alone."""
+        request, answer = bytearray(8 * GROUP), np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
+        count, until = 0, time.perf_counter() + seconds
+        while not self.rank and time.perf_counter() < until:
+            self.own.Send([request, len(request), self.mpi.BYTE], 1, 2)
+            self.own.Recv([answer, answer.size, self.mpi.BYTE], 1, 2)
+            count += GROUP
+        if not self.rank:
+            self.own.Send([request, 0, self.mpi.BYTE], 1, 2)
+        status = self.mpi.Status()
+        while self.rank:
+            self.own.Recv([request, len(request), self.mpi.BYTE], 0, 2, status)
+            if not status.Get_count(self.mpi.BYTE):
+                break
+            self.own.Send([answer, answer.size, self.mpi.BYTE], 0, 2)
+        return count
+
+
+def compare_mpi(seconds: float, repeats: int) -> None:
+    """Print on rank 0 what samples are fetched at, MPI's own messages, and what it takes to wait for some."""
+    pipe = Communicator()
+    rates: dict[str, list[tuple[float, float]]] = {"fetched": [], "sent": []}
+    for _ in range(repeats):
+        shelf = kept_samples() if pipe.rank else Nothing()
+        for what, play in (
+            ("fetched", partial(ask_for_samples, seconds, pipe, shelf, pipe.new_carrier(), not pipe.rank)),
+            ("sent", partial(pipe.play, seconds)),
+        ):
+            exchanged(pipe, None)
+            before = time.process_time()
+            count = play()
+            used = time.process_time() - before
+            both = used + exchanged(pipe, used)
+            rates[what].append((count * SAMPLE_BYTES / 1e6 / seconds, both))
+    if pipe.rank:
+        return
+    waiting = pipe.new_carrier()
+    waiting.receive(seconds / 4)
+    before = time.thread_time()
+    waiting.receive(seconds)
+    idle = (time.thread_time() - before) / seconds
+    fetched, sent = (median(rate for rate, _ in rates[what]) for what in ("fetched", "sent"))
+    costs = [
+        median(1e3 * used / (rate * seconds) for rate, used in rates[what]) for what in ("fetched", "sent")
+    ]
+    print(
+        f"{pipe.mpi.Get_library_version().split(chr(10))[0][:40]!r}: {GROUP} samples of 100 kB a request, {IN_FLIGHT} "
+        f"requests on their way: {fetched:,.0f} MB/s, MPI alone {sent:,.0f} MB/s (ratio {fetched / sent:.2f}); "
+        f"{costs[0]:.2f} and {costs[1]:.2f} CPU seconds a GB; {100 * idle:.2f} % of a core while waiting"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -326,6 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.job is not None:
         print(json.dumps(run_job(json.loads(given.job))))
+        return
+    if given.link and (os.environ.get("PMI_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")) == "2":
+        compare_mpi(0.05 if given.quick else 3.0, 1 if given.quick else 3)
         return
     if given.link:
         compare_link(0.05 if given.quick else 3.0, 1 if given.quick else 3)

@@ -1,0 +1,282 @@
+"""Decode servers beside a training that waits for decoding: rates, and where the work goes.
+
+    python benchmarks/scale/decode_servers.py            # about two minutes; needs two processors
+    python benchmarks/scale/decode_servers.py --sweep    # the rule alone, in virtual time, against fixed cuts
+
+The training decodes by one thread on one processor and computes nothing. Beside it, on the second processor: one server
+that decodes; and --servers 2 servers that do not compute but wait: each has made its crops before, and hands one out in
+the time that decoding takes this training, one after the other, as a server with a processor of its own would. What is
+left of these is encryption, 0.3 ms a crop, for which they share the second processor. Runs of the training alone, with
+the server and with those that wait alternate, --rounds times; printed are medians with the least and most, and the
+processor time of the training for a sample. Batches of all runs are compared by their checksums.
+
+--sweep: this process and two servers, whose speeds and links take each of several values; a processor decodes a sample
+in 2 ms here, and finishes what came from a server in 0.4 ms. Printed: the rate by the rule over the best of all here
+and all there, and over the most that any mixture could have.
+--quick: few samples, one round; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from penstock.loader import Loader
+from penstock.loader.decode_serving import serving
+from penstock.loader.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from penstock.policy.decode_split import HERE, DecodeSplit
+from penstock.ranks.access import Address
+from penstock.ranks.decode_access import KEY
+from penstock.store import ImageFolder
+
+TRANSFORMS = [
+    RandomResizedCrop(224),
+    RandomHorizontalFlip(),
+    ToTensor(),
+    Normalize((0.485, 0.456, 0.406), (0.2, 0.2, 0.2)),
+]
+BATCH, EPOCHS = 32, 2
+
+
+class Waiting:
+    """Hands out crops that another maker has made, in the time that a processor would take for each."""
+
+    def __init__(self, maker: Any, samples: int, seconds: float) -> None:
+        self.each_bytes, self._seconds, self._lock = maker.each_bytes, seconds, threading.Lock()
+        self._free_at = 0.0
+        ids = np.arange(samples * EPOCHS)
+        self._made = [
+            crop for part in np.array_split(ids, max(1, ids.size // 64)) for crop in maker.make(part)
+        ]
+
+    def make(self, ids: np.ndarray) -> list[Any]:
+        with self._lock:
+            self._free_at = max(time.perf_counter(), self._free_at) + ids.size * self._seconds
+            time.sleep(max(0.0, self._free_at - time.perf_counter()))
+        return [self._made[each] for each in ids.tolist()]
+
+
+def make_photos(folder: Path, count: int) -> None:
+    """Write photographs of 500 x 375, about 80 kB each."""
+    random = np.random.default_rng(0)
+    (folder / "a").mkdir(parents=True)
+    for sample in range(count):
+        coarse = random.integers(0, 256, (24, 32, 3), np.uint8)
+        picture = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC)
+        noisy = cv2.add(picture, random.integers(0, 40, picture.shape, np.uint8))
+        cv2.imwrite(str(folder / "a" / f"{sample:05}.jpg"), noisy, [cv2.IMWRITE_JPEG_QUALITY, 90])
+
+
+def be_server(folder: Path, processor: int, seconds: float) -> None:
+    """Serve until standard input ends. seconds: that each crop takes; 0 for one that decodes."""
+    os.sched_setaffinity(0, {processor})
+    source = ImageFolder(folder)
+    with serving(source, Address("127.0.0.1", 0), memory_bytes=1 << 30, threads=1) as made:
+        if seconds:
+            accept = made.server._accept
+            made.server._accept = lambda asked: Waiting(accept(asked), len(source), seconds)
+        print(made.address, flush=True)
+
+        def stop() -> None:
+            sys.stdin.read()
+            made.server.stop()
+
+        threading.Thread(target=stop, daemon=True).start()
+        made.server.run()
+
+
+def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
+    """Return the rate of a training, its processor time for a sample, and a checksum of its batches."""
+    os.sched_setaffinity(0, {processor})
+    value = count = 0
+    with Loader(
+        folder,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        transforms=TRANSFORMS,
+        memory="512 MB",
+        policy="staging",
+        decoders=1,
+        decode_servers=servers,
+        report=None,
+    ) as loader:
+        began, computed, summing = time.perf_counter(), time.process_time(), 0.0
+        for _ in range(EPOCHS):
+            for images, labels in loader:
+                before = time.perf_counter()
+                value, count = zlib.crc32(images[:, :, ::16, ::16].tobytes(), value), count + len(labels)
+                summing += time.perf_counter() - before
+        seconds, computed = time.perf_counter() - began - summing, time.process_time() - computed - summing
+        found = getattr(loader._fetcher, "_servers", None)
+        decode_seconds = 0.0 if found is None else found.split.decode_seconds
+    return {
+        "rate": count / seconds,
+        "cpu_ms": 1e3 * computed / count,
+        "crc": value,
+        "served": 0.0 if found is None else found.served / count,
+        "decode_ms": 1e3 * decode_seconds,
+    }
+
+
+def run_train(folder: Path, servers: Sequence[str], processor: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--train", json.dumps([str(folder), list(servers), processor])]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
+
+
+@contextlib.contextmanager
+def running_servers(folder: Path, count: int, processor: int, seconds: float) -> Iterator[list[str]]:
+    arguments = json.dumps([str(folder), processor, seconds])
+    command = [sys.executable, __file__, "--serve", arguments]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+    try:
+        yield [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+    finally:
+        for process in processes:
+            process.communicate()
+
+
+def compare(photos: int, rounds: int, servers: int) -> None:
+    """Print rates alone, with a server that decodes, and with some that wait."""
+    here, there = sorted(os.sched_getaffinity(0))[0], sorted(os.sched_getaffinity(0))[-1]
+    with tempfile.TemporaryDirectory() as name:
+        folder, os.environ[KEY.variable] = Path(name, "photos"), str(Path(name, "key"))
+        make_photos(folder, photos)
+        alone = [run_train(folder, [], here)]
+        each_seconds = 1 / alone[0]["rate"]
+        with (
+            running_servers(folder, 1, there, 0.0) as real,
+            running_servers(folder, servers, there, each_seconds) as waiting,
+        ):
+            sets = {
+                "a server that decodes": real,
+                f"{servers} that wait {1e3 * each_seconds:.1f} ms a crop": waiting,
+            }
+            for addresses in sets.values():  # which learn what they will be asked for
+                run_train(folder, addresses, here)
+            runs: dict[str, list[dict[str, Any]]] = {"alone": [], **{each: [] for each in sets}}
+            for _ in range(rounds):
+                runs["alone"].append(run_train(folder, [], here))
+                for name, addresses in sets.items():
+                    runs[name].append(run_train(folder, addresses, here))
+        assert len({run["crc"] for each in runs.values() for run in each}) == 1, "batches differ"
+        usual = statistics.median(run["rate"] for run in runs["alone"])
+        for name, found in runs.items():
+            rates = sorted(run["rate"] for run in found)
+            rate, cpu_ms, served = (
+                statistics.median(run[key] for run in found) for key in ("rate", "cpu_ms", "served")
+            )
+            print(
+                f"{name:32} {rate:7.0f} samples/s ({rates[0]:.0f} to {rates[-1]:.0f}), {rate / usual:.2f} x alone; "
+                f"{cpu_ms:.2f} ms of the training's processor a sample; {100 * served:.0f} % served"
+            )
+
+
+# -- The rule, in virtual time --
+
+DECODE_SECONDS, FINISH_SECONDS, CROP_BYTES, GROUP, IN_FLIGHT = 2e-3, 0.4e-3, 150_528, 4, 32
+
+
+def virtual_rate(server_seconds: float, link: float, cut: str, samples: int) -> float:
+    """Return samples a second. cut: "rule", "here", or "there", which takes two servers in turn.
+
+    Each server decodes its line in order and sends it over a link of its own; here one processor decodes and finishes.
+    """
+    split, now, turn = DecodeSplit(2, 0.1e-3), 0.0, 0
+    split.decode_seconds, split.finish_seconds = DECODE_SECONDS, FINISH_SECONDS - 0.1e-3
+    each_seconds = max(server_seconds, CROP_BYTES / link)
+    free_at, processor = [0.0, 0.0, 0.0], 0.0
+    #: When, what: (0, ...) a group that arrives here to be finished; (1, ...) one that is done.
+    events: list[tuple[float, int, int, Any]] = []
+    number = given_out = done = in_flight = 0
+    while done < samples:
+        while given_out < samples and in_flight < IN_FLIGHT:
+            turn = turn % 2 + 1
+            away = {"rule": (), "here": (1, 2), "there": (3 - turn,)}[cut]
+            if cut == "there":
+                split.places[HERE].seconds, split.places[turn].seconds = 1e9, 1e-9
+            given = split.give(GROUP, now, away)
+            number, given_out, in_flight = number + 1, given_out + GROUP, in_flight + 1
+            if given.place == HERE:
+                processor = max(now, processor) + GROUP * DECODE_SECONDS
+                heapq.heappush(events, (processor, 1, number, given))
+            else:
+                free_at[given.place] = max(now, free_at[given.place]) + GROUP * each_seconds
+                heapq.heappush(events, (free_at[given.place], 0, number, given))
+        now, kind, _, given = heapq.heappop(events)
+        if kind == 0:
+            split.done(given, now)
+            processor = max(now, processor) + GROUP * FINISH_SECONDS
+            heapq.heappush(events, (processor, 1, number, given))
+            continue
+        if given.place == HERE:
+            split.done(given, now)
+        else:
+            split.computed(GROUP, GROUP * (FINISH_SECONDS - 0.1e-3), is_here=False)
+        done, in_flight = done + GROUP, in_flight - 1
+    return done / now
+
+
+def sweep(samples: int) -> None:
+    """Print what the rule does for servers and links of several speeds."""
+    behind, ahead = 10.0, 0.0
+    print("server ms  link MB/s   rule/s   here/s  there/s  rule / best cut  rule / most")
+    for server_ms in (0.5, 1, 2, 4, 8, 32):
+        for link in (1e6, 10e6, 50e6, 125e6, 1250e6):
+            rates = {
+                cut: virtual_rate(1e-3 * server_ms, link, cut, samples) for cut in ("rule", "here", "there")
+            }
+            served = min(2 / max(1e-3 * server_ms, CROP_BYTES / link), 1 / FINISH_SECONDS)
+            most = served + (1 - served * FINISH_SECONDS) / DECODE_SECONDS
+            best = rates["rule"] / max(rates["here"], rates["there"])
+            behind, ahead = min(behind, best), max(ahead, best)
+            shown = " ".join(f"{rates[cut]:8.0f}" for cut in ("rule", "here", "there"))
+            print(f"{server_ms:9g} {link / 1e6:10g} {shown} {best:16.2f} {rates['rule'] / most:12.2f}")
+    print(f"over the best fixed cut: {behind:.2f} at least (wanted 0.95), {ahead:.2f} at most")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few samples, one round")
+    parser.add_argument("--sweep", action="store_true", help="the rule alone, in virtual time")
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--servers", type=int, default=2, help="that wait")
+    for hidden in ("--train", "--serve"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.train is not None:
+        folder, servers, processor = json.loads(given.train)
+        print(json.dumps(train(Path(folder), servers, processor)))
+    elif given.serve is not None:
+        folder, processor, seconds = json.loads(given.serve)
+        be_server(Path(folder), processor, seconds)
+    elif given.sweep:
+        sweep(4_000 if given.quick else 40_000)
+    else:
+        compare(24 if given.quick else given.samples, 1 if given.quick else given.rounds, given.servers)
+
+
+if __name__ == "__main__":
+    main()

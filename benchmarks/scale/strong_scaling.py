@@ -1,0 +1,190 @@
+"""Strong scaling, as tables 5.7 and 5.8 of the thesis: one data set on 1, 2 and 4 ranks, by each loader, on one store.
+
+    python benchmarks/scale/strong_scaling.py                    the table: four minutes
+    python benchmarks/scale/strong_scaling.py --plot scale.png   and a picture of it
+
+The store is one wire of 50 MB/s behind 5 ms, for all ranks together. Each rank trains on 16 samples of 100 kB a step,
+which takes --step-seconds; ranks end each step together, so that N ranks need a Nth of the steps. All ranks together
+have memory for 1.2 times the data set; `hash-home, disk` has it on local disks instead, as a cache on the nodes' drives
+does (HVAC, a cache group of JuiceFS). Printed for each: seconds of the first epoch, and the median of later ones; how
+many times faster these are than those of DataLoader with 4 workers on as many ranks; the share of them that the slowest
+rank waits; reads of the store a sample over the run, and simulated. Counts hold on a busy machine, seconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peers import EPOCHS, Made, Pipes, run_job, simulated_reads
+
+from penstock.measure.slow_source import SlowSource
+from penstock.ranks import Ranks, alone
+
+LOCAL_BATCH, SAMPLE_BYTES = 16, 100_000
+#: By name: worker processes of PyTorch's DataLoader, or share=, policy= and whether memory is a local disk.
+LOADERS: dict[str, int | tuple[str | None, str | None, bool]] = {
+    "DataLoader, 0 workers": 0,
+    "DataLoader, 4 workers": 4,
+    "each alone": (None, None, False),
+    "first-reader": ("host", None, False),
+    "cover": ("host", "cover", False),
+    "hash-home": ("host", "hash-home", False),
+    "hash-home, disk": ("host", "hash-home", True),
+}
+BASELINE = "DataLoader, 4 workers"
+
+
+class Samples:
+    """A map-style data set over a source."""
+
+    def __init__(self, source: SlowSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, sample: int) -> Any:
+        import torch
+
+        return torch.frombuffer(bytearray(self._source.read(sample)), dtype=torch.uint8), sample
+
+
+def run_dataloader(
+    job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes | None
+) -> dict[str, Any]:
+    """Return what one rank's epochs took, as `run_rank`; every sample is read in every epoch."""
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    own, rank = (alone(), 0) if pipes is None else (Ranks(pipes), pipes.rank)
+    data, workers = Samples(source), job["workers"]
+    sampler = DistributedSampler(data, job["ranks"], rank)  # type: ignore[arg-type, var-annotated]
+    warnings.filterwarnings(
+        "ignore", "This DataLoader will create"
+    )  # more workers than processors: they wait
+    loader = DataLoader(
+        data,  # type: ignore[arg-type, var-annotated]
+        LOCAL_BATCH,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    seconds, waits = [], []
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        began, waited, asked = time.perf_counter(), 0.0, time.perf_counter()
+        for _ in loader:
+            waited += time.perf_counter() - asked
+            time.sleep(job["step_seconds"])
+            own.all_gather("a step", None)
+            asked = time.perf_counter()
+        seconds.append(time.perf_counter() - began)
+        waits.append(waited)
+    reads = EPOCHS * made.labels.size // job["ranks"]
+    return {"reads": reads, "seconds": seconds, "waits": waits}
+
+
+def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[str, float]:
+    """Return the numbers of a row; each job in a process of its own."""
+    how = LOADERS[name]
+    job: dict[str, Any] = {
+        "ranks": ranks,
+        "samples": samples,
+        "sample_bytes": SAMPLE_BYTES,
+        "batch": LOCAL_BATCH * ranks,
+        "share_of_data": 1.2,
+        "step_seconds": step_seconds,
+        "shares": None,
+    }
+    is_on_disk = not isinstance(how, int) and how[2]
+    with tempfile.TemporaryDirectory() if is_on_disk else nullcontext() as folder:
+        if isinstance(how, int):
+            job |= {"workers": how}
+        else:
+            job |= {"shares": how[0], "policy": how[1], "disk": folder}
+            job |= {"share_of_data": 0.05} if is_on_disk else {}
+        command = [sys.executable, __file__, "--job", json.dumps(job)]
+        of_ranks = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    later = [(each["seconds"][k], each["waits"][k]) for each in of_ranks for k in range(1, EPOCHS)]
+    found = {
+        "first": max(each["seconds"][0] for each in of_ranks),
+        "later": median(seconds for seconds, _ in later),
+        "stall": max(waited / seconds for seconds, waited in later),
+        "reads": sum(each["reads"] for each in of_ranks) / samples,
+    }
+    if not isinstance(how, int):
+        found["simulated"] = simulated_reads(job | {"share_of_data": 1.2}) / samples
+    return found
+
+
+def plot(rows: dict[tuple[str, int], dict[str, float]], counts: Sequence[int], path: Path) -> None:
+    """Draw seconds of a later epoch, and the share that is waited, over the number of ranks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name in LOADERS:
+        left.plot(counts, [rows[name, ranks]["later"] for ranks in counts], marker="o", label=name)
+        right.plot(counts, [100 * rows[name, ranks]["stall"] for ranks in counts], marker="o")
+    left.set(
+        xlabel="ranks",
+        ylabel="seconds of an epoch after the first",
+        xscale="log",
+        yscale="log",
+        xticks=counts,
+    )
+    right.set(xlabel="ranks", ylabel="% of it that the slowest rank waits", xscale="log", xticks=counts)
+    for axes in (left, right):
+        axes.set_xticklabels(list(map(str, counts)))
+        axes.minorticks_off()
+    left.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few samples, 1 and 2 ranks")
+    parser.add_argument("--samples", type=int, default=600)
+    parser.add_argument("--step-seconds", type=float, default=0.03)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.job is not None:
+        job = json.loads(given.job)
+        print(json.dumps(run_job(job, run_dataloader) if "workers" in job else run_job(job)))
+        return
+    counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4), given.samples)
+    rows: dict[tuple[str, int], dict[str, float]] = {}
+    for ranks in counts:
+        for name in LOADERS:
+            rows[name, ranks] = measured(name, ranks, samples, 0.0 if given.quick else given.step_seconds)
+        for name in LOADERS:
+            row = rows[name, ranks]
+            simulated = (
+                f"{row['simulated']:.3f} simulated" if "simulated" in row else "every sample in every epoch"
+            )
+            print(
+                f"{ranks} ranks, {name:22}: first epoch {row['first']:6.2f} s, later {row['later']:6.2f} s, "
+                f"{rows[BASELINE, ranks]['later'] / row['later']:5.2f} x {BASELINE}; waits "
+                f"{100 * row['stall']:5.1f} %; "
+                f"{row['reads']:.3f} reads a sample, {simulated}",
+                flush=True,
+            )
+    if given.plot is not None:
+        plot(rows, counts, given.plot)
+
+
+if __name__ == "__main__":
+    main()
