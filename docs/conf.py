@@ -40,7 +40,11 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.(.*\.)?_.*"),
     ("py:.*", r"penstock\.(.*\.)?[A-Z]"),  # type variables
     ("py:.*", r"penstock\.checkpoint\.saving\.BackgroundSave"),  # of which only the store makes a Saving
-    ("py:.*", r"penstock\.graph\.state\.resources\.Resources"),  # of which only the session makes a Saves
+    (
+        "py:.*",
+        r"penstock\.graph\.(state\.(resources\.Resources|saves\.HasState)|run\.(timeline\.Lane|executor\.Step))",
+    ),  # which only sessions make
+    ("py:.*", r"penstock\.measure\.snapshot_study\.SnapshotStudy"),  # which a paper and a command look at
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
     ("py:.*", r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need))"),  # the loader's own
     (
@@ -48,6 +52,7 @@ nitpick_ignore_regex = [
         r"penstock\.loader\.transforms\.(augment\.Border|geometry\.StepNumbers|pixels\.Pixels)",
     ),  # so are these
     ("py:.*", r"penstock\.loader\.transforms\.sink\.ByteValues"),
+    ("py:.*", r"penstock\.graph\.workers\.config\.SessionArguments"),  # the fields of SessionConfig
 ]
 
 _FIELD = re.compile(r"([A-Za-z_]\w*(?:, [a-z_]\w*)*): (.*)")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
@@ -43,6 +44,9 @@ if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
 
 from tests.patience import patient  # noqa: E402
 
+# Collecting makes a million objects that stay: to look through them as they grow in number takes a sixth of its time.
+gc.disable()
+
 # pytest-timeout takes it from here: a limit in pyproject.toml would be the same on every machine.
 os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(120):.0f}")
 
@@ -54,8 +58,9 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
-#: A run takes one of so many examples that a property says, 15 at least; a thorough one and slow tests take all.
-EXAMPLES_SHARE = 4
+#: A run takes one of so many examples that a property says, 8 at least, other ones each time; a thorough one and slow
+#: tests take all.
+EXAMPLES_SHARE = 8
 
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
@@ -65,6 +70,10 @@ FORK_SERVER = "penstock.forkserver:_serve"
 # Threads and processes of the tools, which outlive a test by design.
 ALLOWED_THREADS = ("pytest_timeout",)
 ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", FORK_SERVER)
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 # -- Properties ----------------------------------------------------------------------------------------
@@ -82,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             said = getattr(owner, name, None)
             if isinstance(said, settings) and owner not in seen and item.get_closest_marker("slow") is None:
                 seen.add(owner)
-                fewer = max(min(15, said.max_examples), said.max_examples // EXAMPLES_SHARE)
+                fewer = max(min(8, said.max_examples), said.max_examples // EXAMPLES_SHARE)
                 setattr(owner, name, settings(said, max_examples=fewer))
 
 
@@ -340,14 +349,50 @@ def _new_files(before: dict[str, str]) -> list[str]:
     ]
 
 
+# -- Test files ----------------------------------------------------------------------------------------
+
+
+def _rewrite_assertions_once(config: pytest.Config) -> None:
+    """Have files that changed ready before the processes of the run start, each of which would make all ready."""
+    if sys.dont_write_bytecode:
+        return
+    caches = {
+        file: rewrite.get_cache_dir(file) / (file.stem + rewrite.PYC_TAIL)
+        for file in Path(__file__).parent.rglob("test_*.py")
+    }
+    changed = [
+        (file, cache)
+        for file, cache in caches.items()
+        if not cache.exists() or cache.stat().st_mtime < file.stat().st_mtime
+    ]
+    processes = min(len(changed), len(os.sched_getaffinity(0)))
+    children = []
+    for number in range(processes):
+        if child := os.fork():
+            children.append(child)
+            continue
+        try:
+            for file, cache in changed[number::processes]:
+                cache.parent.mkdir(exist_ok=True)
+                source, code = rewrite._rewrite_test(file, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, cache)
+        finally:
+            os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)  # a file that cannot be made ready is an error of those processes
+
+
 # -- Kernels -------------------------------------------------------------------------------------------
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots.
 
     All at once: kernels of one folder wait for each other, those of several are compiled side by side.
     """
+    if session.config.getoption("numprocesses", None):
+        _rewrite_assertions_once(session.config)
+
     from penstock.checkpoint.codecs import ours  # noqa: F401
     from penstock.compiling import PARTS, Part
     from penstock.flow import engine  # noqa: F401
@@ -372,6 +417,16 @@ def _no_catalog_is_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalogs, "_folders", lambda: Folders((), None, ""))
         yield
+
+
+# -- Threads -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loaders_have_few_readers() -> None:
+    from tests.few_readers import start_few_readers
+
+    start_few_readers()
 
 
 # -- A skip needs a reason on the list -----------------------------------------------------------------
@@ -444,16 +499,24 @@ def image_folder(tmp_path: Path) -> Callable[..., Path]:
         quality: int = 90,
         name: str = "images",
     ) -> Path:
-        from PIL import Image
-
         root = tmp_path / name
         for number in range(images):
             file = root / classes[number % len(classes)] / f"{number:04d}.jpg"
             file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(_pixels(number, width, height)).save(file, quality=quality)
+            file.write_bytes(_picture(number, width, height, quality))
         return root
 
     return write
+
+
+@functools.cache
+def _picture(number: int, width: int, height: int, quality: int) -> bytes:
+    """Return a JPEG file; hundreds of tests begin with the same few."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(_pixels(number, width, height)).save(file, "JPEG", quality=quality)
+    return file.getvalue()
 
 
 def _pixels(number: int, width: int, height: int) -> NDArray[np.uint8]:

@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.few_readers import start_few_readers
 from tests.patience import patient
 
 #: The arguments of each of a job's processes; before them, as `env` has them, variables of its environment.
@@ -138,6 +139,7 @@ class Forked:
 def _serve(requests: socket.socket) -> NoReturn:
     for module in _MODULES:
         importlib.import_module(module)
+    start_few_readers()
     _warm_up()
     gc.collect()
     gc.freeze()  # else each process would go through it, and copy it for that

@@ -21,8 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.few_readers import start_few_readers
+
 _MODULES = (
+    "llvmlite.binding",  # what loads kernels
     "multiprocessing.connection",
+    "numpy.ma",
     "penstock.checkpoint.codecs.paper",
     "penstock.checkpoint.store",
     "penstock.cli.main",
@@ -87,6 +91,7 @@ def _serve(number: int) -> str:
     requests = socket.socket(fileno=number)
     for module in _MODULES:
         importlib.import_module(module)
+    start_few_readers()
     gc.collect()
     gc.freeze()
     while True:

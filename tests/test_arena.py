@@ -231,6 +231,9 @@ class Beside:
     def drop(self, slot: int) -> None:
         """Keep it."""
 
+    def close(self) -> None:
+        """Nothing is kept to use again."""
+
 
 def test_nobody_can_shorten_one_that_others_map() -> None:
     """Whoever touches what was cut off is killed by a signal."""

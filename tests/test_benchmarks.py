@@ -42,6 +42,10 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
     ("tracing", {r"us/span$": 5, r"us/sample$": 1, r"us/row$": 1}),
     (
+        "recording",
+        {r": recorded over not, wall .* CPU ": 3, r" CPU us/sample$": 1, r" MB of memory at most$": 1},
+    ),
+    (
         "overhead --batch-sizes 64",
         {
             r"^(scheduler|4 KB|rows of|mixture|  Data).* \(.* \(": 12,
@@ -51,6 +55,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ),
     ("wear", {r"M pages/s$": 2}),
     ("graph/steps", {r"us a step, eager .* us: .* x": 7}),
+    ("graph/placement", {r"behind the best fixed placement": 4}),
     (
         "loader/records",
         {r"^(?!FFCV).* \(.* to .*\(.* to ": 15, r", of gather.*: ": 2, r"single gets: .*wanted 5": 1},
@@ -59,9 +64,20 @@ CASES: list[tuple[str, dict[str, int]]] = [
         "loader/tables",
         {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5},
     ),
-    ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 20, r": 256 samples": 4}),
+    ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 24, r": 256 samples": 4}),
     ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
-    ("loader/forms", {r"images/s .* ms of CPU an image$": 6, r"^.* / stored: .* times less$": 3}),
+    (
+        "loader/forms",
+        {
+            r"images/s .* ms of CPU an image$": 12,
+            r"^.* / stored: .* times less$": 3,
+            r"^.* / stored, on a disk: ": 2,
+        },
+    ),
+    (
+        "loader/promise",
+        {r"[0-9]+ workers .* \(.* to .*\(.* to ": 8, r"^least of the medians: .* \(promised 0\.9\)$": 1},
+    ),
     ("loader/workers --data dicts", {r"^(DataLoader|Penstock|bare).* [0-9,]+$": 9, r" x \(.* to ": 5}),
     (
         "loader/device",
@@ -71,16 +87,22 @@ CASES: list[tuple[str, dict[str, int]]] = [
         "loader/tiers",
         {
             r" reads of the store, bound .* of the run beside all in memory$": 5,
-            r"^cold reads": 2,
-            r"\(wanted 1\.2\)$": 1,
+            r"^cold reads": 4,
+            r"^processor time of a warm read .*\(wanted 1\.2\)$": 1,
         },
     ),
-    ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 4}),
+    ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 8}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
+    ("loader/objects --cache 0.67", {r"^penstock .* of the data in 3 epochs, bound 1\.66; waited": 1}),
+    ("random_reads", {r"^1 threads: .* MB/s, fio |fio is not installed": 1}),
     ("loader/known_store", {r" readers: .* in closed form \(": 6, r"^training: .* in closed form \(": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("scale/peers --hosts", {r"share=hosts: .* reads a sample, .* simulated; .* waiting": 2}),
     ("scale/peers --link", {r"MB/s, messages alone .*ratio .* CPU seconds a GB": 1}),
+    ("scale/strong_scaling", {r"x DataLoader, 4 workers; waits .* reads a sample, ": 14}),
+    ("scale/placement", {r"^first-reader .* s of a processor, .* MiB$": 2}),
+    ("scale/decode_servers", {r" samples/s \(.* x alone; .* % served$": 3}),
+    ("scale/decode_servers --sweep", {r"^ .* [0-9.]+ +[0-9.]+$": 30, r"^over the best fixed cut: ": 1}),
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
 ]
 #: Those that take a second at most; the slow tests have the others.

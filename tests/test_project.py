@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -15,15 +16,14 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.for_each import for_each
 
 import penstock
 from penstock.cli.main import main
@@ -41,6 +41,7 @@ MODULES = sorted(
     ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
     for file in SOURCE.rglob("*.py")
 )
+IS_MODULE = frozenset(MODULES)
 
 PUBLIC_NAMES = [
     "AccessPlan",
@@ -62,6 +63,14 @@ PUBLIC_NAMES = [
 ]
 
 
+LONGEST_LINES = 80
+
+
+def file_of(module: str) -> Path:
+    place = SOURCE.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
 
@@ -73,7 +82,7 @@ def test_the_public_names_are_the_ones_listed_here_in_order() -> None:
     assert penstock.__all__ == PUBLIC_NAMES == sorted(PUBLIC_NAMES)
 
 
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
+@for_each("name", PUBLIC_NAMES)
 def test_each_public_name_can_be_imported_and_says_what_it_is(name: str) -> None:
     value = getattr(penstock, name)
 
@@ -83,7 +92,7 @@ def test_each_public_name_can_be_imported_and_says_what_it_is(name: str) -> None
     assert name in dir(penstock)
 
 
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
+@for_each("name", PUBLIC_NAMES)
 def test_each_public_name_is_in_the_reference(name: str) -> None:
     reference = "".join(page.read_text("utf-8") for page in (REPOSITORY / "docs" / "reference").glob("*.md"))
 
@@ -151,26 +160,37 @@ def test_imports_go_down_only() -> None:
 
 def test_no_files_import_each_other() -> None:
     """Wherever in a file an import stands, unless type checkers alone see it."""
-    imports = {name: set(_imported(name)) & set(MODULES) - {name} for name in MODULES}
+    imports = {name: set(_outline(name)[0]) & IS_MODULE - {name} for name in MODULES}
 
     TopologicalSorter(imports).prepare()  # raises CycleError, which shows the circle
 
 
-def _imported(name: str) -> Iterator[str]:
-    place = SOURCE.joinpath(*name.split("."))
-    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    nodes: list[ast.AST] = [ast.parse(file.read_text("utf-8"))]
+@functools.cache
+def _outline(name: str) -> tuple[list[str], list[str]]:
+    """Return what a module imports, and its functions that are longer than LONGEST_LINES: each is parsed once."""
+    imported, long = list[str](), list[str]()
+    nodes: list[ast.AST] = [ast.parse(file_of(name).read_text("utf-8"))]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 part = f"{node.module}.{alias.name}"
-                yield part if part in MODULES else str(node.module)
+                imported.append(part if part in IS_MODULE else str(node.module))
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             nodes += node.orelse
-        else:  # statements stand nowhere else
-            for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+        elif not isinstance(node, ast.expr):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                long += [f"{name}.{node.name}, {lines} lines"] * (lines > LONGEST_LINES)
+            for inner in (
+                "body",
+                "orelse",
+                "finalbody",
+                "handlers",
+                "cases",
+            ):  # statements stand nowhere else
                 nodes.extend(getattr(node, inner, ()))
+    return imported, long
 
 
 def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:
@@ -283,7 +303,7 @@ def blocks_in_pages(language: str) -> list[ParameterSet]:
     ]
 
 
-@pytest.mark.parametrize("text", blocks_in_pages("toml"))
+@for_each("text", blocks_in_pages("toml"))
 def test_the_machines_in_the_pages_are_what_they_say(text: str) -> None:
     kind = Scenario if "[training]" in text else Ssd if "pages_per_block" in text else penstock.Machine
 
@@ -292,21 +312,39 @@ def test_the_machines_in_the_pages_are_what_they_say(text: str) -> None:
     assert kind.from_toml(described.to_toml()) == described
 
 
-@pytest.mark.parametrize("code", blocks_in_pages("python"))
+@for_each("code", blocks_in_pages("python"))
 def test_the_code_in_the_pages_parses_and_names_what_exists(code: str) -> None:
-    modules: dict[str, ModuleType] = {}
+    modules: dict[str, str] = {}
     for node in ast.walk(ast.parse(code)):
         match node:
             case ast.Import(names=names):
                 for alias in names:
                     if alias.name.partition(".")[0] == "penstock":
-                        module = importlib.import_module(alias.name)
-                        modules[alias.asname or "penstock"] = module if alias.asname else penstock
+                        assert alias.name in MODULES, alias.name
+                        modules[alias.asname or "penstock"] = alias.name if alias.asname else "penstock"
             case ast.ImportFrom(module=str(home), names=names) if home.partition(".")[0] == "penstock":
                 for alias in names:
-                    assert hasattr(importlib.import_module(home), alias.name), f"{home}.{alias.name}"
+                    assert alias.name in names_in(home), f"{home}.{alias.name}"
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
-                assert hasattr(modules[name], attribute), ast.unparse(node)
+                assert attribute in names_in(modules[name]), ast.unparse(node)
+
+
+@functools.cache
+def names_in(module: str) -> set[str]:
+    """Return what a module binds, and the modules in it, without its import: it may be one of a framework."""
+    waiting: list[ast.AST] = [ast.parse(file_of(module).read_text("utf-8"))]
+    found = {name[len(module) + 1 :] for name in MODULES if name.startswith(f"{module}.")}
+    while waiting:
+        match waiting.pop():
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {alias.asname or alias.name for alias in names}
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case node:
+                waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def test_every_command_is_in_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,15 +364,10 @@ def test_every_command_is_in_the_reference(capsys: pytest.CaptureFixture[str]) -
 
 
 def modules_with_examples() -> list[str]:
-    files = {name: SOURCE.joinpath(*name.split(".")) for name in MODULES}
-    return [
-        name
-        for name, path in files.items()
-        if ">>>" in (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
-    ]
+    return [name for name in MODULES if ">>>" in file_of(name).read_text("utf-8")]
 
 
-@pytest.mark.parametrize("name", modules_with_examples())
+@for_each("name", modules_with_examples())
 def test_the_examples_in_the_docstrings_give_what_they_show(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
 
@@ -350,7 +383,7 @@ def small_suite(tmp_path: Path) -> Path:
     """Return a project of its own with this project's configuration, guards and an empty list of skips."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "skips.txt").write_text("", "utf-8")
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/patience.py"):
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/few_readers.py", "tests/patience.py"):
         text = (REPOSITORY / name).read_text("utf-8")
         impatient = re.sub(r"^GRACE_SECONDS = .*$", "GRACE_SECONDS = 0.2", text, flags=re.MULTILINE)
         # Its tests need no kernel.
@@ -444,8 +477,8 @@ RARE = "tests/test_small.py::test_on_a_rare_machine[1]: needs a rare machine"
     [
         (f"{RARE}\ntests/test_small.py::test_*_old_*: needs an old machine", "1", 0),
         (f"{RARE}\ntests/test_small.py::test_anywhere: another test", "1", 1),
-        ("tests/test_small.py::test_on_a_rare_machine[1]:", "1", 4),
-        ("", "0", 0),
+        pytest.param("tests/test_small.py::test_on_a_rare_machine[1]:", "1", 4, marks=pytest.mark.slow),
+        pytest.param("", "0", 0, marks=pytest.mark.slow),
     ],
     ids=["listed, one by pattern", "one is not listed", "listed without reason", "not guarded"],
 )
@@ -462,14 +495,7 @@ def test_a_skip_without_a_listed_reason_fails_the_run(
 
 
 def test_no_function_is_longer_than_a_reader_can_hold() -> None:
-    """80 lines, docstring and comments included; compiled kernels, which numba takes whole, may be longer."""
-    long = []
-    for path in SOURCE.rglob("*.py"):
-        if path.name.endswith("_kernels.py"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > 80:
-                    long.append(f"{path.relative_to(SOURCE)}: {node.name}, {lines} lines")
-    assert not long
+    """Docstring and comments included; compiled kernels, which numba takes whole, may be longer."""
+    plain = [name for name in MODULES if not name.endswith("_kernels")]
+
+    assert [function for name in plain for function in _outline(name)[1]] == []

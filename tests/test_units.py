@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.units import (
@@ -29,7 +30,7 @@ from penstock.units import (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         ("4 GB", 4_000_000_000),
@@ -48,7 +49,7 @@ def test_a_size_is_read_in_the_unit_it_is_written_in(text: str | int | float, ex
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [("200 MB/s", 2e8), ("10 Gbit/s", 1.25e9), ("1 GiB/s", 2.0**30), (5e6, 5e6), (math.inf, math.inf)],
 )
@@ -56,7 +57,7 @@ def test_a_rate_is_read_in_bytes_per_second(text: str | float, expected: float) 
     assert parse_rate(text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [("5 ms", 0.005), ("2 min", 120.0), ("10 us", 1e-5), ("10 µs", 1e-5), ("inf s", math.inf)],
 )
@@ -68,7 +69,7 @@ def test_a_training_speed_is_read_in_samples_per_second() -> None:
     assert parse_samples_rate("640 samples/s") == 640.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         "-1 B",
@@ -92,13 +93,13 @@ def test_what_is_not_a_size_is_refused(value: object) -> None:
         parse_bytes(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", ["0 MB/s", 0, "-5 MB/s", math.nan, "5 MB", "5 ms", ""])
+@for_each("value", ["0 MB/s", 0, "-5 MB/s", math.nan, "5 MB", "5 ms", ""])
 def test_what_is_not_a_rate_is_refused(value: object) -> None:
     with pytest.raises(ConfigError):
         parse_rate(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", ["-1 s", "5", "5 m", "5 MB", math.nan])
+@for_each("value", ["-1 s", "5", "5 m", "5 MB", math.nan])
 def test_what_is_not_a_time_is_refused(value: object) -> None:
     with pytest.raises(ConfigError):
         parse_seconds(value)  # type: ignore[arg-type]
@@ -119,7 +120,7 @@ def test_a_missing_unit_is_answered_with_an_example() -> None:
         parse_rate("200")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "expected"),
     [
         (0, "0 B"),
@@ -134,7 +135,7 @@ def test_people_are_shown_three_digits_of_a_size(size: float, expected: str) -> 
     assert format_bytes(size) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("seconds", "expected"),
     [
         (0.0, "0 s"),
@@ -149,7 +150,7 @@ def test_people_are_shown_three_digits_of_a_time(seconds: float, expected: str) 
     assert format_seconds(seconds) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ratio", "expected"),
     [(1, "1.00 x"), (1.666, "1.67 x"), (100, "100.00 x"), (100.1, "> 100 x"), (math.inf, "> 100 x")],
 )
@@ -203,7 +204,7 @@ def test_round_figures_are_written_as_people_would() -> None:
     assert exact_share(0.15) == "15 %"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [("30%", 0.3), (" 29 % ", 0.29), ("0.29", 0.29), ("1", 1.0), ("0", 0.0), (".5%", 0.005), ("250%", 2.5)],
 )
@@ -211,7 +212,7 @@ def test_a_share_is_read_with_or_without_its_sign(text: str, expected: float) ->
     assert parse_share(text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("5", "'5' is more than all of it"),
@@ -229,7 +230,7 @@ def test_a_share_that_is_none_or_may_mean_two_things_is_refused(text: str, messa
         parse_share(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "expected"),
     [
         *((kind(3), True) for kind in (int, np.int64, np.int8, np.uint64)),

@@ -14,7 +14,7 @@ from penstock.bench import loaders
 from penstock.bench.input_rates import (
     InputRates,
     InputResult,
-    count_runs,
+    InputSettings,
     doubts_about,
     is_cached,
     measure_input,
@@ -66,14 +66,13 @@ def test_every_setting_is_measured_on_fresh_samples_and_bad_ones_are_counted(pho
     moved: list[str] = []
     source = FlatFolder(photos)
 
-    found = measure_input(
-        source, threads=[1, 2], batch_sizes=[4, 2], samples=12, repeats=2, done=moved.append, ranks=alone()
-    )
+    asked = InputSettings([1, 2], [4, 2], samples=12)
+    found = measure_input(source, asked, repeats=2, done=moved.append, ranks=alone())
 
     settings = [(each.work, each.threads, each.batch_size) for each in found.results]
     decode = [(Work.DECODE, threads, size) for size in (4, 2) for threads in (1, 2)]
     assert settings == [(Work.READ, 1, 4), (Work.READ, 2, 4), *decode]
-    assert len(moved) == count_runs(2, 2, tuple(Work), 0, 2) == 12
+    assert len(moved) == 2 * asked.runs == 12
     # Each run reads all twelve: reading does not mind the one that is cut off, decoding does, in each of two runs.
     assert [each.skipped for each in found.results] == [0, 0, 2, 2, 2, 2]
     assert all(each.samples_per_second.median > 0 for each in found.results)
@@ -98,9 +97,8 @@ def test_ranks_read_at_the_same_time_and_none_reads_what_another_does(photos: Pa
     def part(ranks: Ranks) -> InputRates:
         source = Noting(photos)
         source.rank = ranks.rank
-        return measure_input(
-            source, threads=[1], batch_sizes=[4], works=[Work.READ], samples=4, repeats=2, ranks=ranks
-        )
+        asked = InputSettings([1], [4], [Work.READ], samples=4)
+        return measure_input(source, asked, repeats=2, ranks=ranks)
 
     first, second = run(2, part)
 
@@ -134,15 +132,8 @@ def test_loaders_that_are_not_installed_and_samples_that_are_no_pictures_are_lef
         (tmp_path / f"{number}.jpg").write_bytes(b"no picture")
     monkeypatch.setitem(loaders.PEERS, "tensorflow", "tensorfloh.data")
 
-    found = measure_input(
-        FlatFolder(tmp_path),
-        threads=[1],
-        batch_sizes=[2],
-        peers=["tensorflow"],
-        samples=4,
-        repeats=2,
-        ranks=alone(),
-    )
+    asked = InputSettings([1], [2], peers=["tensorflow"], samples=4)
+    found = measure_input(FlatFolder(tmp_path), asked, repeats=2, ranks=alone())
 
     missing, undecoded = found.left_out
     assert missing == "tensorflow was left out: tensorfloh is not installed"
@@ -184,10 +175,7 @@ def test_a_folder_without_space_for_the_file_is_named_or_left_out(
     def measure(is_asked: bool) -> InputRates:
         return measure_input(
             open_source(photos),
-            threads=[1],
-            batch_sizes=[2],
-            works=[Work.READ],
-            samples=4,
+            InputSettings([1], [2], [Work.READ], samples=4),
             repeats=2,
             beside=str(photos),
             is_beside_asked=is_asked,
@@ -205,7 +193,7 @@ def test_a_folder_without_space_for_the_file_is_named_or_left_out(
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(photos: Path) -> None:
     def part(ranks: Ranks) -> InputRates:
-        return measure_input(FlatFolder(photos), threads=[1], batch_sizes=[3], ranks=ranks)
+        return measure_input(FlatFolder(photos), InputSettings([1], [3]), ranks=ranks)
 
     for error in run(2, part):
         assert isinstance(error, ConfigError)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ranks.in_memory import run
 
 from penstock.bench import saving
+from penstock.bench.checks import rounds
 from penstock.bench.savers import OWN, saver_named
 from penstock.bench.saving import (
     SavingResult,
@@ -27,6 +29,7 @@ from penstock.checkpoint import SnapshotStore
 from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError
 from penstock.measure.spread import Spread
+from penstock.ranks import Ranks, alone
 
 FLOW = Flow("block devices", np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0, 5.0]))
 
@@ -65,7 +68,7 @@ def test_what_a_saver_saved_is_there_when_it_has_settled(folders: tuple[Path, Pa
     slow, fast = folders
     workload = SyntheticTraining(50_000, 1.0, lambda _: None)
     through = fast / "buffer" if name == OWN else None
-    with saver_named(name)(workload.state(), slow / "saves", through) as saver:
+    with saver_named(name)(workload.state(), slow / "saves", through, alone()) as saver:
         for step in (1, 2, 3):
             workload.compute(is_saved=True)
             saver.save(step, workload.state())
@@ -103,6 +106,13 @@ def test_one_slow_save_moves_no_median() -> None:
     found = saving._result(Way("torch", "slow"), [run(50.0, 50.0), run(1.0, 1.1), run(1.0, 90.0)])
 
     assert found.blocked_seconds == pytest.approx(1.05)
+
+
+def test_rounds_are_two_at_least_and_more_while_one_more_ends_in_time() -> None:
+    """Each takes ten seconds."""
+    for seconds, count in ((1.0, 2), (29.0, 2), (30.0, 3), (1e9, 4)):
+        moments = iter([0, *range(0, 100, 10)])  # at the beginning, and before each round
+        assert list(rounds(4, seconds, alone(), moments.__next__)) == list(range(count))
 
 
 def test_the_factor_is_explained_by_what_saves_cost() -> None:
@@ -211,3 +221,20 @@ def test_the_command_prints_json_and_draws(
     shown = [(each["saver"], each["place"]) for each in found["results"]]
     assert shown == [(None, None), (OWN, "slow"), (OWN, "fast"), (OWN, "burst")]
     assert picture.stat().st_size > 1000
+
+
+def test_ranks_save_one_state_together_and_the_slowest_counts(folders: tuple[Path, Path]) -> None:
+    def part(ranks: Ranks) -> SavingResults:
+        workload = SyntheticTraining(100_000, 1.0, lambda _: None)
+        return measure_saving(*folders, workload, peers=["torch"], steps=2, every=1, repeats=2, ranks=ranks)
+
+    first, second = run(2, part)
+
+    assert first.ranks == second.ranks == 2
+    for one, other in zip(first.results, second.results, strict=True):
+        assert (one.way, one.run_seconds, one.blocked_seconds) == (
+            other.way,
+            other.run_seconds,
+            other.blocked_seconds,
+        )
+    assert [os.listdir(folder) for folder in folders] == [[], []]

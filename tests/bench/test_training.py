@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.ranks.in_memory import run
 
 from penstock.bench.models import TrainingStep, alexnet, resnet50
@@ -77,6 +79,18 @@ def test_every_setting_gets_the_same_batches_and_has_the_same_losses(good: Path)
     assert 0 < loading <= without.stall_seconds <= without.run_seconds.median
 
 
+@pytest.mark.parametrize(("max_seconds", "steps"), [(math.inf, 5), (1e-6, 2)])
+def test_a_run_has_as_many_steps_as_time_allows(good: Path, max_seconds: float, steps: int) -> None:
+    settings = [Setting(0, 2), Setting(2, 2, prefetch=1)]
+
+    found = measure_training(
+        FlatFolder(good), Noting(), settings, steps=None, repeats=3, max_seconds=max_seconds, ranks=alone()
+    )
+
+    assert found.steps == steps
+    assert [each.run_seconds.repeats for each in found.results] == 2 * [2 if steps == 5 else 1]
+
+
 def test_a_model_that_computes_otherwise_each_time_is_found_out(good: Path) -> None:
     class Restless(Noting):
         def __call__(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
@@ -130,7 +144,7 @@ def test_a_fixed_step_waits_for_what_its_own_sum_leaves_of_it() -> None:
     assert 0 < waited[0] <= 10.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("disk", "network", "asked", "place", "total"),
     [
         (1000, 50, 1000, "block devices", 1000),
@@ -218,7 +232,10 @@ def test_a_model_that_is_begun_anew_has_the_same_losses() -> None:
     ("arguments", "message"),
     [
         ([], "the source has 11 samples, fewer than two batches of 64"),
-        (["--batch-size", "4", "--prefetch", "1"], "--prefetch is '1'; it is 0, auto or both"),
+        (
+            ["--batch-size", "4", "--prefetch", "-1"],
+            "--prefetch is '-1'; it must be an integer of at least 1",
+        ),
         (["--batch-size", "4", "--steps", "1"], "--steps is 1; train for at least 2"),
         (["--batch-size", "4", "--repeats", "1"], "repeats is 1; the first is left out"),
         (["--model", "vgg"], "--model is 'vgg'; it is one of alexnet, resnet50, transformer"),
@@ -250,12 +267,22 @@ def test_a_batch_that_ranks_cannot_share_equally_is_refused(good: Path) -> None:
 @pytest.mark.usefixtures("fonts")
 def test_the_command_prints_json_and_draws(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "train", str(good), "--batch-size", "2,4", "--steps", "2", "--repeats", "2"]
-    arguments += ["--threads", "1", "--step-seconds", "1ms", "--json", "--plot", str(good.parent / "t.svg")]
+    arguments += [
+        "--threads",
+        "1",
+        "--prefetch",
+        "0,1",
+        "--step-seconds",
+        "1ms",
+        "--json",
+        "--plot",
+        str(good.parent / "t.svg"),
+    ]
 
     assert main(arguments) == 0
 
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     shown = [(each["prefetch"], each["threads"], each["batch_size"]) for each in found["results"]]
-    assert shown == [("0", 1, 2), ("auto", 1, 2), ("0", 1, 4), ("auto", 1, 4)]
+    assert shown == [("0", 1, 2), ("1", 1, 2), ("0", 1, 4), ("1", 1, 4)]
     assert found["equal_losses"] is True
     assert (good.parent / "t.svg").stat().st_size > 1000

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.cli.blocks import main_blocks
 from penstock.errors import ConfigError
@@ -91,7 +92,7 @@ def test_the_string_of_chosen_phases_is_written_for_a_cache(
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         ([], "no command is given"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.cli.typed import run_command
+from tests.for_each import for_each
 
 from penstock.cli import bundles
 from penstock.errors import ConfigError
@@ -102,7 +103,7 @@ def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
     assert data["recommended"]["hit_ratio"] > 0.27
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         (["--memory", "30%"], "--samples or by --data"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.typed import run_command
+from tests.for_each import for_each
 
 from penstock.cli import caches
 from penstock.errors import ConfigError, DataError, FormatError
@@ -129,7 +130,7 @@ def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[
     assert {tuple(curve["hit_ratio"]) for curve in data["results"]} == {(0.5,)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "message"),
     [
         ("--policies lru,arc", "no eviction policy 'arc'; known are lru, lfu"),

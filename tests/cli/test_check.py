@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import os
 from collections.abc import Callable
@@ -23,14 +25,21 @@ from penstock.store import Arrays, ImageFolder, Selection
 SAMPLES = 300
 
 
+@functools.cache
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (number % 256, 0, 0)).save(file, "JPEG")
+    return file.getvalue()
+
+
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "photos" / "cat"
     folder.mkdir(parents=True)
     for number in range(SAMPLES):
-        Image.new("RGB", (40, 30), (number % 256, 0, 0)).save(folder / f"{number:03}.jpg")
-    (folder / "005.jpg").write_bytes((folder / "005.jpg").read_bytes()[:-20])
+        (folder / f"{number:03}.jpg").write_bytes(picture(number))
+    (folder / "005.jpg").write_bytes(picture(5)[:-20])
     (folder / "100.jpg").write_bytes(b"")
     (folder / "256.jpg").write_bytes(b"something else")
     return tmp_path / "photos"

@@ -175,7 +175,7 @@ def test_the_fastest_policy_that_the_loader_runs_is_named(
 
     own, cover = _json(capsys, "--policies", "own_of_the_table:Few,cover", scenario=str(file))["results"]
     assert (own["is_runnable"], own["not_runnable_reason"]) == (True, None)
-    assert cover["not_runnable_reason"].endswith("policy 'cover' yet, which hands samples from rank to rank")
+    assert "policy 'cover' yet, which hands samples from rank to rank" in cover["not_runnable_reason"]
 
     assert main(["simulate", "loading", str(file), *_SMALL[3:], "--scaling", "1,2"]) == 0
     out = capsys.readouterr().out

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.cli.options import (
     check_folder,
@@ -38,7 +39,7 @@ def test_an_amount_is_finite_and_above_zero(text: str) -> None:
         parsed_amount("--step", parse_seconds, text)
 
 
-@pytest.mark.parametrize("text", ["0", "1.5", "-3", "nan", "inf", "many", ""])
+@for_each("text", ["0", "1.5", "-3", "nan", "inf", "many", ""])
 def test_a_count_is_a_whole_number_of_at_least_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--parameters is .*; it must be an integer of at least 1"):
         parsed_count("--parameters", text)

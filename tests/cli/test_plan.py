@@ -282,6 +282,9 @@ WRONG = [
     (["--jobs", "0"], "--jobs is 0"),
     (["--ray", ""], "--ray is empty"),
     (["--plot", "plan.txt"], "no picture"),
+    (["--keep", "1 crops"], "--keep: keep is '1 crops'"),
+    (["--keep", "auto"], '--keep is "auto"'),
+    (["--kept-size", "1 MB"], "--kept-size is given, and samples are kept as stored"),
 ]
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.typed import run_command
+from tests.for_each import for_each
 
 from penstock import compiling
 from penstock.checkpoint.codecs import ours
-from penstock.checkpoint.foreign import read_state
+from penstock.checkpoint.interop.foreign import read_state
 from penstock.checkpoint.store import SnapshotStore
 from penstock.cli import snapshot_files
 from penstock.cli.main import main
@@ -176,7 +177,7 @@ def test_an_export_replaces_a_file_only_when_it_is_told_to(tmp_path: Path) -> No
     assert torch.equal(read_state(out)["w"], torch.ones(2))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "step"),
     [
         ("run2-step-900.pt", 900),

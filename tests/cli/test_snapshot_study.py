@@ -21,10 +21,10 @@ def run(*words: object) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four snapshots of 200,000 weights that move by some per cent, then less."""
+    """Four snapshots of 40,000 weights that move by some per cent, then less."""
     folder = tmp_path_factory.mktemp("snapshots")
     random = np.random.default_rng(0)
-    weights = random.standard_normal(200_000).astype(np.float32) * 0.05
+    weights = random.standard_normal(40_000).astype(np.float32) * 0.05
     for step in range(1, 5):
         np.save(folder / f"step-{step}000.npy", weights)
         weights = weights * (1 + random.standard_normal(weights.size, np.float32) * 0.01 / step)
@@ -40,7 +40,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(folder: Path, picture: Path, fonts: None) -> str:
     """Return what a study printed; it drew the picture, too."""
     with redirect_stdout(io.StringIO()) as printed:
-        run(folder, "--storage", "1.5 MB", "--plot", picture)
+        run(folder, "--storage", "300 kB", "--plot", picture)
     return printed.getvalue()
 
 
@@ -59,27 +59,27 @@ def test_tables_tell_what_each_method_writes_needs_and_costs(out: str) -> None:
         assert method in out
     assert "dynrle-" not in out
     assert "penstock" not in out.lower()
-    assert "Compared: floating point, 1 tensor, 200,000 parameters, 800 kB a snapshot, 4 snapshots." in out
+    assert "Compared: floating point, 1 tensor, 40,000 parameters, 160 kB a snapshot, 4 snapshots." in out
     assert "step-4000" in out
-    # Two baselines, of 660 kB each, and a delta do not fit with anybody's codec; a baseline and a delta do.
+    # Two baselines, of 132 kB each, and a delta do not fit with anybody's codec; a baseline and a delta do.
     assert "balance, progressive: 2, the largest of those that fit" in out
 
 
 def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(folder, "--json", "--storage", "100 kB")
+    run(folder, "--json", "--storage", "20 kB")
 
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert data["snapshots"] == [f"step-{step}000" for step in range(1, 5)]
-    assert (data["tensors"], data["parameters"], data["bytes"]) == (1, 200_000, 800_000)
+    assert (data["tensors"], data["parameters"], data["bytes"]) == (1, 40_000, 160_000)
     assert [row["later"] for row in data["likeness"]] == data["snapshots"][1:]
-    assert data["likeness"][0]["pages"] == 196
+    assert data["likeness"][0]["pages"] == 40
     first, last = (data["likeness"][place]["same_heading_bits"]["12"] for place in (0, -1))
     assert 0 < first < last < 1
-    assert sum(data["exponents"]["float32"].values()) == 200_000
+    assert sum(data["exponents"]["float32"].values()) == 40_000
     written = {(row["encoding"], row["snap_dis"]): row for row in data["results"]}
     assert len(written) == 8 * 3
     for row in written.values():
-        assert row["stored_share"] == row["stored_bytes"] / 3_200_000
+        assert row["stored_share"] == row["stored_bytes"] / 640_000
         assert row["written_pages"] >= row["stored_bytes"] / 4096
     shares = {method: row["stored_share"] for (method, snap_dis), row in written.items() if snap_dis == 10}
     assert shares["penstock"] < shares["dynrle-progressive"] < shares["rle4"] < shares["complete"] == 1
@@ -91,7 +91,7 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(row["save_seconds"] > 0 and row["restore_processor_seconds"] > 0 for row in storage)
     assert {row["codec"] for row in data["processor"]} >= {"dynrle", "rle4", "gzip-delta"}
     advice = {row["encoding"]: row for row in data["advice"]}
-    assert data["storage_bytes"] == 100_000
+    assert data["storage_bytes"] == 20_000
     assert [row["snap_dis"] for row in advice.values()] == [None, None, None]
     assert [(row["codec"], row["scheme"]) for row in advice.values()] == [
         ("dynrle", "progressive"),
@@ -100,7 +100,7 @@ def test_json_has_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     for row in (*data["results"], *data["storage"], *data["advice"]):
         SnapshotStore(folder.parent / "store", codec=row["codec"], scheme=row["scheme"]).close()
-    assert "storage_bytes is 100000, and the least" in advice["dynrle-chain"]["reason"]
+    assert "storage_bytes is 20000, and the least" in advice["dynrle-chain"]["reason"]
     assert data["drive"]["times"] == 1
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-import pytest
+from tests.for_each import for_each
 
 from penstock.cli.blocks import blocks_parser
 from penstock.cli.main import _parser
@@ -61,7 +61,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, BLOCKS])
+@for_each("name", [*COMMANDS, BLOCKS])
 def test_each_concept_has_one_word(name: str) -> None:
     for action in (blocks_parser() if name == BLOCKS else COMMANDS[name])._actions:
         for option in action.option_strings:
@@ -72,7 +72,7 @@ def test_each_concept_has_one_word(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
     examples = re.findall(
         rf"^.*?({re.escape(name)}\b.*?)(?: && .*)?(?: +#.*)?$", COMMANDS[name].epilog or "", re.MULTILINE
@@ -83,7 +83,11 @@ def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
         _parser().parse_args(shlex.split(example)[1:])
 
 
-@pytest.mark.parametrize("name", [name for name in (*COMMANDS, BLOCKS) if name != "penstock demo"])
+#: One shows a page, the others run until they are stopped.
+WITHOUT_RESULTS = ("penstock demo", "penstock decode-server", "penstock graph worker")
+
+
+@for_each("name", [name for name in (*COMMANDS, BLOCKS) if name not in WITHOUT_RESULTS])
 def test_help_says_that_json_lists_results(name: str) -> None:
     parser = blocks_parser() if name == BLOCKS else COMMANDS[name]
     text = parser.epilog or ""
@@ -93,14 +97,14 @@ def test_help_says_that_json_lists_results(name: str) -> None:
     assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)
 
 
-@pytest.mark.parametrize(("name", "option"), NAMES)
+@for_each(("name", "option"), NAMES)
 def test_help_lists_every_name_that_an_option_takes(name: str, option: str) -> None:
     (action,) = [each for each in COMMANDS[name]._actions if option in each.option_strings]
 
     assert set(NAMES[name, option]) <= set(re.split(r"[^\w+-]+", action.help or ""))
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, BLOCKS])
+@for_each("name", [*COMMANDS, BLOCKS])
 def test_the_help_of_an_option_begins_with_what_it_is(name: str) -> None:
     """A noun or a verb, as "rate of the store"; never "of the store", where nobody knows of what."""
     for action in (blocks_parser() if name == BLOCKS else COMMANDS[name])._actions:

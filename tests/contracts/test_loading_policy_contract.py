@@ -19,7 +19,7 @@ from penstock.simulate.policies import POLICY_NAMES, is_policy, policy_named
 from penstock.trace.schema import SOURCE
 
 #: Each for all policies.
-FEW = settings(max_examples=6)
+FEW = settings(max_examples=3)
 
 
 class LastFirst:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import (
@@ -62,9 +63,7 @@ ORDERS: dict[str, Callable[[], Order]] = {
 }
 
 
-@pytest.fixture(params=ORDERS)
-def order(request: pytest.FixtureRequest) -> Order:
-    return ORDERS[request.param]()
+every_order = for_each("order", [pytest.param(make(), id=name) for name, make in ORDERS.items()])
 
 
 def listed(order: Order, epoch: int) -> list[int]:
@@ -73,11 +72,13 @@ def listed(order: Order, epoch: int) -> list[int]:
 
 
 class TestOrderContract:
+    @every_order
     def test_it_is_an_order_and_its_ids_are_those_of_its_samples(self, order: Order) -> None:
         assert isinstance(order, Order)
         for epoch in range(EPOCHS):
             assert set(listed(order, epoch)) <= set(range(order.samples))
 
+    @every_order
     def test_a_sample_is_read_once_an_epoch_unless_the_order_says_that_it_may_repeat_it(
         self, order: Order
     ) -> None:
@@ -85,6 +86,7 @@ class TestOrderContract:
             ids = listed(order, epoch)
             assert len(set(ids)) == len(ids) or isinstance(order, RepeatingOrder)
 
+    @every_order
     def test_answers_have_the_shape_of_the_question(self, order: Order) -> None:
         length, expected = order.length(1), listed(order, 1)
         for positions in (np.arange(length), np.arange(length)[::-1].reshape(-1, 1), np.empty(0, np.int64)):
@@ -95,12 +97,14 @@ class TestOrderContract:
             assert ids.ravel().tolist() == [expected[position] for position in positions.ravel()]
         assert order.at(1, length - 1).shape == ()
 
+    @every_order
     def test_a_sample_is_where_it_stands_first_or_nowhere(self, order: Order) -> None:
         for epoch in range(EPOCHS):
             ids = listed(order, epoch)
             expected = [ids.index(sample) if sample in ids else -1 for sample in range(order.samples)]
             assert order.position_of(epoch, np.arange(order.samples)).tolist() == expected
 
+    @every_order
     def test_it_answers_the_same_whenever_and_wherever_it_is_asked(self, order: Order) -> None:
         copy = pickle.loads(pickle.dumps(order))
 
@@ -108,6 +112,7 @@ class TestOrderContract:
             positions = np.arange(order.length(epoch))
             assert copy.at(epoch, positions).tolist() == order.at(epoch, positions).tolist()
 
+    @every_order
     def test_what_is_outside_is_refused(self, order: Order) -> None:
         for wrong in (-1, order.length(0), [0, order.length(0) + 5]):
             with pytest.raises(ConfigError, match=r"positions contain -?\d+, which is outside"):
@@ -120,11 +125,13 @@ class TestOrderContract:
         with pytest.raises(ConfigError, match="epoch is -1"):
             order.at(-1, 0)
 
+    @every_order
     def test_epochs_are_equally_long_from_where_it_says_so(self, order: Order) -> None:
         if isinstance(order, EvenOrder):
             lengths = [order.length(epoch) for epoch in range(EPOCHS)]
             assert len(set(lengths[order.even_from :])) <= 1
 
+    @every_order
     def test_a_plan_of_it_reads_what_it_lists(self, order: Order) -> None:
         plan = (
             AccessPlan.of_batches(order, EPOCHS)

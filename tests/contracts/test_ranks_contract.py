@@ -112,8 +112,8 @@ if sys.argv[2] == "torch":
 """.replace("HASTY_SECONDS", str(HASTY_SECONDS))
 
 JOBS = {"torch-tcp-4": 4, "torch-file-2": 2, "mpi-4": 4, "mpi-2": 2}
-#: Jobs whose processes take long to start; other tests have two ranks over MPI, too.
-SLOW_JOBS = ["mpi-2"]
+#: Ranks of MPI take processors while they wait, and interpreters of their own.
+SLOW_JOBS = ["mpi-4", "torch-file-2"]
 
 Reports = list[dict[str, Any]]
 
@@ -245,6 +245,7 @@ else:
     assert job.returncode == 0, told
 
 
+@pytest.mark.slow
 def test_a_late_rank_of_mpi_is_named_where_all_prepare_and_fails_when_it_comes() -> None:
     """All ranks duplicate a communicator first, for which MPI itself would wait for ever."""
     script = """

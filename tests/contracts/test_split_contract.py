@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.plan import (
     AccessPlan,
@@ -39,18 +39,14 @@ SPLITS: dict[str, Callable[[int], Split]] = {
 }
 
 
-@pytest.fixture(params=SPLITS)
-def split_for(request: pytest.FixtureRequest) -> Callable[[int], Split]:
-    return SPLITS[request.param]
-
-
-@pytest.fixture(params=[1, 2, 3, 7])
-def ranks(request: pytest.FixtureRequest) -> int:
-    count: int = request.param
-    return count
+CASES = [(split_for, ranks) for split_for in SPLITS.values() for ranks in (1, 2, 3, 7)]
+every_split = for_each(
+    ("split_for", "ranks"), CASES, ids=[f"{name}-{n}" for name in SPLITS for n in (1, 2, 3, 7)]
+)
 
 
 class TestSplitContract:
+    @every_split
     def test_every_sample_of_a_batch_has_a_reader(
         self, split_for: Callable[[int], Split], ranks: int
     ) -> None:
@@ -61,6 +57,7 @@ class TestSplitContract:
             assert {offset for share in shares for offset in share} == set(range(batch))
             assert all(len(set(share)) == len(share) for share in shares)
 
+    @every_split
     def test_all_answers_agree_on_who_reads_what(self, split_for: Callable[[int], Split], ranks: int) -> None:
         split = split_for(ranks)
         for batch in range(1, 30):
@@ -75,6 +72,7 @@ class TestSplitContract:
             assert readers.tolist() == expected
             assert readers.dtype == np.int64
 
+    @every_split
     def test_answers_have_the_shape_of_the_question(
         self, split_for: Callable[[int], Split], ranks: int
     ) -> None:
@@ -83,6 +81,7 @@ class TestSplitContract:
         assert split.reader(ranks, 12, offsets).shape == (3, 4)
         assert split.reader(ranks, 12, offsets[:0]).shape == (0, 4)
 
+    @every_split
     def test_a_plan_takes_it(self, split_for: Callable[[int], Split], ranks: int) -> None:
         plan = AccessPlan(Sequential(40), 12, 1, ranks, split_for(ranks))
 

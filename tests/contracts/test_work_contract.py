@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.flow.work import Decoder, Failed, Fetcher, Request
+from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
@@ -63,7 +63,9 @@ class Made:
     ) -> list[int]:
         """Return the indices of those that failed."""
         load = Load(0, 0, 0, np.arange(9), 0, rows, [STAGING] * len(rows), [STAGING] * len(rows), list(rows))
-        failed = self.decoder.decode(load, rows, np.array(samples), data, arrays, lambda sample: None)
+        failed = self.decoder.decode(
+            load, Brought(rows, np.array(samples), data), arrays, lambda sample: None
+        )
         assert all(isinstance(error, Exception) for _, error in failed)
         return [index for index, _ in failed]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ClosedError, ConfigError, FormatError
 from penstock.recordings.blocks import (
@@ -163,7 +164,7 @@ def test_more_references_than_memory_are_refused() -> None:
 # -- Phases ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "is_written", "told", "guessed"),
     [
         ("/data/train/1.jpg", False, Phase.DATA, Phase.DATA),
@@ -266,7 +267,7 @@ def test_damage_anywhere_is_found(tmp_path: Path) -> None:
             read_recording(tmp_path / "bad")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "chunks",
     [
         [(b"WHAT", b"")],
@@ -305,7 +306,7 @@ def test_a_recorder_that_fails_leaves_a_recording_that_is_not_complete(tmp_path:
     assert not read_recording(tmp_path / "again").is_complete
 
 
-@pytest.mark.parametrize(
+@for_each(
     "row",
     [
         (0.0, -1, 1, 0, 7, R),

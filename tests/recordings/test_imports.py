@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.recordings.blocks import Access, Phase, Recording
@@ -148,7 +149,7 @@ def test_opens_count_as_whole_files(tmp_path: Path) -> None:
     assert not recording.is_complete  # its last line breaks off
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("form", "log", "line", "what"),
     [
         ("strace", "paths.strace", 7, "no line of strace's"),
@@ -169,7 +170,7 @@ def test_a_malformed_line_is_named_by_file_and_number(
         import_recording([tmp_path / log], form)
 
 
-@pytest.mark.parametrize("form", ["strace", "dftracer", "darshan", "blkparse", "fio"])
+@for_each("form", ["strace", "dftracer", "darshan", "blkparse", "fio"])
 def test_a_log_that_breaks_off_is_not_complete(tmp_path: Path, form: str) -> None:
     name = {"strace": "paths.strace", "dftracer": "app.pfw", "darshan": "trace.darshan"}.get(form)
     name = name or {"blkparse": "disk.blkparse", "fio": "random.fio"}[form]

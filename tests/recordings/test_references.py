@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.recordings.references import (
@@ -34,8 +35,8 @@ def libcachesim_csv(file: Path) -> Any:
     return libcachesim.TraceReader(str(file), libcachesim.TraceType.CSV_TRACE, columns)
 
 
-@pytest.mark.parametrize("references", [STRING, WIDE, References.of(np.empty(0, np.int64))])
-@pytest.mark.parametrize("name", ["a.csv", "a.oracleGeneral", "a.oracleGeneral.bin"])
+@for_each("references", [STRING, WIDE, References.of(np.empty(0, np.int64))])
+@for_each("name", ["a.csv", "a.oracleGeneral", "a.oracleGeneral.bin"])
 def test_what_was_written_is_read(name: str, references: References, tmp_path: Path) -> None:
     write_references(tmp_path / name, references)
 
@@ -117,7 +118,7 @@ def test_vscsi_is_read_as_libcachesim_reads_it(version: int, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "columns", "expected"),
     [
         ("# time, object, size\n1, a, 10\n2, b, 20\n3, a, 10\n", None, ([0, 1, 0], [1, 2, 3], [10, 20, 10])),
@@ -141,7 +142,7 @@ def test_columns_are_found_by_header_by_place_or_as_told(
     assert (read.ids.tolist(), read.seconds.tolist(), read.sizes_bytes.tolist()) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "data", "message"),
     [
         ("a.txt", b"1\n2\n3 4\n", r"a\.txt, line 3: '3 4' has 2 words"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import FormatError
 from penstock.recordings.blocks import Access
@@ -180,7 +181,7 @@ def test_a_child_that_appears_before_its_parents_call_returns_has_the_parents_fi
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "opening",
     [
         "",
@@ -251,7 +252,7 @@ def test_two_names_that_are_exchanged_go_on_naming_their_files() -> None:
     assert rows == [(R, "/w/d/b", 0, 5, 7), (R, "/w/a", 0, 6, 7)]
 
 
-@pytest.mark.parametrize("line", ["", "hello", "7 read(3</w/a>, ", "7 read(3) 9", "12,x read(3) = 1"])
+@for_each("line", ["", "hello", "7 read(3</w/a>, ", "7 read(3) 9", "12,x read(3) = 1"])
 def test_a_line_that_is_not_straces_is_named_by_its_number(line: str) -> None:
     with pytest.raises(FormatError, match=r"run\.strace, line 2: .* is no line of strace's"):
         followed(["7 +++ exited with 0 +++", line])

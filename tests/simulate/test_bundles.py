@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered
@@ -33,7 +34,7 @@ def lru_hits(references: list[int], capacity: int) -> int:
     return hits
 
 
-@pytest.mark.parametrize("cache", range(6))
+@for_each("cache", range(6))
 def test_the_expected_hits_of_a_full_shuffle_are_the_mean_over_all_permutations(cache: int) -> None:
     """Of two epochs of five samples; the first epoch's order may be any one."""
     hits = [lru_hits([*range(5), *second], cache) for second in permutations(range(5))]
@@ -41,7 +42,7 @@ def test_the_expected_hits_of_a_full_shuffle_are_the_mean_over_all_permutations(
     assert expected_hit_ratio(5, cache, 2, bundle=5) == pytest.approx(np.mean(hits) / 10, abs=1e-12)
 
 
-@pytest.mark.parametrize("cache", range(8))
+@for_each("cache", range(8))
 def test_the_expected_hits_of_bundles_are_the_mean_over_all_permutations(cache: int) -> None:
     """Seven samples in bundles of three, three and one, three epochs; the first in order of ids."""
     inside = list(permutations(range(3)))
@@ -60,7 +61,7 @@ def test_the_expected_hits_of_bundles_are_the_mean_over_all_permutations(cache: 
     assert expected_hit_ratio(7, cache, 3, bundle=3) == pytest.approx(np.mean(hits) / 21, abs=1e-12)
 
 
-@pytest.mark.parametrize("cache", range(6))
+@for_each("cache", range(6))
 def test_without_alternation_a_cache_below_all_but_a_bundle_hits_nothing(cache: int) -> None:
     """Five samples in bundles of three and two, two epochs, the same sequence in both."""
     hits = [
@@ -103,7 +104,7 @@ def test_the_published_figures_of_45_per_cent_and_ten_bundles_come_out() -> None
     assert float(counted[0]) == pytest.approx(0.332, abs=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.9])
+@for_each("share", [0.05, 0.3, 0.5, 0.9])
 def test_the_formula_tends_to_the_closed_form_of_a_full_shuffle(share: float) -> None:
     """(E - 1) / E (c + (1 - c) ln(1 - c)), published for many samples."""
     closed = 4 / 5 * (share + (1 - share) * math.log(1 - share))
@@ -111,7 +112,7 @@ def test_the_formula_tends_to_the_closed_form_of_a_full_shuffle(share: float) ->
     assert expected_hit_ratio(10**9, int(share * 10**9), 5, bundle=10**9) == pytest.approx(closed, rel=1e-6)
 
 
-@pytest.mark.parametrize("bundles", [1, 2, 5, 10, 100, 1000])
+@for_each("bundles", [1, 2, 5, 10, 100, 1000])
 def test_a_whole_number_of_bundles_attains_the_bound_and_nothing_exceeds_it(bundles: int) -> None:
     samples, bundle = 1000, 1000 // bundles
     order = BundleShuffle(samples, seed=4, bundle_ratio=1 / bundles)
@@ -144,7 +145,7 @@ def test_scattering_the_ids_changes_no_hit() -> None:
 # The boundary bundle
 
 
-@pytest.mark.parametrize("missing_share", [0.001, 0.01, 0.1, 0.5])
+@for_each("missing_share", [0.001, 0.01, 0.1, 0.5])
 def test_what_does_not_fit_costs_about_m_times_one_plus_the_logarithm(missing_share: float) -> None:
     bundle = 10**7
     missing = int(missing_share * bundle)
@@ -200,7 +201,10 @@ def simulated_noise(values: np.ndarray, bundle: int, batch: int, epochs: int) ->
     return frozen / (frozen + fresh), (frozen + fresh) / full
 
 
-@pytest.mark.parametrize(("bundle", "batch"), [(50, 10), (100, 10), (500, 20)])
+@pytest.mark.parametrize(
+    ("bundle", "batch"),
+    [(50, 10), pytest.param(100, 10, marks=pytest.mark.slow), pytest.param(500, 20, marks=pytest.mark.slow)],
+)
 def test_the_noise_of_batches_of_scattered_ids_is_what_drawn_batches_have(bundle: int, batch: int) -> None:
     noise = batch_noise(2000, bundle, batch)
     drawn = []
@@ -309,7 +313,7 @@ def test_where_bundles_gain_nothing_a_full_shuffle_is_recommended(cache: int, ep
     assert recommend(Setting(1000, cache, epochs, batch_size=10), tolerate=0.9).chosen.bundle == 1000
 
 
-@pytest.mark.parametrize("reach", [0.0, 0.05, 0.15, 0.25])
+@for_each("reach", [0.0, 0.05, 0.15, 0.25])
 def test_the_largest_bundle_that_reaches_a_hit_ratio_is_found(reach: float) -> None:
     setting = Setting(2000, 600, 10, batch_size=10)
 
@@ -356,7 +360,7 @@ def test_the_ratio_of_a_bundle_gives_back_the_bundle(samples: int, data: st.Data
 # What is refused
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "message"),
     [
         ({"samples": 0}, "samples is 0"),
@@ -377,9 +381,7 @@ def test_a_setting_that_cannot_be_is_refused_by_its_field(fields: dict[str, floa
         Setting(**{**good, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "wish", [{"tolerate": 1.5}, {"tolerate": math.nan}, {"reach": -0.1}, {"reach": True}]
-)
+@for_each("wish", [{"tolerate": 1.5}, {"tolerate": math.nan}, {"reach": -0.1}, {"reach": True}])
 def test_a_wish_that_is_no_share_is_refused(wish: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="from 0 to 1"):
         recommend(Setting(1000, 300, 5), **wish)

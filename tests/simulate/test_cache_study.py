@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, FullShuffle
@@ -75,8 +76,8 @@ def test_lru_under_a_bundle_shuffle_attains_the_bound_with_whole_bundles_alone()
     assert job.bound([0.45, 0.5]) == pytest.approx([0.36, 0.4])
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "mru", "clock", "fifo", "min"])
-@pytest.mark.parametrize(("ranks", "own_subsets"), [(1, False), (3, True), (3, False)])
+@for_each("policy", ["lru", "lfu", "mru", "clock", "fifo", "min"])
+@for_each(("ranks", "own_subsets"), [(1, False), (3, True), (3, False)])
 def test_no_policy_and_no_order_exceeds_the_bound(policy: str, ranks: int, own_subsets: bool) -> None:
     job = Job(samples=601, epochs=4, ranks=ranks, own_subsets=own_subsets, batch_size=30)
     bound = job.bound([0.0, *SHARES])
@@ -145,9 +146,7 @@ def test_a_share_means_the_whole_number_that_was_written() -> None:
     assert Job(samples=109, epochs=1).cache_samples(0, 0.5) == 54
 
 
-@pytest.mark.parametrize(
-    "change", [{"samples": 0}, {"epochs": 0}, {"ranks": 0}, {"batch_size": 0}, {"seed": -1}]
-)
+@for_each("change", [{"samples": 0}, {"epochs": 0}, {"ranks": 0}, {"batch_size": 0}, {"seed": -1}])
 def test_a_job_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         Job(**({"samples": 10, "epochs": 2} | change))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.simulate import obvious_caches
 
 from penstock.errors import ConfigError
@@ -142,7 +143,7 @@ def test_lru_distances_count_the_different_objects_in_between() -> None:
         assert distances[request] == expected
 
 
-@pytest.mark.parametrize("policy", EVICTIONS)
+@for_each("policy", EVICTIONS)
 def test_hit_ratios_are_those_of_one_replay_per_size_in_the_order_asked_for(policy: str) -> None:
     string = AccessPlan(BundleShuffle(200, seed=1), batch_size=200, epochs=4).string(0)
     sizes = [70, 0, 200, 1, 70, 500]
@@ -177,7 +178,7 @@ TEXTBOOK = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1]
 ANOMALY = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "references", "frames", "faults"),
     [
         ("fifo", TEXTBOOK, 3, 15),
@@ -215,7 +216,7 @@ def test_an_object_keeps_the_size_it_came_with_first() -> None:
     assert replay([1, 2, 1], 10, "lru", sizes_bytes=[6, 5, 1]).tolist() == [False, False, False]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         (
@@ -245,8 +246,8 @@ def test_wrong_sizes_of_objects_are_refused() -> None:
         replay([1, 2], 1, "lru", sizes_bytes=[1])
 
 
-@pytest.mark.parametrize("policy", EVICTIONS)
-@pytest.mark.parametrize("capacity", [10**9, 2**63, 2**70])
+@for_each("policy", EVICTIONS)
+@for_each("capacity", [10**9, 2**63, 2**70])
 def test_a_cache_of_any_size_hits_all_but_first_uses(policy: str, capacity: int) -> None:
     assert replay([1, 2, 1, 2, 3], capacity, policy).tolist() == [False, False, True, True, False]
     assert hit_ratios([1, 2, 1, 2, 3], [capacity], policy).tolist() == [0.4]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.simulate.given import Given
 
 from penstock.errors import ConfigError
@@ -92,8 +93,8 @@ def test_what_lies_in_a_tier_costs_decoding_alone() -> None:
     assert result.fill_reads.tolist() == [20]
 
 
-@pytest.mark.parametrize("policy", ["hash-home", "cover", "cover+local", "push"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@for_each("policy", ["hash-home", "cover", "cover+local", "push"])
+@for_each("ranks", [1, 2, 3])
 def test_where_all_fits_each_sample_is_read_from_the_store_once(policy: str, ranks: int) -> None:
     # A short staging buffer: nobody wants a sample again while its first read is still under way.
     machine = _machine(ranks=ranks, staging=40, tiers=[_memory()])
@@ -124,7 +125,7 @@ def test_what_does_not_fit_the_staging_buffer_is_still_read() -> None:
     assert _simulate(job, "staging").reads[0, ORIGINS.index("staged from the store")] == 20
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@for_each("policy", POLICY_NAMES)
 def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(
     policy: str,
 ) -> None:
@@ -137,7 +138,7 @@ def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(
     assert result.reads[3].sum() == 0
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@for_each("policy", POLICY_NAMES)
 def test_a_batch_that_all_ranks_read_whole_runs_or_says_why_not(policy: str) -> None:
     machine = _machine(ranks=2, tiers=[_memory(), StorageClass("disk", 500, 1, Curve.flat(20.0))])
     job = Job(AccessPlan(FullShuffle(12, 0), 4, 2, 2, "replicated"), np.full(12, 10), machine)
@@ -193,7 +194,7 @@ def test_loading_before_training_keeps_as_many_reads_in_flight_as_its_threads() 
 # -- Decisions that cannot be carried out
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("loading", "said"),
     [
         (Loading([Fill(0, 1, np.arange(20))]), "fills tier 1 of rank 0 with 200 bytes, and it holds 100"),
@@ -214,7 +215,7 @@ def test_decisions_that_cannot_be_carried_out_are_told_apart(loading: Loading, s
         simulate_job(_job(_machine(tiers=[_memory(100)])), Given(loading))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("decide", "said"),
     [
         (lambda: Fill(0, 1, np.arange(2), "hand-over", before_training=True), "hand-overs happen during it"),

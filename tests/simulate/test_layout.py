@@ -218,7 +218,7 @@ def test_one_rank_has_nobody_to_read_together_with() -> None:
 
     names = [option.name for option in compare_layouts(plan, machine(), np.full(100, MB)).options]
 
-    assert names == ["samples", "ranges", "sieving", "rewritten", "copies"]
+    assert names == ["samples", "ranges", "sieving", "rewritten"]
 
 
 def test_where_every_rank_reads_the_whole_batch_each_reads_every_sample() -> None:
@@ -268,11 +268,8 @@ def test_a_data_set_that_fits_the_ranks_memory_is_rewritten_in_one_pass() -> Non
     two = compare_layouts(plan, machine(ranks=4, window=249 * MB), np.full(1_000, MB))
 
     # 2.5 s to read and 2.5 s to write each rank's quarter; without the memory 2.5 s of seeks more (not two passes).
-    assert one.option("rewritten").rewrite_seconds == pytest.approx(5.0)
-    assert two.option("rewritten").rewrite_seconds == pytest.approx(7.5)
-    # Copies are written from memory: it is read but once.
-    assert one.option("copies").rewrite_seconds == pytest.approx(7.5)
-    assert two.option("copies").rewrite_seconds == pytest.approx(15.0)
+    assert one.option("rewritten").once_seconds == pytest.approx(5.0)
+    assert two.option("rewritten").once_seconds == pytest.approx(7.5)
 
 
 def test_a_slow_write_makes_writing_anew_dear() -> None:
@@ -282,8 +279,8 @@ def test_a_slow_write_makes_writing_anew_dear() -> None:
         compare_layouts(plan, machine(write=Curve.flat(rate)), np.full(1_000, MB)) for rate in (100e6, 10e6)
     )
 
-    assert slow.option("rewritten").rewrite_seconds == pytest.approx(
-        quick.option("rewritten").rewrite_seconds + 90.0
+    assert slow.option("rewritten").once_seconds == pytest.approx(
+        quick.option("rewritten").once_seconds + 90.0
     )
 
 
@@ -294,7 +291,7 @@ def test_bundles_of_packed_samples_are_read_whole_where_the_ranks_windows_hold_t
     comparison = compare_layouts(plan, machine(ranks=4, window=25 * MB), np.full(2_000, MB), is_packed=False)
 
     packed, samples = comparison.option("packed"), comparison.option("samples")
-    assert [option.name for option in comparison.options] == ["samples", "packed", "rewritten", "copies"]
+    assert [option.name for option in comparison.options] == ["samples", "packed", "rewritten"]
     assert packed.first_epoch.how == "collective"
     assert packed.first_epoch.requests == 20 * 4
     # Once: 500 seeks, 5 s of reading and 5 s of writing. An epoch: 10 s before, 20 seeks and 5 s after.

@@ -13,6 +13,7 @@ from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Extents, StagingLimits
 from penstock.policy.forms import CROP_SHARE, CropForm
+from penstock.policy.loading import Job
 from penstock.simulate import predict
 from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
 
@@ -42,7 +43,7 @@ def machine(
 def run(
     plan: AccessPlan, on: Machine, sizes: np.ndarray, limits: StagingLimits, step_seconds: float = 0.0
 ) -> Trace:
-    return predict(plan, on, sizes, limits=limits, step_seconds=step_seconds)
+    return predict(Job(plan, sizes, on), limits=limits, step_seconds=step_seconds)
 
 
 def test_one_reader_reads_one_sample_after_the_other() -> None:
@@ -100,7 +101,7 @@ def test_the_trainings_own_speed_is_the_machines_unless_given() -> None:
     limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)
     on = machine(read=Curve(((1, 1e9),)), compute=Rate(8.0, "samples"))
 
-    (metrics,) = predict(plan, on, np.full(10, 100), limits=limits).epochs()
+    (metrics,) = predict(Job(plan, np.full(10, 100), on), limits=limits).epochs()
 
     assert metrics.own_seconds == pytest.approx(10 / 8)
 
@@ -110,7 +111,14 @@ def test_an_unknown_speed_of_the_training_is_asked_for() -> None:
     limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)
 
     with pytest.raises(ConfigError, match="step_seconds"):
-        predict(plan, machine(read=Curve(((1, 1e9),))), np.full(10, 100), limits=limits)
+        predict(Job(plan, np.full(10, 100), machine(read=Curve(((1, 1e9),)))), limits=limits)
+
+
+def test_one_slot_for_several_batches_is_refused() -> None:
+    limits = StagingLimits(slots=1, readers=2, decoders=1, undecoded_bytes=BIG)
+
+    with pytest.raises(ConfigError, match=r"limits\.slots is 1"):
+        run(AccessPlan(Sequential(10), 4, 1), machine(read=Curve(((1, 1e9),))), np.full(10, 100), limits)
 
 
 runs = st.fixed_dictionaries(
@@ -192,7 +200,7 @@ def test_steps_may_each_take_their_own_time() -> None:
     limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
     on = machine(read=Curve(((1, 100.0),)))
 
-    trace = predict(plan, on, np.full(6, 100), limits=limits, step_seconds=[0.5, 3.0, 0.25])
+    trace = predict(Job(plan, np.full(6, 100), on), limits=limits, step_seconds=[0.5, 3.0, 0.25])
 
     steps = trace.spans[trace.spans["kind"] == Kind.STEP]
     assert steps["start"] == pytest.approx([2.0, 4.0, 7.0])
@@ -200,10 +208,10 @@ def test_steps_may_each_take_their_own_time() -> None:
     two: Any
     for two in ([0.5, 3.0], np.array([0.5, 3.0])):
         with pytest.raises(ConfigError, match="lists 2 steps and rank 0 runs 3"):
-            predict(plan, on, np.full(6, 100), limits=limits, step_seconds=two)
+            predict(Job(plan, np.full(6, 100), on), limits=limits, step_seconds=two)
     for wrong in ("100 ms", -1.0, np.nan, np.inf, [0.5, -1.0, 0.0], [[0.5]], True):
         with pytest.raises(ConfigError, match=r"step_seconds is .*; give seconds of zero or more"):
-            predict(plan, on, np.full(6, 100), limits=limits, step_seconds=wrong)  # type: ignore[arg-type]
+            predict(Job(plan, np.full(6, 100), on), limits=limits, step_seconds=wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_may_begin_in_the_middle() -> None:
@@ -215,7 +223,7 @@ def test_a_run_may_begin_in_the_middle() -> None:
     def begun_at(epoch: int, step: int, steps: int) -> Spans:
         seconds = [0.5, 0.25, 0.0, 0.0][:steps]
         first = (epoch, step)
-        return predict(plan, on, np.full(6, 100), limits=limits, first=first, step_seconds=seconds).spans
+        return predict(Job(plan, np.full(6, 100), on, first=first), limits=limits, step_seconds=seconds).spans
 
     spans = begun_at(1, 1, 2)
     waits, steps = spans[spans["kind"] == Kind.WAIT], spans[spans["kind"] == Kind.STEP]
@@ -225,7 +233,7 @@ def test_a_run_may_begin_in_the_middle() -> None:
     # The step after the last of an epoch is the first of the next; that of the last epoch ends the run.
     assert np.array_equal(begun_at(0, 3, 3), begun_at(1, 0, 3))
     assert begun_at(2, 0, 0).size == 0
-    at_the_end = predict(plan, on, np.full(6, 100), limits=limits, first=(1, 3), step_seconds=0.5)
+    at_the_end = predict(Job(plan, np.full(6, 100), on, first=(1, 3)), limits=limits, step_seconds=0.5)
     assert (at_the_end.spans.size, at_the_end.epochs()) == (0, [])
     with pytest.raises(ConfigError, match="step is 4; epoch 1 has 3 steps"):
         begun_at(1, 4, 0)
@@ -237,7 +245,7 @@ def test_a_training_that_asks_late_waits_less() -> None:
     limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
     on = machine(read=Curve(((1, 100.0),)))
 
-    trace = predict(plan, on, np.full(2, 100), limits=limits, step_seconds=0.0, first_ask_seconds=1.5)
+    trace = predict(Job(plan, np.full(2, 100), on), limits=limits, step_seconds=0.0, first_ask_seconds=1.5)
 
     (wait,) = trace.spans[trace.spans["kind"] == Kind.WAIT]
     assert (wait["start"], wait["end"]) == pytest.approx((1.5, 2.0))
@@ -278,7 +286,7 @@ def test_each_further_crop_of_a_decoding_costs_its_share_of_it() -> None:
     on = machine(read=MEMORY, preprocess=100.0, tier_bytes=10**6)
 
     trace = predict(
-        plan, on, np.full(samples, 100), limits=limits, step_seconds=0.0, form=CropForm(1, together)
+        Job(plan, np.full(samples, 100), on, form=CropForm(1, together)), limits=limits, step_seconds=0.0
     )
 
     expected = 0.0
@@ -291,6 +299,28 @@ def test_each_further_crop_of_a_decoding_costs_its_share_of_it() -> None:
                 expected += 1.0 + CROP_SHARE * (min(until, epochs - 1) - epoch)
     decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
     assert decoding["end"].max() == pytest.approx(expected, rel=1e-6)
+
+
+def test_crops_on_a_disk_cost_their_read_in_place_of_decoding() -> None:
+    """Eight samples of 100 bytes, a batch each. Memory has crops of four, a disk of 200 bytes/s those of the others.
+
+    Decoding takes a second each, once: 8 s; then a worker reads crops of 100 bytes from the disk, 0.5 s each.
+    """
+    samples, epochs = 8, 3
+    plan = AccessPlan(Sequential(samples), 1, epochs)
+    limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = machine(read=MEMORY, preprocess=100.0, tier_bytes=400)
+    disk = StorageClass("disk", 400, 1, Curve(((1, 200.0),)), backend="filesystem", path="/disk")
+    on = replace(on, storage=(*on.storage, disk))
+
+    trace = predict(
+        Job(plan, np.full(samples, 100), on, form=CropForm(100, is_on_disks=True)),
+        limits=limits,
+        step_seconds=0.0,
+    )
+
+    decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    assert decoding["end"].max() == pytest.approx(8.0 + 0.5 * 4 * (epochs - 1), rel=1e-6)
 
 
 def test_a_store_answers_no_more_requests_than_it_can() -> None:
@@ -314,7 +344,7 @@ def test_samples_that_lie_near_each_other_are_one_read() -> None:
 
     def waited(extents: Extents | None) -> float:
         plan = AccessPlan(Sequential(4), 4, 1)
-        trace = predict(plan, on, np.full(4, 100), limits=limits, extents=extents, step_seconds=0.0)
+        trace = predict(Job(plan, np.full(4, 100), on), limits=limits, extents=extents, step_seconds=0.0)
         return float(trace.spans[trace.spans["kind"] == Kind.WAIT]["end"][0])
 
     assert waited(lying) == pytest.approx(5.5)
@@ -353,12 +383,14 @@ def test_ranks_that_share_read_each_sample_once_and_then_each_others_memory(late
     spans = np.concatenate(
         [
             predict(
-                plan, on, np.full(120, 100), limits=limits, policy="first-reader",
-                rank=rank, sharing=sharing, step_seconds=10.0,
+                Job(plan, np.full(120, 100), on, rank=rank, sharing=sharing),
+                limits=limits,
+                policy="first-reader",
+                step_seconds=10.0,
             ).spans
             for rank in sharing
         ]
-    )  # fmt: skip
+    )
 
     assert spans[spans["kind"] == Kind.READ]["samples"].sum() == len(read[0] | read[1])
     assert set(spans[spans["kind"] == Kind.HIT]["peer"].tolist()) == {-1, 2, 3}

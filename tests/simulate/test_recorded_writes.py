@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine.ssd import Drive, PageOp, Ssd
@@ -145,7 +146,7 @@ def test_what_the_recording_lacks_is_said() -> None:
     assert any("calls, not the disk's" in note for note in notes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rows", "files", "message"),
     [
         ([(0, 0, 10, R)], ["/a"], "run is a recording without a write"),

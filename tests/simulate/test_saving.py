@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.slow_tier import SlowTier
+from tests.for_each import for_each
 
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.store import SnapshotStore
@@ -192,7 +193,7 @@ def test_encoding_comes_first_once_it_is_known_to_be_quicker() -> None:
     assert [save.durable_seconds for save in saves] == [near(0.1 + 10.0), near(0.1 + 1.0)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "match"),
     [
         ({"steps": (3, 2)}, "^steps is"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats  # noqa: F401 (its import takes seconds, which a first example would be blamed for)
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -161,7 +161,7 @@ def test_a_folder_beside_a_distribution_is_refused() -> None:
 # -- The four scenarios of the thesis --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "samples", "megabytes", "spread", "epochs"),
     [
         ("scenario1", 10_000, 0.027, 0.01, 10),
@@ -270,7 +270,7 @@ def test_the_largest_seed_is_read_back() -> None:
 # -- What is wrong, by its path --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("right", "wrong", "message"),
     [
         ("samples = 10_000", "samples = 0", "data.samples: 0 is below 1"),

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, Explicit, FullShuffle
@@ -187,7 +188,7 @@ def test_what_comes_too_late_is_read_from_the_store() -> None:
     assert 20 + 10 + 20 <= run.step_end_seconds[-1] <= 20 + 10 + 20 + 10.1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("policy", "tier", "peer", "store"),
     [
         ("hash-home", 0.225, 0.675, 0.1),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, Ssd
@@ -197,7 +198,7 @@ def test_sizes_are_read_with_their_gaps() -> None:
     assert model.deltas["gzip"] == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spoil", "message"),
     [
         (lambda data: data.update(format="other"), "its format is 'other'"),

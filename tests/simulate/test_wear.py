@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, PageOp, Ssd
@@ -132,7 +133,7 @@ def test_a_stream_of_pages_is_read_back(runs: list[tuple[PageOp, int, int]]) -> 
     assert list(zip(read.ops, read.firsts, read.counts, strict=True)) == runs
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "message"),
     [
         ("copy,a,1", "'copy' is no operation; the known ones are phase, write, read, delete, write_pages"),
@@ -283,7 +284,7 @@ def test_wear_is_that_of_the_stream_alone() -> None:
     assert result.work.erases == result.wear.erases.sum() == drive.erases().sum() - before.sum() > 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lines", "message"),
     [
         (["write,a,512", "write,a,512"], "stream.csv, line 2: there is a file 'a' already: delete it first"),

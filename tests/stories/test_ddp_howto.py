@@ -21,10 +21,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "ddp-under-torchrun.md"
 COUNT = 70
 
 
-@pytest.mark.parametrize("under", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(
-    tmp_path: Path, forks: Forks, under: str
-) -> None:
+@pytest.mark.slow
+def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(tmp_path: Path, forks: Forks) -> None:
+    """By default, the scripts of the page on killed trainings run, and what this one names is looked for."""
     for number in range(COUNT):
         place = tmp_path / "photos" / "train" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ def test_the_script_of_the_page_trains_on_two_ranks_and_resumes(
     def saved() -> list[int]:
         return [listed.step for listed in SnapshotStore(tmp_path / "runs" / "ddp", report=None).list()]
 
-    told = run() if under == "forks" else run_under_torchrun()
+    told = run_under_torchrun()
 
     lines = [line for line in told.splitlines() if line.startswith("penstock: train")]
     starts = [line for line in lines if "reads 70 samples" in line]

@@ -42,6 +42,7 @@ def end(process: subprocess.Popen[str]) -> tuple[list[str], str, int]:
     return printed.splitlines(), errors, process.returncode
 
 
+@pytest.mark.slow
 def test_jax_on_one_device_and_on_several(start: Callable[..., subprocess.Popen[str]]) -> None:
     printed, errors, status = end(start(ONE_DEVICE + SEVERAL_DEVICES))
 

@@ -147,7 +147,8 @@ def assert_was_interrupted_quietly(training: Training, warned: bool = False) -> 
     """One traceback, of the main thread's KeyboardInterrupt; and perhaps our warning of a store that hangs."""
     errors = training.stderr
     assert training.process.returncode == -signal.SIGINT, errors
-    assert errors.count("Traceback") == 1, errors
+    # Two where it comes just as the main thread has found a queue empty.
+    assert errors.count("Traceback") - errors.count("_queue.Empty\n\nDuring handling") == 1, errors
     assert errors.rstrip().splitlines()[-1] == "KeyboardInterrupt", errors
     assert "Exception ignored" not in errors
     assert "Exception in thread" not in errors
@@ -168,11 +169,12 @@ def tell_joins(word):
         join(thread, timeout)
     threading.Thread.join = telling_join
 
-def tell_waits(line):
-    if "the training waits" in line:
-        say("now")
-
 a_worker_hangs = threading.Event()
+
+def tell_waits(line):
+    if "the training waits" in line:  # on a busy machine for an earlier sample, before the store hangs
+        a_worker_hangs.wait()
+        say("now")
 
 class Stuck(Numbers):
     def __getitem__(self, k):
@@ -346,7 +348,7 @@ say("all is well")
 """
 
 
-@pytest.mark.parametrize(("seed", "times"), [(0, 100), pytest.param(1, 5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "times"), [(0, 40), pytest.param(1, 5000, marks=pytest.mark.slow)])
 def test_after_a_ctrl_c_that_is_caught_the_same_loader_and_a_new_one_work(
     train: Callable[..., Training], seed: int, times: int
 ) -> None:
@@ -402,7 +404,8 @@ say("lost", lost)
 """
 
 
-@pytest.mark.parametrize("device", [pytest.param("CUDA not in use", marks=pytest.mark.slow), "CUDA in use"])
+@pytest.mark.slow  # PyTorch is imported anew
+@pytest.mark.parametrize("device", ["CUDA not in use", "CUDA in use"])
 def test_no_signal_is_lost_in_a_tight_loop_over_tensors(train: Callable[..., Training], device: str) -> None:
     """What a handler raises in the callback of a weak reference is printed and dropped, if that has a Python frame."""
     times = 50
@@ -453,7 +456,7 @@ def run(epochs):
             check(loader, epoch)
             say("epoch", epoch)
 
-for _ in range(8):
+for _ in range(4):
     child = os.fork()  # of a process without threads: as good as a new one, and faster
     if child == 0:
         run(10**4)
@@ -469,7 +472,7 @@ def test_a_killed_training_can_be_run_again_at_once_time_and_again(
 ) -> None:
     trace = tmp_path / "run.trace"
     training = train(KILLED, str(trace))
-    for _ in range(8):
+    for _ in range(4):
         killed = int(training.until(re.compile(r"\d+")))
         training.until("epoch 2")
         os.kill(killed, signal.SIGKILL)
@@ -711,7 +714,9 @@ Loader(root if what.startswith("listing") else source, transforms=[ToTensor()], 
 """
 
 
-@pytest.mark.parametrize("what", ["listing", "listing alone", "first sample"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("listing", marks=pytest.mark.slow), "listing alone", "first sample"]
+)
 def test_one_ctrl_c_ends_a_loader_that_its_store_keeps_from_being_made(
     train: Callable[..., Training], image_folder: Callable[..., Path], what: str
 ) -> None:

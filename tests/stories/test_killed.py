@@ -19,15 +19,27 @@ from penstock.loader.transforms import RandomHorizontalFlip, RandomResizedCrop, 
 SCRIPT = Path(__file__).with_name("killed_ranks.py")
 EPOCHS, BATCH, COUNT = 2, 12, 120
 STEPS = COUNT // BATCH
-#: How many ranks each life has, and at which step it gets its signal, which stops it there or after the next: five
-#: times within the first epoch, from its first batch to its last.
-LIVES = [(4, 1), (2, 3), (3, 5), (4, 7), (2, 9), (3, 0)]
+Lives = list[tuple[int, int]]
+#: How many ranks each life has, and at which step it gets its signal, which stops it there or after the next: in all
+#: but the last within the first epoch, from its first batch to its last.
+LIVES: dict[str, Lives] = {
+    "3, 2 and 3 ranks": [(3, 1), (2, 9), (3, 0)],
+    "4, 2, 3, 4, 2 and 3 ranks": [(4, 1), (2, 3), (3, 5), (4, 7), (2, 9), (3, 0)],
+}
 #: Where the others get theirs, and after how many steps.
 SCENARIOS = {"warm-up": 0, "evaluation": 4, "waiting": 2, "waiting in its own thread": 2}
 
 
+@pytest.fixture(
+    scope="module",
+    params=["3, 2 and 3 ranks", pytest.param("4, 2, 3, 4, 2 and 3 ranks", marks=pytest.mark.slow)],
+)
+def lives(request: pytest.FixtureRequest) -> Lives:
+    return LIVES[request.param]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     for number in range(COUNT):
         place = folder / "photos" / ("cat", "dog")[number % 2]
@@ -39,17 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(folder: Path, forks: Forks) -> dict[int, int]:
+def ended(folder: Path, lives: Lives, forks: Forks) -> dict[int, int]:
     """Run all lives one after the other, beside the other jobs; return how each process ended."""
-    lives = [
+    rows = [
         [[str(folder), str(life), str(rank), str(ranks), "training", str(at)] for rank in range(ranks)]
-        for life, (ranks, at) in enumerate(LIVES)
+        for life, (ranks, at) in enumerate(lives)
     ]
     others = [
         [[[str(folder), "0", str(rank), "2", scenario, str(at)] for rank in range(2)]]
         for scenario, at in SCENARIOS.items()
     ]
-    with forks.start(SCRIPT, [lives, *others]) as forked:
+    with forks.start(SCRIPT, [rows, *others]) as forked:
         told, statuses = forked.wait()
     assert set(statuses.values()) <= {0, 143}, told
     return statuses
@@ -61,8 +73,8 @@ def reports(folder: Path, scenario: str, life: Any) -> list[dict[str, Any]]:
     return [json.loads((folder / f"read-{scenario}-{life}-{rank}.json").read_text()) for rank in range(count)]
 
 
-def test_a_job_of_4_2_3_4_2_and_3_ranks_reads_what_an_unbroken_run_reads(
-    folder: Path, ended: dict[int, int]
+def test_a_job_of_other_ranks_each_time_reads_what_an_unbroken_run_reads(
+    folder: Path, lives: Lives, ended: dict[int, int]
 ) -> None:
     """The same global batches with the same random crops; evaluation between them changes nothing."""
     transforms = [RandomResizedCrop(6), RandomHorizontalFlip(), ToTensor()]
@@ -78,7 +90,7 @@ def test_a_job_of_4_2_3_4_2_and_3_ranks_reads_what_an_unbroken_run_reads(
 
     found: list[list[str]] = []
     ends = []
-    for life, (ranks, _) in enumerate(LIVES):
+    for life, (ranks, _) in enumerate(lives):
         of_ranks = reports(folder, "training", life)
         assert len(of_ranks) == ranks
         assert len({one["step"] for one in of_ranks}) == 1, "all ranks stop after the same step"
@@ -87,7 +99,7 @@ def test_a_job_of_4_2_3_4_2_and_3_ranks_reads_what_an_unbroken_run_reads(
         ends.append(of_ranks[0]["step"])
 
     assert found == straight
-    assert sum(end <= STEPS for end in ends) == 5, "five stops within the first epoch"
+    assert sum(end <= STEPS for end in ends) == len(lives) - 1, "all stops are within the first epoch"
     assert len(set(map(tuple, straight))) == EPOCHS * STEPS
 
 

@@ -207,6 +207,7 @@ def check(folder: Path, lives: Lives, straight: dict[tuple[int, int], Rows]) -> 
     return begins
 
 
+@pytest.mark.slow
 def test_ddp_and_fsdp_go_on_with_other_ranks(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
 ) -> None:
@@ -225,12 +226,14 @@ def test_ddp_and_fsdp_go_on_with_other_ranks(
         check(folders[name], lives[name], straight)
 
 
+# What trainers save and resume is tested in one process, in tests/torch; with their scripts, each takes 5 to 10 s.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "awaited"),
     [
         ("Lightning", "names/last.ckpt"),
-        pytest.param("Accelerate", "runs/*/step-*", marks=pytest.mark.slow),
-        pytest.param("The Trainer of Hugging Face", "runs/*/step-*", marks=pytest.mark.slow),
+        ("Accelerate", "runs/*/step-*"),
+        ("The Trainer of Hugging Face", "runs/*/step-*"),
     ],
 )
 def test_the_script_of_a_trainer_that_is_killed_goes_on(
@@ -264,12 +267,10 @@ def run_evaluating(place: Path, forks: Forks, lives: Lives, title: str) -> dict[
     return folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lives", "first_batches"),
-    [
-        (ONE_STOP, [0, 4]),
-        pytest.param(FIVE_STOPS, [0, 2, 4, 8, 10, 12], marks=pytest.mark.slow),
-    ],
+    [(ONE_STOP, [0, 4]), (FIVE_STOPS, [0, 2, 4, 8, 10, 12])],
     ids=["once", "five times"],
 )
 def test_trainers_that_are_stopped_within_an_epoch_read_what_an_unbroken_run_reads(
@@ -475,6 +476,7 @@ class HeldBack:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it never comes"])
 def test_a_signal_while_lightning_waits_for_a_batch_is_answered(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks, comes: bool

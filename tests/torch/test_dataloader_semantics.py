@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 from tests.forking import Forks
 from tests.patience import patient
 from tests.torch.dataloader_data import COUNT as TOLD
@@ -78,6 +79,18 @@ def DataLoader(request: pytest.FixtureRequest) -> Any:  # noqa: N802
 def workers(request: pytest.FixtureRequest) -> int:
     """Return what num_workers is."""
     return int(request.param)
+
+
+#: PyTorch says what is true; its processes say the same, and take long to start.
+each_with_workers = pytest.mark.parametrize(
+    ("DataLoader", "workers"),
+    [
+        pytest.param(PyTorchs, 0, id="pytorch-no workers"),
+        pytest.param(PyTorchs, 2, id="pytorch-2 workers", marks=pytest.mark.slow),
+        pytest.param(Penstocks, 0, id="penstock-no workers"),
+        pytest.param(Penstocks, 2, id="penstock-2 workers"),
+    ],
+)
 
 
 def plain(value: Any) -> Any:
@@ -177,7 +190,20 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+#: A kind each of sampler, batch sampler and generator; PyTorch starts processes for each.
+WITH_WORKERS = ("without batches", "drawn from all generators", "batches of all sizes")
+
+
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [
+        *((order, 0) for order in ORDERS),
+        *(
+            pytest.param(order, 2, marks=[] if order in WITH_WORKERS else pytest.mark.slow)
+            for order in ORDERS
+        ),
+    ],
+)
 def test_batches_and_draws_are_pytorchs(order: str, workers: int) -> None:
     """The same batches in the same order; and no generator draws more or less, in an epoch that is left early, too."""
     arguments = {**ORDERS[order], "num_workers": workers, "leave_after": 1}
@@ -189,8 +215,8 @@ def test_batches_and_draws_are_pytorchs(order: str, workers: int) -> None:
     "more",
     [
         {"persistent_workers": True, "count": 3},
-        {"prefetch_factor": 7},
-        {"prefetch_factor": 1, "generator": 4},
+        pytest.param({"prefetch_factor": 7}, marks=pytest.mark.slow),
+        pytest.param({"prefetch_factor": 1, "generator": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_persistent_workers_and_prefetching_draw_as_pytorchs_do(more: dict[str, Any]) -> None:
@@ -222,7 +248,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_batches_are_of_the_types_that_default_collate_and_default_convert_give(kind: str) -> None:
     for batch_size in (4, None):
         arguments: dict[str, Any] = {"batch_size": batch_size, "num_workers": 2, "count": 1}
@@ -258,9 +284,12 @@ def test_batches_are_of_the_types_that_default_collate_and_default_convert_give(
 def test_data_sets_of_all_kinds_are_taken(dataset: Any, workers: int) -> None:
     arguments: dict[str, Any] = {"batch_size": 3, "num_workers": workers, "count": 1}
 
-    assert epochs(Penstocks, dataset, **arguments) == epochs(PyTorchs, dataset, **arguments)
+    assert epochs(Penstocks, dataset, **arguments) == epochs(
+        PyTorchs, dataset, **{**arguments, "num_workers": 0}
+    )
 
 
+@each_with_workers
 def test_a_sample_that_default_collate_cannot_stack_raises_its_error(DataLoader: Any, workers: int) -> None:
     loader = DataLoader(Of(lambda index: torch.ones(index + 1), 4), batch_size=4, num_workers=workers)
 
@@ -270,6 +299,7 @@ def test_a_sample_that_default_collate_cannot_stack_raises_its_error(DataLoader:
     assert list(batches) == []
 
 
+@each_with_workers
 def test_collate_fn_gets_the_samples_of_a_batch_or_the_sample_itself(DataLoader: Any, workers: int) -> None:
     of_batches = DataLoader(
         numbers(), batch_size=9, num_workers=workers, collate_fn=lambda samples: ("made of", samples)
@@ -282,6 +312,7 @@ def test_collate_fn_gets_the_samples_of_a_batch_or_the_sample_itself(DataLoader:
     assert list(of_samples)[-1] == ("made of", 22)
 
 
+@each_with_workers
 def test_collate_fn_may_return_none(DataLoader: Any, workers: int) -> None:
     assert (
         list(DataLoader(numbers(), batch_size=12, num_workers=workers, collate_fn=lambda samples: None))
@@ -302,12 +333,14 @@ class Lists(Dataset[Any]):
         return {"rows": torch.tensor(indices) * 2}
 
 
+@each_with_workers
 def test_getitems_makes_what_collate_fn_gets(DataLoader: Any, workers: int) -> None:
     loader = DataLoader(Lists(), batch_size=4, num_workers=workers, collate_fn=lambda made: made)
 
     assert [batch["rows"].tolist() for batch in loader][-1] == [40, 42, 44]
 
 
+@each_with_workers
 def test_lengths_are_those_of_the_sampler(DataLoader: Any, workers: int) -> None:
     def length(**arguments: Any) -> int:
         return len(DataLoader(numbers(), num_workers=workers, **arguments))
@@ -381,6 +414,7 @@ def broken_at_five(index: int) -> int:
     return index
 
 
+@each_with_workers
 def test_an_error_is_of_its_kind_and_the_batches_after_it_follow(DataLoader: Any, workers: int) -> None:
     batches = iter(DataLoader(Of(broken_at_five), batch_size=4, num_workers=workers, collate_fn=list))
     found: list[Any] = [next(batches)]
@@ -392,6 +426,7 @@ def test_an_error_is_of_its_kind_and_the_batches_after_it_follow(DataLoader: Any
     assert found == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22]]
 
 
+@each_with_workers
 def test_an_error_of_collate_fn_is_of_its_kind(DataLoader: Any, workers: int) -> None:
     def collate(samples: list[int]) -> Any:
         raise ZeroDivisionError("no batch")
@@ -402,6 +437,7 @@ def test_an_error_of_collate_fn_is_of_its_kind(DataLoader: Any, workers: int) ->
     assert list(batches) == []
 
 
+@each_with_workers
 def test_each_loop_is_an_epoch_and_may_be_left(DataLoader: Any, workers: int) -> None:
     loader = DataLoader(numbers(), batch_size=9, num_workers=workers, collate_fn=list)
 
@@ -412,6 +448,7 @@ def test_each_loop_is_an_epoch_and_may_be_left(DataLoader: Any, workers: int) ->
     assert [len(batch) for _ in range(2) for batch in loader] == [9, 9, 5] * 2
 
 
+@each_with_workers
 def test_loops_over_one_loader_may_be_nested(DataLoader: Any, workers: int) -> None:
     loader = DataLoader(numbers(), batch_size=12, num_workers=workers, collate_fn=len)
 
@@ -423,6 +460,7 @@ def test_loops_over_one_loader_may_be_nested(DataLoader: Any, workers: int) -> N
     ]
 
 
+@each_with_workers
 def test_a_sampler_without_end_is_asked_for_as_many_as_are_wanted(DataLoader: Any, workers: int) -> None:
     class Endless(Sampler[int]):
         asked = 0
@@ -440,6 +478,7 @@ def test_a_sampler_without_end_is_asked_for_as_many_as_are_wanted(DataLoader: An
     assert Endless.asked == 80 + (8 if workers else 0)
 
 
+@each_with_workers
 def test_an_iterator_that_is_over_stays_over(DataLoader: Any, workers: int) -> None:
     batches = iter(DataLoader(numbers(), batch_size=12, num_workers=workers))
 
@@ -690,6 +729,7 @@ print([batch.tolist() for batch in DataLoader(Squares(), 3, num_workers=2)])
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_works_as_it_does_with_pytorchs(tmp_path: Path, forks: Forks) -> None:
     """Its data set is defined in it, and processes that import it would run it again."""
     script = tmp_path / "script.py"

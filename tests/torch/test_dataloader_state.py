@@ -8,13 +8,12 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
+from tests.for_each import for_each
 from torch.utils.data import DataLoader as PyTorchs
 from torch.utils.data import (
     Dataset,
@@ -24,13 +23,6 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import lightning
-    from lightning.fabric.plugins.environments.mpi import MPIEnvironment
-    from lightning.fabric.utilities.data import _update_dataloader
-    from lightning.pytorch.callbacks import ModelCheckpoint
 
 from penstock.errors import ConfigError
 from penstock.torch import DataLoader as OfPenstock
@@ -101,8 +93,8 @@ def epoch_of(loader: Any) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-@pytest.mark.parametrize("consumed", [0, 1, 3, None])
+@for_each("name", ARGUMENTS)
+@for_each("consumed", [0, 3, None])
 def test_a_pass_resumes_where_its_state_says_whatever_loads_it(name: str, consumed: int | None) -> None:
     """In the second pass, after some batches or all of them; saved to a file, and loaded with other workers."""
     arguments, set_epoch = ARGUMENTS[name], name == "distributed"
@@ -207,69 +199,7 @@ def test_other_batches_than_those_that_were_consumed_are_a_warning() -> None:
         iter(resumed)
 
 
-def test_a_loader_that_lightning_makes_for_another_sampler_is_one_of_penstocks() -> None:
-    loader = DataLoader(Numbers(), 4, shuffle=True, num_workers=1, timeout=60, drop_last=True)
-    sampler: Sampler[int] = DistributedSampler(Numbers(), 2, 1, shuffle=False)
-
-    made = _update_dataloader(loader, sampler)
-
-    assert type(made) is OfPenstock
-    assert made.workers == "threads"
-    assert (made.num_workers, made.timeout, made.batch_size, made.drop_last) == (1, 60, 4, True)
-    assert epoch_of(made) == epoch_of(PyTorchs(Numbers(), 4, sampler=sampler, drop_last=True))
-
-
-class Seen(lightning.LightningModule):
-    """Notes the batches that it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
-
-    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        self.seen.append(batch.tolist())
-        loss: torch.Tensor = self.layer(batch.float()[:, None]).sum()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.0)
-
-
-def test_a_training_of_lightning_resumes_in_the_midst_of_an_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lightning saves the state of a loader that has one; it resumes here with another number of workers."""
-    # It would start MPI, to find out whether it runs under it.
-    monkeypatch.setattr(MPIEnvironment, "detect", staticmethod(lambda: False))
-
-    def fit(workers: int, checkpoint: Path | None = None) -> list[list[int]]:
-        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=11, save_top_k=-1)
-        module = Seen()
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            logger=False,
-            callbacks=[] if checkpoint else [saving],
-            enable_checkpointing=checkpoint is None,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer.fit(
-                module, DataLoader(Numbers(), 4, shuffle=True, num_workers=workers), ckpt_path=checkpoint
-            )
-        return module.seen
-
-    seed(6)
-    straight = fit(2)
-    seed(7)
-    assert fit(0, tmp_path / "step=11.ckpt") == straight[11:]
-    assert len(straight) == 16
-
-
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         {"batch_size": 4, "shuffle": True, "drop_last": True},
@@ -307,6 +237,8 @@ def test_accelerate_gives_the_right_batches_of_it_by_a_loader_of_its_own() -> No
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from accelerate import Accelerator
+
         prepared = Accelerator(cpu=True).prepare(loader)
 
     assert epoch_of(prepared) == epoch_of(theirs)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.loader.transforms import Normalize, ToTensor
@@ -86,8 +87,8 @@ def test_without_a_device_memory_is_not_locked_and_that_is_said(monkeypatch: pyt
         assert len(list(loader)) == 2
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@for_each("layout", ["NCHW", "NHWC"])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
 def test_bytes_become_the_numbers_that_a_normalised_tensor_has(dtype: str, layout: str) -> None:
     """By PyTorch's own arithmetic: within one rounding of the type, as its steps round one after the other."""
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

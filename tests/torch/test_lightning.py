@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import lightning.pytorch as pl
-    from lightning.fabric.plugins.environments.mpi import MPIEnvironment
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
 from tests.patience import patient
+from torch.utils.data import DataLoader as PyTorchs
+from torch.utils.data import DistributedSampler, Sampler
 
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
 from penstock.policy.retention import Keep
-from penstock.torch import Loader
-from penstock.torch.lightning import LoaderState, RandomState, SaveOnSignal, SnapshotIO
+from penstock.torch import DataLoader, Loader
+
+if TYPE_CHECKING:
+    from tests.torch.on_lightning import (
+        LoaderState,
+        ModelCheckpoint,
+        MPIEnvironment,
+        Net,
+        RandomState,
+        SaveOnSignal,
+        Seeing,
+        Seen,
+        Signalled,
+        SnapshotIO,
+        _update_dataloader,
+        pl,
+    )
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lightning() -> None:
+    """Import it, which takes 6 s, in the process that runs these tests alone: all processes of a run collect them."""
+    parts = importlib.import_module("tests.torch.on_lightning")
+    globals().update({name: getattr(parts, name) for name in parts.__all__})
+
 
 STEPS_PER_EPOCH = 4
 #: Of a Lightning trainer; what else `fit` is given is for `ModelCheckpoint`.
@@ -58,23 +75,6 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.next = state["next"]
-
-
-class Net(pl.LightningModule):
-    def __init__(self, **hyper_parameters: Any) -> None:
-        super().__init__()
-        self.save_hyperparameters(hyper_parameters)
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1))
-
-    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-        loss: torch.Tensor = self.layers(batch).square().mean()
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 @pytest.fixture
@@ -181,6 +181,7 @@ def test_an_epoch_that_ended_is_followed_by_the_next_as_shuffled_as_ever(
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.slow
 def test_what_lightning_no_longer_names_goes_once_nothing_is_a_difference_to_it(
     tmp_path: Path, fit: Callable[..., Net], store: SnapshotStore
 ) -> None:
@@ -197,13 +198,13 @@ def test_snapshots_go_whose_name_another_got(
     """`save_last=True` gives each snapshot the name last.ckpt in turn; of a run that resumes, too."""
     every_step = {"every_n_train_steps": 1, "save_top_k": 1, "save_last": True}
 
-    fit(7, **every_step)
+    fit(3, **every_step)
     # Of two snapshots the second is a difference to the first.
-    assert [listed.step for listed in store.list()] == [7]
-    fit(10, from_path=tmp_path / "names" / "last.ckpt", **every_step)
+    assert [listed.step for listed in store.list()] == [3]
+    fit(6, from_path=tmp_path / "names" / "last.ckpt", **every_step)
 
-    assert names(tmp_path) == ["last.ckpt", "step=10.ckpt"]
-    assert [listed.step for listed in store.list()] == [9, 10]
+    assert names(tmp_path) == ["last.ckpt", "step=6.ckpt"]
+    assert [listed.step for listed in store.list()] == [5, 6]
 
 
 def test_a_snapshot_that_has_a_name_in_another_folder_stays(tmp_path: Path, store: SnapshotStore) -> None:
@@ -259,21 +260,6 @@ class Rows:
 
     def __getitem__(self, row: int) -> torch.Tensor:
         return torch.full((6,), row / 32)
-
-
-class Seeing(Net):
-    """Notes the batches that it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[list[float]] = []
-
-    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-        self.seen.append(batch[:, 0].tolist())
-        return super().training_step(batch, _)
-
-    def validation_step(self, batch: torch.Tensor, _: int) -> None:
-        pass
 
 
 def load(epochs: int | None = 8, **options: Any) -> Loader:
@@ -332,6 +318,7 @@ def test_the_batches_that_follow_are_those_of_an_unbroken_run(
         assert run(until, path) == (straight[saved * of_step :], 2)
 
 
+@pytest.mark.slow
 def test_an_epochs_end_is_followed_by_the_next_epoch(fit: Callable[..., Net], tmp_path: Path) -> None:
     """Where Lightning saves once an epoch, and loads no state of loaders."""
 
@@ -345,19 +332,6 @@ def test_an_epochs_end_is_followed_by_the_next_epoch(fit: Callable[..., Net], tm
 
     straight = run()
     assert run(tmp_path / "names" / "step=8.ckpt") == straight[8:]
-
-
-class Signalled(Seeing):
-    """Gets SIGTERM with a batch."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
-        if number == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().training_step(batch, number)
 
 
 def test_a_signal_has_the_step_finished_and_saved_and_ends_the_process(
@@ -599,3 +573,55 @@ def test_names_on_other_machines_and_storage_options_are_refused(
 def test_what_is_no_store_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^store is 'runs/a'; it is a SnapshotStore"):
         SnapshotIO("runs/a")  # type: ignore[arg-type]
+
+
+# -- The drop-in DataLoader ----------------------------------------------------------------------------
+
+NUMBERS: Any = range(30)
+
+
+def test_a_loader_that_lightning_makes_for_another_sampler_is_one_of_penstocks() -> None:
+    loader = DataLoader(
+        NUMBERS, 4, workers="threads", shuffle=True, num_workers=1, timeout=60, drop_last=True
+    )
+    sampler: Sampler[int] = DistributedSampler(NUMBERS, 2, 1, shuffle=False)
+
+    made = _update_dataloader(loader, sampler)
+
+    assert type(made) is DataLoader
+    assert made.workers == "threads"
+    assert (made.num_workers, made.timeout, made.batch_size, made.drop_last) == (1, 60, 4, True)
+    assert [batch.tolist() for batch in made] == [
+        batch.tolist() for batch in PyTorchs(NUMBERS, 4, sampler=sampler, drop_last=True)
+    ]
+
+
+def test_a_training_of_lightning_resumes_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
+    """Lightning saves the state of a loader that has one; it resumes here with another number of workers."""
+
+    def fit(workers: int, checkpoint: Path | None = None) -> list[list[int]]:
+        saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=11, save_top_k=-1)
+        module = Seen()
+        trainer = pl.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            callbacks=[] if checkpoint else [saving],
+            enable_checkpointing=checkpoint is None,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(
+                module,
+                DataLoader(NUMBERS, 4, workers="threads", shuffle=True, num_workers=workers),
+                ckpt_path=checkpoint,
+            )
+        return module.seen
+
+    torch.manual_seed(6)
+    straight = fit(2)
+    torch.manual_seed(7)
+    assert fit(0, tmp_path / "step=11.ckpt") == straight[11:]
+    assert len(straight) == 16

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -133,9 +134,7 @@ def test_a_stream_made_by_somebody_else_is_refused(data: bytes, is_begun: bool) 
         decoded(begin + data)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "most"), [("bfloat16", 0.72), ("float32", 0.86), ("float16", 0.92), ("float64", 0.98)]
-)
+@for_each(("dtype", "most"), [("bfloat16", 0.72), ("float32", 0.86), ("float16", 0.92), ("float64", 0.98)])
 def test_weights_take_less_space(dtype: str, most: float) -> None:
     data = floats(300_000, dtype)
     assert len(encoded(data)) < most * len(data)

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests.patience import patient
 from torch import nn
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from transformers import (
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-        set_seed,
-    )
-
 from penstock.checkpoint import StopOnSignal
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError
 from penstock.torch import Loader
-from penstock.torch.trainer import SnapshotCallback
+
+if TYPE_CHECKING:
+    from tests.torch.on_trainer import (
+        Reading,
+        Signalling,
+        SnapshotCallback,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
 
 STEPS_PER_EPOCH = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trainer() -> None:
+    """Import it, which takes seconds, in the process that runs these tests alone: all of a run collect them."""
+    parts = importlib.import_module("tests.torch.on_trainer")
+    globals().update({name: getattr(parts, name) for name in parts.__all__})
 
 
 class Net(nn.Module):
@@ -91,7 +95,9 @@ def make(tmp_path: Path) -> Callable[..., Trainer]:
     return build
 
 
-@pytest.mark.parametrize("step", [8, 6], ids=["between epochs", "within an epoch"])
+@pytest.mark.parametrize(
+    "step", [pytest.param(8, marks=pytest.mark.slow), 6], ids=["between epochs", "within an epoch"]
+)
 def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
     make: Callable[..., Trainer], open_store: Open, step: int, tmp_path: Path
 ) -> None:
@@ -117,22 +123,6 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
     assert [entry.get("loss") for entry in again.state.log_history[: step // 2 - 1]] == [
         entry.get("loss") for entry in straight.state.log_history[: step // 2 - 1]
     ]
-
-
-class Reading(Trainer):
-    """Reads from a loader of Penstock, and notes which rows."""
-
-    def __init__(self, loader: Loader, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.loader = loader
-        self.seen: list[list[float]] = []
-
-    def get_train_dataloader(self) -> Any:
-        return self.loader
-
-    def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
-        self.seen.append(inputs["values"][:, 0].tolist())
-        return super().training_step(model, inputs, *rest)
 
 
 @pytest.mark.parametrize(
@@ -269,19 +259,6 @@ def test_a_trainer_that_shards_its_state_is_refused(make: Callable[..., Trainer]
         SnapshotCallback(trainer, open_store("1 steps"))
 
 
-class Signalling(TrainerCallback):
-    """Sends SIGTERM with a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if state.global_step == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_signal_has_the_step_saved_and_ends_the_training(
     make: Callable[..., Trainer], open_store: Open
 ) -> None:
@@ -300,7 +277,6 @@ def test_a_signal_has_the_step_saved_and_ends_the_training(
     assert train(at=4) == (5, 143)
     assert [listed.step for listed in store.list()] == [5]
     assert train(at=5) == (6, 143)
-    assert train(at=100) == (12, 0)
 
 
 def test_what_is_no_store_or_no_trainer_is_refused(make: Callable[..., Trainer], open_store: Open) -> None:

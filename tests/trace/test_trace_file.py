@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.spans import spans_of
 
 from penstock.errors import ClosedError, ConfigError, FormatError
@@ -260,7 +261,7 @@ def a_summary(**changes: object) -> bytes:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tag", "payload"),
     [
         (b"IDS ", b""),
@@ -483,10 +484,18 @@ def test_a_run_that_ends_in_an_exception_leaves_a_trace_that_is_not_complete(tmp
     assert not trace.is_complete
 
 
-def test_a_disk_that_is_full_from_the_beginning_is_an_error_that_leaves_nothing_open() -> None:
-    """/dev/full takes no byte, as a full disk does."""
+def test_a_disk_that_is_full_from_the_beginning_is_an_error_that_leaves_nothing_open(tmp_path: Path) -> None:
+    """/dev/full takes no byte, as a full disk does; a limit on the size of files stands in for one that has files."""
     with pytest.raises(OSError, match="No space left"):
         TraceWriter("/dev/full", META)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            TraceWriter(tmp_path / "trace", META)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fills_up_within_a_chunk_costs_that_chunk_alone(tmp_path: Path) -> None:
@@ -508,7 +517,7 @@ def test_a_disk_that_fills_up_within_a_chunk_costs_that_chunk_alone(tmp_path: Pa
     assert not trace.is_complete
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b"[]", b"nothing", b"9" * 5000, b"\xff"])
+@for_each("text", [b"[" * 100_000, b"[]", b"nothing", b"9" * 5000, b"\xff"])
 def test_a_header_that_is_no_json_object_is_damage(tmp_path: Path, text: bytes) -> None:
     prelude = struct.pack("<8sIII", b"PENTRACE", 2, len(text), zlib.crc32(text))
     (tmp_path / "trace").write_bytes(checked(prelude) + text + THE_END)
@@ -518,8 +527,8 @@ def test_a_header_that_is_no_json_object_is_damage(tmp_path: Path, text: bytes) 
     assert str(caught.value).startswith(f"{tmp_path / 'trace'} is damaged at offset 24: ")
 
 
-@pytest.mark.parametrize("field", ["start", "end"])
-@pytest.mark.parametrize("seconds", [float("inf"), float("-inf"), float("nan"), 1e300])
+@for_each("field", ["start", "end"])
+@for_each("seconds", [float("inf"), float("-inf"), float("nan"), 1e300])
 def test_a_span_without_a_time_is_damage(tmp_path: Path, field: str, seconds: float) -> None:
     spans = numbered_spans(0, 3).copy()
     spans[field][1] = seconds
