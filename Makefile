@@ -2,10 +2,12 @@
 #
 #   make demo         train beside PyTorch's own loader on a slow store, and compare
 #   make test         every test that needs nothing but Python packages
+#   make test-slow    those that take too long for every run: once a week, and before a release
 #   make test-system  the tests that need the Debian packages of packages.txt
 #   make lint         ruff, mypy --strict, import-linter
 #   make bench        list the benchmarks; make bench NAME=tracing runs one
 #   make docs         build the documentation into docs/_build/html
+#   make compile      compile all kernels ahead, which else happens as they are first used
 #   make setup        only the set-up; make PYTHON=python3.12 setup chooses the interpreter
 
 PYTHON ?= python3
@@ -15,25 +17,32 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check install -c constraints.txt
-# What is installed, by the extras of pyproject.toml: each command installs what it needs and no more.
-FOR_DEMO := $(VENV)/.ready-demo
-FOR_TEST := $(VENV)/.ready-test
-FOR_LINT := $(VENV)/.ready-test,lint
-FOR_DOCS := $(VENV)/.ready-test,docs
-# Test files go to as many processes as there are processors, eight at most; in the order of their names, as by their
-# numbers of tests, which xdist prefers, those with few long ones come last, and one process waits for the other.
-TEST := $(RUN) -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+# What is installed, by the extras of pyproject.toml: each command installs what it needs and no more, and nothing where
+# extras are installed that hold it.
+COMMA := ,
+FOR_ALL := $(VENV)/.ready-test,lint,docs
+FOR_DEMO := $(firstword $(wildcard $(VENV)/.ready-demo $(VENV)/.ready-test*) $(VENV)/.ready-demo)
+FOR_TEST := $(firstword $(wildcard $(VENV)/.ready-test*) $(VENV)/.ready-test)
+FOR_LINT := $(firstword $(wildcard $(VENV)/.ready-test$(COMMA)lint*) $(VENV)/.ready-test$(COMMA)lint)
+FOR_DOCS := $(firstword $(wildcard $(VENV)/.ready-test*docs) $(VENV)/.ready-test$(COMMA)docs)
+# Test files go to one process more than there are processors, as a sixth of their time they wait, and to eight at most;
+# in the order of their names, as by their numbers of tests, which xdist prefers, those with few long ones come last, and
+# one process waits for the other.
+PROCESSES = $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 ))
+TEST = $(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 
 # Hundreds of processes of the tests import the package; each would compile it, and pytest every test, anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system lint bench docs
+.PHONY: help setup setup-all demo test test-slow packages test-system lint bench docs compile
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-setup: $(FOR_TEST) $(FOR_LINT)
+setup: $(FOR_LINT)
+
+setup-all: $(FOR_ALL)
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -51,7 +60,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.ready-%: $(VENV)/.base
 	@echo "Installing what '.[$*]' needs into $(VENV), once: some hundred MB, one to five minutes;" \
 	  "where pip finds no build of PyTorch for CPUs alone, several GB ..."
-	@test -t 1 || quiet=--quiet; $(PIP) $$quiet --no-build-isolation -e '.[$*]'
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet --no-compile --no-build-isolation -e '.[$*]'
+	@# By all processors: pip compiles by one, and the tests of packages, too. Files that are no Python fail, as with pip.
+	@# A fifth of the rest is of parts of which few files or none are ever imported.
+	@$(RUN) -W ignore -m compileall -qq -j 0 -x '/tests?/|/(transformers/models|ray/rllib|moto|pip)/' $(VENV)/lib || true
 	@touch $@
 
 demo: $(FOR_DEMO)
@@ -60,20 +72,28 @@ demo: $(FOR_DEMO)
 test: $(FOR_TEST)
 	$(TEST) $(ARGS)
 
-test-system: $(FOR_TEST)
+test-slow: $(FOR_TEST)
+	$(TEST) -m "slow and not system and not cuda" $(ARGS)
+
+packages:
 	@echo "Looking for the Debian packages of packages.txt ..."
 	@for package in $$(sed 's/#.*//' packages.txt); do \
 	  dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' \
 	    || command -v "$$package" >/dev/null || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "The system tests need$$missing: apt-get install$$missing" >&2; exit 1; fi
-	$(RUN) -m pytest -m system $(ARGS)
+
+test-system: $(FOR_TEST) packages
+	$(TEST) -m system $$(grep -rl --include='test_*.py' 'mark\.system' tests) $(ARGS)
 
 lint: $(FOR_LINT)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
+
+compile: $(FOR_TEST)
+	$(VENV)/bin/penstock compile
 
 bench: $(FOR_TEST)
 	@if [ -n "$(NAME)" ]; then set -x; $(RUN) benchmarks/$(NAME).py $(ARGS); else \

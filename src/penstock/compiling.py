@@ -42,6 +42,7 @@ from penstock.errors import ConfigError
 from penstock.files import write_whole
 from penstock.kernel_cache import file_of, folders_of, read_code
 from penstock.machine_code import Loop, MachineCode, Signature
+from penstock.queues import get_within
 from penstock.report import print_report
 
 #: Compiling that lasts longer is reported.
@@ -289,7 +290,7 @@ class Part:
         what = "waiting for it" if is_waited_for else f"{self._meanwhile} until then"
         while code is None and (is_waited_for or self._is_wanted()):
             with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=_POLL_SECONDS)
+                get_within(self._wake, _POLL_SECONDS)
             code = process.poll()
             written += process.stderr.read() or b""
             now, compiles = time.monotonic(), f"{_COMPILES}\n".encode() in written

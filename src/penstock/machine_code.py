@@ -31,9 +31,10 @@ _PACKED = {
     "boolean": ("?7x", "i8"),
 }
 #: Where an array's fields begin in its object: address, rank, shape, strides, base, dtype, flags. `_check_layout` has
-#: seen that they do. Which of these words are the address of the items, the rank, and the address of the shape.
-ARRAY, DATA, DIMENSIONS, SHAPE = object.__basicsize__, 0, 1, 2
-_C_CONTIGUOUS = 1
+#: seen that they do. Which of these words are the address of the items, the rank, and the address of the shape, the
+#: address of the dtype's object, and the flags, of which the first says that an array is contiguous.
+ARRAY, DATA, DIMENSIONS, SHAPE, DESCRIPTION, FLAGS = object.__basicsize__, 0, 1, 2, 5, 6
+IS_C_CONTIGUOUS = 1
 #: What a call returns where an array is not C-contiguous. numba's own are below 3 or from 1,000 on.
 _BAD_ARRAY = 100
 
@@ -91,7 +92,7 @@ class Signature:
                     continue
                 # numpy/ndarraytypes.h: PyArrayObject_fields.
                 data, shape_at = loaded("ptr", word, ARRAY), loaded("ptr", word, ARRAY + 8 * SHAPE)
-                flag = value(f"and i32 {loaded('i32', word, ARRAY + 48)}, {_C_CONTIGUOUS}")
+                flag = value(f"and i32 {loaded('i32', word, ARRAY + 8 * FLAGS)}, {IS_C_CONTIGUOUS}")
                 is_well = value(f"and i1 {is_well}, {value(f'icmp ne i32 {flag}, 0')}")
                 shape = [loaded("i64", shape_at, 8 * axis) for axis in range(dimensions)]
                 strides = [str(np.dtype(item).itemsize)]
@@ -256,6 +257,11 @@ def _words(values: Sequence[Any], kinds: Sequence[_Kind | list[_Kind]]) -> list[
     return words
 
 
+def items_of(objects: tuple[Any, ...]) -> int:
+    """Return where a tuple has the addresses of its items, one behind the other."""
+    return id(objects) + tuple.__basicsize__
+
+
 @functools.cache
 def _check_layout() -> None:
     """Raise RuntimeError where an array's object is laid out otherwise."""
@@ -266,10 +272,12 @@ def _check_layout() -> None:
         ctypes.c_uint64.from_address(at).value,
         ctypes.c_int32.from_address(at + 8).value,
         ctypes.c_int64.from_address(ctypes.c_uint64.from_address(at + 16).value).value,
-        ctypes.c_int32.from_address(at + 48).value & _C_CONTIGUOUS,
-        ctypes.c_int32.from_address(id(whole) + ARRAY + 48).value & _C_CONTIGUOUS,
+        ctypes.c_uint64.from_address(at + 8 * DESCRIPTION).value,
+        ctypes.c_int32.from_address(at + 8 * FLAGS).value & IS_C_CONTIGUOUS,
+        ctypes.c_int32.from_address(id(whole) + ARRAY + 8 * FLAGS).value & IS_C_CONTIGUOUS,
+        ctypes.c_uint64.from_address(items_of((array, whole)) + 8).value,
     )
-    if found != (array.ctypes.data, 2, 2, 0, _C_CONTIGUOUS):
+    if found != (array.ctypes.data, 2, 2, id(array.dtype), 0, IS_C_CONTIGUOUS, id(whole)):
         raise RuntimeError(f"NumPy {np.__version__} lays out its arrays in a way that Penstock does not know")
 
 

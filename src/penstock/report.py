@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
-from penstock.errors import printable
+from penstock.errors import ConfigError, printable
+
+
+def checked_report(report: Any) -> Callable[[str], None] | None:
+    """Return what lines are reported to; None for silence. Raises: ConfigError."""
+    if report is not None and not callable(report):
+        raise ConfigError(
+            f"report is {report!r:.80}; give a function that takes a line, such as print, or None for silence"
+        )
+    return report  # type: ignore[no-any-return]
 
 
 def print_report(line: str) -> None:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.ranks import Ranks
+
+#: Steps of a training's run, unless given.
+MOST_STEPS = 20
 
 
 def check_repeats(repeats: int, do: str) -> None:
     """Refuse less than two runs. do: what a run does, in a word. Raises: ConfigError."""
     if repeats < 2:
         raise ConfigError(f"repeats is {repeats}; the first is left out, so {do} at least twice")
+
+
+def rounds(
+    repeats: int, max_seconds: float, ranks: Ranks, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[int]:
+    """Yield the numbers of rounds: two at least, and more while one like those before ends in time. Rank 0 decides.
+
+    repeats: rounds at most.
+    """
+    begin = clock()
+    for number in range(repeats):
+        spent = clock() - begin
+        fits = number < 2 or spent * (number + 1) / number <= max_seconds
+        if not ranks.all_gather("beginning a round", fits)[0]:
+            return
+        yield number
 
 
 def check_shared(batch_size: int, ranks: int) -> None:

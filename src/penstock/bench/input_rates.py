@@ -89,57 +89,76 @@ class InputRates:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class InputSettings:
+    """What is measured of a source.
+
+    threads: numbers of readers, each with as many decoders; worker processes of a DataLoader. batch_sizes: over all
+        ranks; reads alone are measured with the first. peers: names of `penstock.bench.loaders.PEERS`.
+    samples: of each run, over all ranks; as many as the time allows unless given.
+    on_error: whether a sample that cannot be read or decoded ends the measurement, or is skipped and counted.
+    """
+
+    threads: Sequence[int]
+    batch_sizes: Sequence[int]
+    works: Sequence[Work] = tuple(Work)
+    peers: Sequence[str] = ()
+    samples: int | None = None
+    on_error: Literal["raise", "skip"] = "skip"
+
+    def of(self, works: Sequence[Work]) -> list[tuple[Work, int, int]]:
+        """Return what each loader is measured by, in order: the work, threads, samples of a batch."""
+        return [
+            (work, count, size)
+            for work in works
+            for size in (self.batch_sizes if work is Work.DECODE else self.batch_sizes[:1])
+            for count in self.threads
+        ]
+
+    @property
+    def runs(self) -> int:
+        """How many runs all settings and loaders take at most, each once."""
+        return len(self.of(self.works)) * (1 + len(self.peers))
+
+
 def measure_input(
     source: Source,
+    asked: InputSettings,
     *,
-    threads: Sequence[int],
-    batch_sizes: Sequence[int],
-    works: Sequence[Work] = tuple(Work),
-    peers: Sequence[str] = (),
-    samples: int | None = None,
     max_seconds: float = 120.0,
     repeats: int = REPEATS,
-    on_error: Literal["raise", "skip"] = "skip",
     beside: str | None = None,
     is_beside_asked: bool = True,
     ranks: Ranks,
     done: Done = lambda _: None,
 ) -> InputRates:
-    """Measure a source by all settings.
+    """Measure a source by all settings, each `repeats` times.
 
-    threads: numbers of readers, each with as many decoders; worker processes of a DataLoader. batch_sizes: over all
-        ranks; reads alone are measured with the first. peers: names of `penstock.bench.loaders.PEERS`.
-    samples: of each run, over all ranks; as many as the time allows unless given.
     beside: a folder on the source's file system where a file without a name may be written: the device's maximum.
         is_beside_asked: False leaves the maximum out where that folder does not allow it.
     ranks: of the job; each calls this, and all read at the same time, each its own samples.
-    done: is called after each run, with a line. `count_runs` says how often.
+    done: is called after each run, with a line.
     Raises: ConfigError for fewer samples than a batch, a batch that the ranks cannot share equally, less than two
         repeats; DataError if no sample can be read, and with on_error="raise" for the first that cannot.
     """
-    _check(source, batch_sizes, repeats, ranks.size)
-    opened, left_out = installed(peers, loader_named)
-    measured, reason = _works_of(source, works)
+    largest = max(asked.batch_sizes)
+    _check(source, asked.batch_sizes, repeats, ranks.size)
+    opened, left_out = installed(asked.peers, loader_named)
+    measured, reason = _works_of(source, asked.works)
     left_out += reason
-    bench = _Bench(source, ranks, on_error)
+    bench = _Bench(source, ranks, asked.on_error)
     maximum, doubts, reason = _maximum(beside, is_beside_asked, ranks)
     left_out += reason
-    local_batch = max(batch_sizes) // ranks.size
-    seconds_a_sample = {work: bench.probe(work, local_batch) for work in measured}
-    settings = [
-        (work, count, size)
-        for work in measured
-        for size in (batch_sizes if work is Work.DECODE else batch_sizes[:1])
-        for count in threads
-    ]
+    seconds_a_sample = {work: bench.probe(work, largest // ranks.size) for work in measured}
+    settings, samples = asked.of(measured), asked.samples
     if samples is None:
         one_of_each = sum(seconds_a_sample[work] for work, _, _ in settings) * (1 + len(opened)) * repeats
         samples = int(max_seconds / one_of_each) * ranks.size
-    a_run = samples_of_run(samples, max(batch_sizes), len(source))
-    doubts += bench.look_for_a_cache(a_run, max(threads))
+    a_run = samples_of_run(samples, largest, len(source))
+    doubts += bench.look_for_a_cache(a_run, max(asked.threads))
     results: list[InputResult] = []
     for work, count, size in settings:
-        setting = Setting(source, work, count, size // ranks.size, on_error)
+        setting = Setting(source, work, count, size // ranks.size, asked.on_error)
         found, missing = bench.measure(setting, [OWN, *opened], a_run, repeats, done)
         left_out += [each for each in missing if each not in left_out]
         results += [InputResult(name, work, count, size, *each) for name, each in found.items()]
@@ -160,14 +179,6 @@ def measure_input(
         tuple(left_out),
         tuple(doubts),
     )
-
-
-def count_runs(
-    threads: int, batch_sizes: int, works: Sequence[Work], peers: int, repeats: int = REPEATS
-) -> int:
-    """Return how many runs `measure_input` makes at most."""
-    settings = threads * sum(batch_sizes if work is Work.DECODE else 1 for work in works)
-    return settings * (1 + peers) * repeats
 
 
 def samples_of_run(wanted: int, batch_size: int, available: int) -> int:

@@ -94,7 +94,9 @@ def draw_training(found: TrainingResults) -> Figure:
 
 
 def _prefetch(result: TrainingResult) -> str:
-    return format_count(result.setting.threads, "thread") if result.setting.has_prefetch else "no prefetch"
+    setting = result.setting
+    ahead = "" if setting.prefetch is None else f", {setting.prefetch} ahead"
+    return format_count(setting.threads, "thread") + ahead if setting.has_prefetch else "no prefetch"
 
 
 def _draw_flow(axes: Axes, flow: Flow, colour: str, label: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from penstock.checkpoint import Saving, SnapshotStore
 from penstock.errors import ConfigError
 from penstock.files import sync_folder
+from penstock.ranks import Ranks
 
 OWN = "penstock"
 #: Those of PyTorch, which `penstock.bench.savers_torch` drives.
@@ -34,8 +35,8 @@ class Saver(Protocol):
         ...
 
 
-#: Makes a saver that saves this state to a folder, through another one where that is given.
-OpenSaver = Callable[[State, Path, Path | None], AbstractContextManager[Saver]]
+#: Makes a saver that saves this state, equal on all ranks, to a folder, through another one where that is given.
+OpenSaver = Callable[[State, Path, Path | None, Ranks], AbstractContextManager[Saver]]
 
 
 def saver_named(name: str) -> OpenSaver:
@@ -70,9 +71,9 @@ class _Own:
 
 
 @contextmanager
-def open_own(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+def open_own(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
     """Yield Penstock's saver, its memory taken and its codec loaded, as `prepare` of a store has it."""
-    with SnapshotStore(folder, fast=fast, keep=2, report=None) as store:
+    with SnapshotStore(folder, fast=fast, keep=2, report=None, ranks=lambda: ranks) as store:
         store.prepare(dict(state))
         yield _Own(store, fast is not None)
 

@@ -13,17 +13,21 @@ import numpy as np
 import torch
 
 from penstock.bench.savers import Saver, State, sync_tree
+from penstock.ranks import Ranks
 
 
 class _Synced:
-    """Saves by a function of a path and a state, syncs it, and keeps the last two."""
+    """Saves by a function of a path and a state, syncs it, and keeps the last two. Rank 0 saves, all wait for it."""
 
-    def __init__(self, folder: Path, write: Callable[[Path, dict[str, Any]], object]) -> None:
+    def __init__(self, folder: Path, write: Callable[[Path, dict[str, Any]], object], ranks: Ranks) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._write = folder, write
+        self._folder, self._write, self._ranks = folder, write, ranks
         self._kept: list[Path] = []
 
     def save(self, step: int, state: State) -> None:
+        self._ranks.on_rank_zero(f"saving step {step}", lambda: self._save(step, state))
+
+    def _save(self, step: int, state: State) -> None:
         path = self._folder / f"step-{step}"
         self._write(path, {name: _tensor(value) for name, value in state.items()})
         sync_tree(path)
@@ -41,14 +45,14 @@ def _tensor(value: Any) -> Any:
 
 
 @contextmanager
-def open_torch(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+def open_torch(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
     """Yield a saver by torch.save."""
     assert fast is None, "torch.save has no burst buffer"
-    yield _Synced(folder, lambda path, each: torch.save(each, path))
+    yield _Synced(folder, lambda path, each: torch.save(each, path), ranks)
 
 
 @contextmanager
-def open_dcp(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
+def open_dcp(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
     """Yield a saver by torch.distributed.checkpoint.save, of a process by itself."""
     assert fast is None, "DCP has no burst buffer"
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -57,5 +61,5 @@ def open_dcp(state: State, folder: Path, fast: Path | None) -> Iterator[Saver]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield _Synced(
-            folder, lambda path, each: save(each, storage_writer=FileSystemWriter(path), no_dist=True)
+            folder, lambda path, each: save(each, storage_writer=FileSystemWriter(path), no_dist=True), ranks
         )

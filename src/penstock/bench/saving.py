@@ -5,23 +5,26 @@ Source: Chien et al. 2018, sections III.C, V.C; Figures 9 and 10, where a burst 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.checks import check_repeats, installed
+from penstock.bench.checks import check_repeats, installed, rounds
 from penstock.bench.savers import OWN, Saver, State, saver_named
 from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.errors import ConfigError, DataError
 from penstock.measure.spread import Spread
+from penstock.ranks import Ranks, alone
 from penstock.units import format_bytes, format_seconds
 
 PUBLISHED_FACTOR = 2.6
@@ -146,13 +149,14 @@ class SavingResult:
 
 @dataclass(frozen=True, slots=True)
 class SavingResults:
-    """All results. steps: of a run. saves: of a run. left_out: what was not measured and why."""
+    """All results. steps: of a run. saves: of a run. left_out: what was not measured and why. ranks: of the job."""
 
     results: tuple[SavingResult, ...]
     state_bytes: int
     steps: int
     saves: int
     left_out: tuple[str, ...]
+    ranks: int = 1
 
     def result(self, saver: str, place: str) -> SavingResult | None:
         """Return that of a way; None where it was not measured."""
@@ -200,11 +204,16 @@ def measure_saving(
     steps: int,
     every: int,
     repeats: int,
+    max_seconds: float = math.inf,
+    ranks: Ranks | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> SavingResults:
-    """Run a training by each way of saving, all in turn, `repeats` times; the first round is left out.
+    """Run a training by each way of saving, all in turn, `repeats` times, or as often as time allows, twice at least.
 
-    slow, fast: folders on the two storages; what is written there is removed. every: steps between saves.
+    The first round is left out.
+
+    slow, fast: folders on the two storages, which all ranks see; what is written there is removed. every: steps between
+        saves. ranks: of the job, alone unless given; all train and save one state together, and the slowest counts.
     Raises: ConfigError for a run without a save, or less than two repeats; DataError naming a folder that is missing,
         cannot be written or has too little space.
     """
@@ -213,22 +222,20 @@ def measure_saving(
             f"every is {every} and steps {steps}; at least one save falls into a run: 1 to {steps}"
         )
     check_repeats(repeats, "run")
+    ranks = alone() if ranks is None else ranks
     found, left_out = installed(peers, saver_named)
     for folder in (slow, fast):
-        check_space(folder, workload.state_bytes)
+        ranks.on_rank_zero(f"checking {folder}", partial(check_space, folder, workload.state_bytes))
     _compile_codecs()
     ways = ways_of(found)
     runs: dict[Way, list[SavingRun]] = {way: [] for way in ways}
-    for _ in range(repeats):
+    for _ in rounds(repeats, max_seconds, ranks):
         for way, own in runs.items():
-            with (
-                tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=slow) as on_slow,
-                tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=fast) as on_fast,
-            ):
-                own.append(_run(way, Path(on_slow), Path(on_fast), workload, steps, every))
+            with _shared_folder(slow, ranks) as on_slow, _shared_folder(fast, ranks) as on_fast:
+                own.append(_slowest(_run(way, on_slow, on_fast, workload, steps, every, ranks), ranks))
             done()
     results = tuple(_result(way, own) for way, own in runs.items())
-    return SavingResults(results, workload.state_bytes, steps, steps // every, tuple(left_out))
+    return SavingResults(results, workload.state_bytes, steps, steps // every, tuple(left_out), ranks.size)
 
 
 def check_space(folder: Path, state_bytes: int) -> None:
@@ -257,13 +264,41 @@ def _compile_codecs() -> None:
         part.wait()
 
 
-def _run(way: Way, slow: Path, fast: Path, workload: Workload, steps: int, every: int) -> SavingRun:
+@contextmanager
+def _shared_folder(above: Path, ranks: Ranks) -> Iterator[Path]:
+    """Yield a new folder that rank 0 makes, and removes when all have left."""
+    made = (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=above)
+        if ranks.rank == 0
+        else nullcontext("")
+    )
+    with made as name:
+        yield Path(str(ranks.all_gather("making a folder", name)[0]))
+        ranks.all_gather("leaving a folder", None)
+
+
+def _slowest(run: SavingRun, ranks: Ranks) -> SavingRun:
+    """Return a run as the slowest rank had it, save by save; what was written is this host's."""
+    own = [[run.run_seconds], list(run.blocked_seconds), list(run.durable_seconds), [run.settled_seconds]]
+    every = ranks.all_gather("ending a run", own)
+    seconds, blocked, durable, settled = (
+        tuple(map(max, zip(*of_ranks, strict=True))) for of_ranks in zip(*every, strict=True)
+    )
+    return SavingRun(seconds[0], blocked, durable, settled[0], run.flow)
+
+
+def _run(
+    way: Way, slow: Path, fast: Path, workload: Workload, steps: int, every: int, ranks: Ranks
+) -> SavingRun:
     folder = fast if way.place == "fast" else slow
     through = fast / "buffer" if way.place == "burst" else None
     opened: Any = (
-        saver_named(way.saver)(workload.state(), folder / "saves", through) if way.saver else nullcontext()
+        saver_named(way.saver)(workload.state(), folder / "saves", through, ranks)
+        if way.saver
+        else nullcontext()
     )
     with opened as saver, Traffic() as traffic:
+        ranks.all_gather("beginning a run", None)
         begin = time.perf_counter()
         blocked = _train(saver, workload, steps, every)
         run_seconds = time.perf_counter() - begin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -52,9 +51,7 @@ class Traffic:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._rows.append(self._sampler.sample())

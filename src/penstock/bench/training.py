@@ -6,6 +6,7 @@ prefetch each batch is loaded when it is asked for, by the training's own thread
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.checks import check_repeats, check_shared
+from penstock.bench.checks import MOST_STEPS, check_repeats, check_shared, rounds
 from penstock.bench.loaders import TRANSFORMS, files_of
 from penstock.bench.traffic import Flow, Traffic, flow_of
 from penstock.errors import ConfigError
@@ -68,15 +69,21 @@ class FixedStep:
 class Setting(NamedTuple):
     """How batches come. threads: that read, and as many that decode; 0: no prefetch, the training's own thread does it.
 
-    batch_size: over all ranks.
+    batch_size: over all ranks. prefetch: batches that are read ahead; None: as far as memory allows.
     """
 
     threads: int
     batch_size: int
+    prefetch: int | None = None
 
     @property
     def has_prefetch(self) -> bool:
         return self.threads > 0
+
+    @property
+    def ahead(self) -> str:
+        """How far it reads ahead, as `penstock bench train --prefetch` has it."""
+        return "auto" if self.has_prefetch and self.prefetch is None else str(self.prefetch or 0)
 
 
 class Seconds(NamedTuple):
@@ -162,34 +169,48 @@ def measure_training(
     step: Step,
     settings: Sequence[Setting],
     *,
-    steps: int,
+    steps: int | None,
     repeats: int,
+    max_seconds: float = math.inf,
     ranks: Ranks,
     done: Callable[[], None] = lambda: None,
 ) -> TrainingResults:
-    """Train by each setting, all in turn, `repeats` times; the first round is left out.
+    """Train by each setting, all in turn, `repeats` times, or as often as time allows, twice at least.
 
-    steps: of a run, within one epoch. ranks: of the job; all train at the same time, each on its own samples, without
+    The first round is left out. steps: of a run, within one epoch; unless given, as many as two rounds have time for,
+        `MOST_STEPS` at most. ranks: of the job; all train at the same time, each on its own samples, without
         exchanging gradients.
     Raises: ConfigError for a data set without two batches, of other than pictures, or a batch that the ranks cannot
         share equally; DataError for a sample that cannot be read or decoded.
     """
-    steps = _checked_steps(source, settings, steps, repeats, ranks.size)
+    most_steps = _checked_steps(source, settings, steps or MOST_STEPS, repeats, ranks.size)
     order = FullShuffle(len(source), _SEED)
     classes = label_numbers(source)
+
+    def run_once(setting: Setting, steps: int) -> TrainingRun:
+        ids = order.at(0, np.arange(steps * setting.batch_size))[ranks.rank :: ranks.size]
+        shares.extend(drop_files(files_of(source, ids)))
+        step.begin()
+        ranks.all_gather("beginning a run", None)
+        run = _train(source, step, setting, ids, setting.batch_size // ranks.size, classes)
+        slowest = max(ranks.all_gather("ending a run", list(run.seconds)))
+        return run._replace(seconds=Seconds(*slowest))
+
     runs: dict[Setting, list[TrainingRun]] = {setting: [] for setting in settings}
     losses: dict[int, set[tuple[float, ...]]] = {}
     shares: list[float | None] = []
-    for _ in range(repeats):
+    if steps is None:
+        # No other takes longer by the step than the one with the fewest threads and the largest batch.
+        slowest = min(settings, key=lambda each: (each.threads, -each.batch_size))
+        a_step = run_once(slowest, _FEWEST_STEPS).seconds.run / _FEWEST_STEPS
+        allowed = int(min(most_steps, max_seconds / (2 * len(settings) * a_step)))
+        steps = max(_FEWEST_STEPS, allowed)
+    else:
+        steps = most_steps
+    for _ in rounds(repeats, max_seconds, ranks):
         for setting, own in runs.items():
-            ids = order.at(0, np.arange(steps * setting.batch_size))[ranks.rank :: ranks.size]
-            shares += drop_files(files_of(source, ids))
-            step.begin()
-            ranks.all_gather("beginning a run", None)
-            run = _train(source, step, setting, ids, setting.batch_size // ranks.size, classes)
-            losses.setdefault(setting.batch_size, set()).add(run.losses)
-            slowest = max(ranks.all_gather("ending a run", list(run.seconds)))
-            own.append(run._replace(seconds=Seconds(*slowest)))
+            own.append(run_once(setting, steps))
+            losses.setdefault(setting.batch_size, set()).add(own[-1].losses)
             done()
     page_cache = page_cache_of(shares)
     has_equal_losses = all(
@@ -244,7 +265,7 @@ def _train(
 ) -> TrainingRun:
     threads: dict[str, Any] = {"decoders": 0}
     if setting.has_prefetch:
-        threads = {"readers": setting.threads, "decoders": setting.threads}
+        threads = {"readers": setting.threads, "decoders": setting.threads, "prefetch": setting.prefetch}
     loader = Loader(
         source,
         batch_size=local_batch,

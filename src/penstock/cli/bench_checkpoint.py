@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import parsed_amount, parsed_names, parsed_size, refuse_together
-from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
+from penstock.cli.bench_options import (
+    add_peers_option,
+    add_run_options,
+    add_step_options,
+    measure_and_show,
+    peers_of,
+    step_seconds_of,
+)
+from penstock.cli.options import parsed_size, refuse_together
+from penstock.cli.output import Table, add_command, needing, show
 from penstock.errors import ConfigError
-from penstock.units import format_bytes, format_rate, format_seconds, parse_seconds
+from penstock.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from penstock.bench.saving import SavingResults
 
-_STATE, _STEP_SECONDS, _MODEL_BATCH = "300 MB", "100ms", 16
+_STATE, _MODEL_BATCH = "200 MB", 16
 _NAMES = {"slow": "slow storage", "fast": "fast storage", "burst": "burst buffer"}
 _DESCRIPTION = """\
 Runs a training that saves every few steps: not at all, straight to slow and to fast storage by torch.save, PyTorch's
@@ -28,9 +37,10 @@ examples:
   penstock bench checkpoint --to /lustre/me --fast /local/nvme
   penstock bench checkpoint --to /lustre/me --fast /local/nvme --state-size 2GB --steps 100 --every 20
   penstock bench checkpoint --to /lustre/me --fast /local/nvme --model alexnet --peers none
+  torchrun --nproc-per-node 4 --no-python penstock bench checkpoint --to /lustre/me --fast /nvme/me
 
-JSON: to, fast, state_bytes, steps, every, left_out[], meaning; and results[] of saver (torch, dcp, penstock; null
-without saves), place (slow, fast, burst), run_seconds, low and high (95 %), repeats, blocked_seconds and
+JSON: to, fast, state_bytes, ranks, steps, every, left_out[], meaning; and results[] of saver (torch, dcp, penstock;
+null without saves), place (slow, fast, burst), run_seconds, low and high (95 %), repeats, blocked_seconds and
 durable_seconds (of a save), settled_seconds (after the run, until all is on the slow storage), written_bytes,
 written_by.
 """
@@ -44,32 +54,13 @@ def add(commands: Any) -> None:
         "--fast", type=Path, metavar="FOLDER", required=True, help="folder on the fast storage"
     )
     parser.add_argument("--state-size", metavar="SIZE", help=f"size of the state, without a model ({_STATE})")
-    parser.add_argument(
-        "--step-seconds", metavar="TIME", help=f"time that a step computes, without a model ({_STEP_SECONDS})"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="model to train and save: alexnet, resnet50 or transformer (needs PyTorch)",
-    )
+    add_step_options(parser, "model to train and save")
     parser.add_argument("--steps", type=int, default=20, help="steps of a run (%(default)s)")
     parser.add_argument(
         "--every", type=int, metavar="STEPS", default=5, help="steps between saves (%(default)s)"
     )
-    parser.add_argument(
-        "--peers",
-        metavar="NAMES",
-        default="torch,dcp",
-        help="other ways of saving, where PyTorch is installed: torch, dcp; or none (%(default)s)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        metavar="N",
-        default=3,
-        help="runs of each way, the first left out (%(default)s)",
-    )
-    add_output_options(parser)
+    add_peers_option(parser, "torch, dcp", "other ways of saving")
+    add_run_options(parser, 3, "ends the repeats after two")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -77,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.bench.saving import ModelTraining, SyntheticTraining, Workload, measure_saving, ways_of
 
     refuse_together(options, "model", ["state_size", "step_seconds"])
-    peers = [] if options.peers == "none" else parsed_names(options.peers, "--peers")
+    peers = peers_of(options)
     check_savers(peers)
     for name in ("to", "fast"):
         if not getattr(options, name).is_dir():
@@ -92,23 +83,18 @@ def _run(options: argparse.Namespace) -> None:
             workload = ModelTraining(options.model, _MODEL_BATCH)
     else:
         workload = SyntheticTraining(
-            parsed_size("--state-size", options.state_size or _STATE),
-            parsed_amount("--step-seconds", parse_seconds, options.step_seconds or _STEP_SECONDS),
+            parsed_size("--state-size", options.state_size or _STATE), step_seconds_of(options)
         )
-    runs = options.repeats * len(ways_of(peers))
-    with progress("saving", runs) as move:
-        made = iter(range(1, runs + 1))
-        found = measure_saving(
-            options.to,
-            options.fast,
-            workload,
-            peers=peers,
-            steps=options.steps,
-            every=options.every,
-            repeats=options.repeats,
-            done=lambda: move(next(made)),
-        )
-    _show(options, found)
+    measure = partial(
+        measure_saving,
+        options.to,
+        options.fast,
+        workload,
+        peers=peers,
+        steps=options.steps,
+        every=options.every,
+    )
+    measure_and_show(options, "saving", len(ways_of(peers)), measure, _show)
 
 
 def _show(options: argparse.Namespace, found: SavingResults) -> None:
@@ -132,6 +118,7 @@ def _show(options: argparse.Namespace, found: SavingResults) -> None:
         "to": str(options.to),
         "fast": str(options.fast),
         "state_bytes": found.state_bytes,
+        "ranks": found.ranks,
         "steps": found.steps,
         "every": options.every,
         "left_out": found.left_out,
@@ -157,6 +144,7 @@ def _show(options: argparse.Namespace, found: SavingResults) -> None:
         )
     columns = ("", "run", "blocked", "durable", "done after", "written during", "written after", "at most")
     title = f"{found.saves} saves of {format_bytes(found.state_bytes)} in {found.steps} steps"
+    title += f" by {found.ranks} ranks" if found.ranks > 1 else ""
 
     def draw() -> Any:
         from penstock.bench.pictures import draw_saving

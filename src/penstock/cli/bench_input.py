@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.launcher import ranks_of_launcher
+from penstock.cli.bench_options import (
+    add_batch_options,
+    add_peers_option,
+    add_run_options,
+    counts_of,
+    measure_and_show,
+    peers_of,
+)
 from penstock.cli.options import parsed_count, parsed_names
-from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
+from penstock.cli.output import Table, add_command, needing, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_rate
 
@@ -39,30 +47,12 @@ def add(commands: Any) -> None:
     summary = "read, or read, decode and resize samples, by number of threads"
     parser = add_command(commands, "input", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="data set as a loader takes it, or its address")
-    parser.add_argument(
-        "--threads", metavar="NUMBERS", default="1,2,4,8", help="threads of each rank (%(default)s)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        metavar="NUMBERS",
-        default="64",
-        help="samples of a batch, over all ranks (%(default)s)",
-    )
+    add_batch_options(parser, "threads of each rank")
     parser.add_argument(
         "--work", metavar="NAMES", default="read,decode", help="read, decode or both (%(default)s)"
     )
-    add_peers_option(parser)
-    parser.add_argument(
-        "--seconds", type=float, default=120.0, help="time for all runs, about (%(default)g); sets --samples"
-    )
+    add_peers_option(parser, "torch, tensorflow", "other libraries")
     parser.add_argument("--samples", metavar="N", help="samples of each run (default: what --seconds allows)")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        metavar="N",
-        default=6,
-        help="runs of each setting, the first left out (%(default)s)",
-    )
     parser.add_argument(
         "--on-error",
         choices=("skip", "raise"),
@@ -75,37 +65,13 @@ def add(commands: Any) -> None:
         help="folder on the source's file system to write a file into, for the device's sequential maximum (default: "
         "the folder of a list, or above one of samples, where that is possible)",
     )
-    add_output_options(parser)
-
-
-def add_peers_option(parser: argparse.ArgumentParser) -> None:
-    """Give a command --peers, the loaders of other libraries."""
-    parser.add_argument(
-        "--peers",
-        metavar="NAMES",
-        default="torch,tensorflow",
-        help="other libraries to measure too, where installed: torch, tensorflow; or none (%(default)s)",
-    )
-
-
-def peers_of(options: argparse.Namespace) -> list[str]:
-    """Return the names behind --peers, checked. Raises: ConfigError."""
-    from penstock.bench.loaders import check_loaders
-
-    names = [] if options.peers == "none" else parsed_names(options.peers, "--peers")
-    check_loaders(names)
-    return names
-
-
-def counts_of(text: str, option: str) -> list[int]:
-    """Return integers of at least 1 between commas, each once. Raises: ConfigError."""
-    return [parsed_count(option, word) for word in parsed_names(text, option)]
+    add_run_options(parser, 6, "sets --samples")
 
 
 def _run(options: argparse.Namespace) -> None:
     with needing("penstock bench", "images"):
-        from penstock.bench.input_rates import count_runs, measure_input
-        from penstock.bench.loaders import Work
+        from penstock.bench.input_rates import InputSettings, measure_input
+        from penstock.bench.loaders import Work, check_loaders
     from penstock.store import open_source
 
     threads = counts_of(options.threads, "--threads")
@@ -115,31 +81,17 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--work is {unknown[0]!r}; it is read, decode or both with a comma")
     works = [work for work in Work if work in names]
     peers = peers_of(options)
-    if not 0 < options.seconds < float("inf"):
-        raise ConfigError(f"--seconds is {options.seconds:g}; it must be finite and above zero")
+    check_loaders(peers)
     samples = None if options.samples is None else parsed_count("--samples", options.samples)
-    source = open_source(options.source)
-    runs = count_runs(len(threads), len(batch_sizes), works, len(peers), options.repeats)
-    with ranks_of_launcher("bench") as ranks:
-        with progress("measuring", runs if ranks.rank == 0 else 0) as move:
-            made = iter(range(1, runs + 1))
-            found = measure_input(
-                source,
-                threads=threads,
-                batch_sizes=batch_sizes,
-                works=works,
-                peers=peers,
-                samples=samples,
-                max_seconds=options.seconds,
-                repeats=options.repeats,
-                on_error=options.on_error,
-                beside=options.shared or _folder_beside(options.source),
-                is_beside_asked=options.shared is not None,
-                ranks=ranks,
-                done=lambda _: move(next(made, runs)),
-            )
-        if ranks.rank == 0:
-            _show(options, found)
+    asked = InputSettings(threads, batch_sizes, works, peers, samples, options.on_error)
+    measure = partial(
+        measure_input,
+        open_source(options.source),
+        asked,
+        beside=options.shared or _folder_beside(options.source),
+        is_beside_asked=options.shared is not None,
+    )
+    measure_and_show(options, "measuring", asked.runs, measure, _show)
 
 
 def _folder_beside(source: str) -> str | None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.bench_input import counts_of
-from penstock.cli.launcher import ranks_of_launcher
-from penstock.cli.options import parsed_amount, parsed_names, refuse_together
-from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
+from penstock.bench.checks import MOST_STEPS
+from penstock.cli.bench_options import (
+    add_batch_options,
+    add_run_options,
+    add_step_options,
+    counts_of,
+    measure_and_show,
+    step_seconds_of,
+)
+from penstock.cli.options import parsed_count, parsed_names, refuse_together
+from penstock.cli.output import Table, add_command, needing, show
 from penstock.errors import ConfigError
-from penstock.units import format_rate, format_seconds, parse_seconds
+from penstock.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
     from penstock.bench.training import TrainingResults
 
-_STEP_SECONDS = "100ms"
 _DESCRIPTION = """\
 Trains on a data set without prefetch (each batch is loaded when it is asked for) and with it, by 1, 2, 4 and 8
 threads, and prints run time, waiting and what was read: the excess without prefetch is what I/O costs. Steps take
@@ -29,8 +37,9 @@ examples:
   torchrun --nproc-per-node 2 --no-python penstock bench train photos/train --batch-size 128
 
 JSON: source, ranks, steps, page_cache (cold, warm, mixed, unknown), equal_losses, cautions[], meaning; and results[] of
-prefetch (0 or auto), threads, batch_size, run_seconds, low and high (95 %), repeats, stall_seconds, stall_share,
-read_seconds and decode_seconds (over all threads), loss (the last), read_bytes and read_from (what moved them).
+prefetch (0, a number or auto), threads, batch_size, run_seconds, low and high (95 %), repeats, stall_seconds,
+stall_share, read_seconds and decode_seconds (over all threads), loss (the last), read_bytes and read_from (what moved
+them).
 """
 
 
@@ -38,41 +47,20 @@ def add(commands: Any) -> None:
     summary = "train with and without prefetch, and see what I/O costs"
     parser = add_command(commands, "train", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="pictures as a loader takes them, or their address")
-    parser.add_argument(
-        "--model", metavar="NAME", help="network to train: alexnet, resnet50 or transformer (needs PyTorch)"
-    )
-    parser.add_argument(
-        "--step-seconds", metavar="TIME", help=f"time that a step computes, without a model ({_STEP_SECONDS})"
-    )
+    add_step_options(parser, "network to train")
     parser.add_argument(
         "--prefetch",
         metavar="NAMES",
         default="0,auto",
-        help="0, auto (as far as memory allows) or both (%(default)s)",
+        help="batches read ahead: 0, a number, auto (as far as memory allows), or several (%(default)s)",
     )
+    add_batch_options(parser, "threads with prefetch, of each rank")
     parser.add_argument(
-        "--threads",
-        metavar="NUMBERS",
-        default="1,2,4,8",
-        help="threads with prefetch, of each rank (%(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        metavar="NUMBERS",
-        default="64",
-        help="samples of a batch, over all ranks (%(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="steps of a run, within one epoch (%(default)s)"
-    )
-    parser.add_argument(
-        "--repeats",
+        "--steps",
         type=int,
-        metavar="N",
-        default=3,
-        help="runs of each setting, the first left out (%(default)s)",
+        help=f"steps of a run, within one epoch (default: {MOST_STEPS}, or what --seconds allows)",
     )
-    add_output_options(parser)
+    add_run_options(parser, 3, "sets --steps, and ends the repeats after two")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -83,48 +71,32 @@ def _run(options: argparse.Namespace) -> None:
 
     threads = counts_of(options.threads, "--threads")
     names = parsed_names(options.prefetch, "--prefetch")
-    if unknown := [name for name in names if name not in ("0", "auto")]:
-        raise ConfigError(f"--prefetch is {unknown[0]!r}; it is 0, auto or both with a comma")
-    if options.steps < 2:
+    ahead = [None if name == "auto" else parsed_count("--prefetch", name) for name in names if name != "0"]
+    if options.steps is not None and options.steps < 2:
         raise ConfigError(f"--steps is {options.steps}; train for at least 2")
     if options.model is not None and options.model not in MODELS:
         raise ConfigError(f"--model is {options.model!r}; it is one of {', '.join(MODELS)}")
     settings = [
-        Setting(count, size)
+        Setting(count, size, prefetch)
         for size in counts_of(options.batch_size, "--batch-size")
-        for count in [*([0] if "0" in names else []), *(threads if "auto" in names else [])]
+        for prefetch, count in [*([(0, 0)] if "0" in names else []), *itertools.product(ahead, threads)]
     ]
     source = open_source(options.source)
     step: Step
     if options.model is None:
-        step = FixedStep(
-            parsed_amount("--step-seconds", parse_seconds, options.step_seconds or _STEP_SECONDS)
-        )
+        step = FixedStep(step_seconds_of(options))
     else:
         with needing("--model", "torch"):
             from penstock.bench.models import TrainingStep
         step = TrainingStep(options.model, int(label_numbers(source).max(initial=0)) + 1)
-    runs = options.repeats * len(settings)
-    with ranks_of_launcher("bench") as ranks:
-        with progress("training", runs if ranks.rank == 0 else 0) as move:
-            made = iter(range(1, runs + 1))
-            found = measure_training(
-                source,
-                step,
-                settings,
-                steps=options.steps,
-                repeats=options.repeats,
-                ranks=ranks,
-                done=lambda: move(next(made)),
-            )
-        if ranks.rank == 0:
-            _show(options, found)
+    measure = partial(measure_training, source, step, settings, steps=options.steps)
+    measure_and_show(options, "training", len(settings), measure, _show)
 
 
 def _show(options: argparse.Namespace, found: TrainingResults) -> None:
     results = [
         {
-            "prefetch": "auto" if each.setting.has_prefetch else "0",
+            "prefetch": each.setting.ahead,
             "threads": max(1, each.setting.threads),
             "batch_size": each.setting.batch_size,
             "run_seconds": each.run_seconds.median,
@@ -153,7 +125,7 @@ def _show(options: argparse.Namespace, found: TrainingResults) -> None:
     }
     rows = [
         (
-            "auto" if each.setting.has_prefetch else "none",
+            each.setting.ahead,
             f"{max(1, each.setting.threads)}",
             f"{each.setting.batch_size}",
             format_seconds(each.run_seconds.median),

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import given, parsed_count, parsed_size, refuse_together
+from penstock.cli.options import given, parsed_count, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, naming, print_line, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes, format_count, format_seconds
@@ -15,11 +15,12 @@ from penstock.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.loader.config import LoaderArguments
     from penstock.measure.explain import Explanation
     from penstock.measure.outlook import Outlook
     from penstock.measure.replay import Change
+    from penstock.measure.switch import Switch
     from penstock.store import Source
-    from penstock.trace import Trace
 
 #: A reason of less than this share of the lost time gets no line.
 _WORTH_A_LINE = 0.001
@@ -37,7 +38,8 @@ def add_explain(commands: Any) -> None:
         "JSON: run_seconds, stall_seconds, blocked_seconds, results[] of reason, seconds, batches, advice;\n"
         "moments[] of rank, epoch, step, start_seconds, seconds, reason, samples[], group, names[], place,\n"
         "read_seconds; changes[] of change, stall_seconds, gain_seconds; replayed_seconds, is_near, slow_rank,\n"
-        "notes[].",
+        "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
+        "predicted_seconds, predicted_stall_seconds, notes[].",
     )
     parser.add_argument(
         "trace",
@@ -52,7 +54,7 @@ def add_explain(commands: Any) -> None:
     parser.add_argument(
         "--source",
         metavar="SOURCE",
-        help="replay it with the data here, which is measured for 10 s; names its samples",
+        help="data of the run: names its samples, and without --machine measured for 10 s to replay the run on",
     )
     parser.add_argument(
         "--moments", metavar="N", default="5", help="show so many of the worst moments (%(default)s)"
@@ -61,26 +63,45 @@ def add_explain(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from penstock.measure.explain import ADVICE, explain, read_run
-    from penstock.measure.outlook import look_ahead
+    from penstock.measure.explain import ADVICE, explain
+    from penstock.measure.recorded import open_run
     from penstock.store import open_source
 
     moments = parsed_count("--moments", options.moments)
     asked = _asked(options)
     with naming(options.trace):
-        trace = read_run(options.trace)
+        run = open_run(options.trace)
     source = None if options.source is None else open_source(options.source)
     with naming(options.trace):
-        found = explain(trace, None if source is None else _describing(source), moments)
-    if source is not None:
+        found = explain(run, None if source is None else _describing(source), moments)
+    if source is not None and asked.machine is None:
         from penstock.measure.calibrate import calibrate
 
         asked = replace(asked, machine=calibrate(source))
-    changes = _changes(options, asked)
-    outlook, notes = None, list(found.notes)
+    outlook, switch, notes = None, None, list(found.notes)
+    meta, changes = run.outline.meta, _changes(options, asked)
+    is_foreign = "watched" in meta
+    if is_foreign and source is not None:
+        from penstock.measure.switch import predict_switch
+
+        with naming(options.trace):
+            switch = predict_switch(run.trace(), source, **_arguments(asked))
+        notes += [str(switch), *switch.notes]
+    elif is_foreign:
+        notes.append(
+            "what Penstock's loader would make of this run: add --source FOLDER --machine FILE, which penstock "
+            "calibrate writes"
+        )
+    elif run.outline.left_out.spans and not changes:
+        notes.append(
+            "what a change would bring is tried for a long run where asked: --memory, --readers, --machine"
+        )
     with naming(options.trace):
         try:
-            outlook = look_ahead(trace, changes or None, found)
+            if not is_foreign and (changes or not run.outline.left_out.spans):
+                from penstock.measure.outlook import look_ahead
+
+                outlook = look_ahead(run, changes or None, found)
         except ConfigError as error:
             if changes:
                 raise
@@ -95,14 +116,14 @@ def _explain(options: argparse.Namespace) -> None:
                 f"for the measured {format_seconds(outlook.measured_seconds)}: trust the differences only roughly"
             )
     notes = [*(f"{reason}: {ADVICE[reason]}" for reason in found.notable), *notes]
-    tables = [table for table in (_reasons(found), _moments(found, trace)) if table.rows]
+    tables = [table for table in (_reasons(found), _moments(found)) if table.rows]
     if outlook is not None:
         tables.append(_prospects(outlook))
-    if trace.meta.get("source"):
-        notes.append(f"the source: {trace.meta['source']}")
+    if meta.get("source"):
+        notes.append(f"the source: {meta['source']}")
     if not options.json:
         print_line(found.verdict)
-    show(options, _values(found, outlook, notes), tables, notes)
+    show(options, {**_values(found, outlook, notes), "switch": switch_values(switch)}, tables, notes)
 
 
 def _describing(source: Source) -> Callable[[int], str]:
@@ -112,13 +133,29 @@ def _describing(source: Source) -> Callable[[int], str]:
     return describe
 
 
+def _arguments(asked: Change) -> LoaderArguments:
+    """Return the changes as arguments of a loader."""
+    given: LoaderArguments = {"machine": asked.machine}
+    if asked.memory_bytes is not None:
+        given["memory"] = asked.memory_bytes
+    if asked.readers is not None:
+        given["readers"] = asked.readers
+    if asked.decoders is not None:
+        given["decoders"] = asked.decoders
+    return given
+
+
+def switch_values(switch: Switch | None) -> dict[str, Any] | None:
+    """Return what JSON says of what Penstock would make of a run of another loader."""
+    return None if switch is None else asdict(switch)
+
+
 def _asked(options: argparse.Namespace) -> Change:
     """Return all changes that options ask for at once, but for the machine that --source is measured for."""
     from penstock.loader.setup import read_machine
     from penstock.measure.replay import Change
     from penstock.store.calls import Calls
 
-    refuse_together(options, "machine", ["source"])
     return Change(
         memory_bytes=given(options, "memory", parsed_size),
         readers=given(options, "readers", parsed_count),
@@ -140,7 +177,7 @@ def _changes(options: argparse.Namespace, asked: Change) -> list[tuple[str, Chan
     if asked.decoders is not None:
         found.append((format_count(asked.decoders, "decoder"), Change(decoders=asked.decoders)))
     if asked.machine is not None:
-        what = f"machine {options.machine}" if options.source is None else f"data at {options.source}"
+        what = f"data at {options.source}" if options.machine is None else f"machine {options.machine}"
         found.append((what, Change(machine=asked.machine)))
     return [*found, ("all of these", asked)] if len(found) > 1 else found
 
@@ -194,10 +231,8 @@ def _reasons(found: Explanation) -> Table:
     return Table("What was waited for", ("reason", "lost", "share", "batches"), rows)
 
 
-def _moments(found: Explanation, trace: Trace) -> Table:
-    import numpy as np
-
-    several = np.unique(trace.spans["rank"]).size > 1
+def _moments(found: Explanation) -> Table:
+    several = found.ranks > 1
     rows = [
         (
             each.when,
@@ -232,10 +267,16 @@ def _prospects(outlook: Outlook) -> Table:
             (
                 each.what,
                 format_seconds(each.stall_seconds),
-                format_seconds(replayed - each.stall_seconds) if each.stall_seconds < replayed else "nothing",
+                _gain(replayed - each.stall_seconds),
             )
             for each in outlook.prospects
         ),
     ]
     costs = "learned from this run" if outlook.learned else "of the run's machine"
     return Table(f"What a change would bring, at the costs {costs}", ("change", "stall", "gain"), rows)
+
+
+def _gain(seconds: float) -> str:
+    if seconds > 0:
+        return format_seconds(seconds)
+    return f"{format_seconds(-seconds)} lost" if seconds < 0 else "nothing"

@@ -26,8 +26,8 @@ examples:
 
 JSON: scenario, order, epochs, counted_epochs, counted_share; sample_bytes, window_samples, neighbour_share,
 request_seconds, sequential_bytes_per_second, hole_bytes; best; verdict[]; and results[] of name, epochs, once_seconds,
-each_epoch_seconds, run_seconds, stored_bytes, break_even_epochs (or null), first_epoch and later_epoch (or null), each
-of how, requests, read_bytes and seconds.
+run_seconds, stored_bytes, break_even_epochs (or null), first_epoch and later_epoch (or null), each of how, requests,
+read_bytes and seconds.
 """
 
 
@@ -122,14 +122,14 @@ def _table(title: str, comparison: LayoutComparison) -> Table:
         epoch = option.first_epoch if option.later_epoch is None else option.later_epoch
         even = option.break_even_epochs
         return [
-            TITLES[option.name] + (f" ({epoch.how})" if option.rewrite_seconds else ""),
+            TITLES[option.name] + (f" ({epoch.how})" if option.once_seconds else ""),
             f"{epoch.requests:,.0f}",
             format_bytes(epoch.read_bytes),
-            format_seconds(option.rewrite_seconds) if option.rewrite_seconds else "",
+            format_seconds(option.once_seconds) if option.once_seconds else "",
             format_seconds(option.first_epoch.seconds),
             "" if option.later_epoch is None else format_seconds(option.later_epoch.seconds),
             format_seconds(option.run_seconds),
-            "" if not option.rewrite_seconds else "never" if even is None else f"epoch {even:,}",
+            "" if not option.once_seconds else "never" if even is None else f"epoch {even:,}",
         ]
 
     columns = ("", "requests", "read", "rewrite", "first epoch", "later epochs", "run", "pays from")

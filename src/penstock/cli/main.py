@@ -18,8 +18,10 @@ from penstock.cli.calibrate import add_calibrate
 from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
+from penstock.cli.decode_server import add_decode_server
 from penstock.cli.doctor import add_doctor
 from penstock.cli.explain import add_explain
+from penstock.cli.graph import add_graph
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import add_command, add_output_options, check_plot, needing, report_to, show
 from penstock.cli.pack import add_pack
@@ -119,10 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     add_catalog(commands)
     add_cache(commands)
     add_check(commands)
+    add_decode_server(commands)
     add_pack(commands)
     add_plan(commands)
     add_compare(commands)
     add_explain(commands)
+    add_graph(commands)
     add_report(commands)
     add_simulate(commands)
     add_snapshots(commands)
@@ -166,8 +170,11 @@ def _ps(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
     from penstock.flow.engine import DECISIONS
+    from penstock.loader.draws import DRAW
+    from penstock.loader.gather import GATHER
     from penstock.loader.prediction import CLOCK
     from penstock.loader.transforms import compiled
+    from penstock.store.direct import READ_SAMPLES
     from penstock.store.files import READ_FILES
     from penstock.store.listing import STAT_FILES
     from penstock.store.packed import READ_PIECES
@@ -178,8 +185,11 @@ def _compile(options: argparse.Namespace) -> None:
     for part in (
         READ_FILES,
         READ_PIECES,
+        READ_SAMPLES,
         INDEX_EXAMPLES,
         STAT_FILES,
+        GATHER,
+        DRAW,
         *compiled.KERNELS.values(),
         *compiled.GROUP_KERNELS.values(),
         *compiled.CROP_KERNELS.values(),

@@ -129,16 +129,20 @@ def print_table(table: Table) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with how much of `total` is done; it draws a bar where standard error is a terminal."""
+def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with how much of `total` is done; it draws a bar where standard error is a terminal.
+
+    total: None if unknown; the bar then shows activity and elapsed time.
+    """
     if not sys.stderr.isatty():
         yield lambda _done: None
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress
+    from rich.progress import Progress, TimeElapsedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    columns = *Progress.get_default_columns(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(printable(description)), total=total)
         yield lambda done: bar.update(task, completed=done)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from penstock.cli.output import Table, add_command, add_output_options, show
+from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
-from penstock.papers.catalog import PAPERS, Result, paper_named
+from penstock.papers.catalog import PAPERS, Result, Unit, paper_named
+from penstock.units import format_rate
 
 _DESCRIPTION = """\
 Computes a published table or figure again and prints each number beside the published one, with a sentence on why they
@@ -18,10 +20,20 @@ _EPILOG = """\
 example:
   penstock paper bundles-table-1
 
-JSON: name, title, source, why, and results[] of of, computed, published, unit (seconds, share, count) and difference
-(of shares in shares, else relative to the published number); without NAME results[] of name, title and source. null is
-what cannot be computed, or was not published.
+JSON: name, title, source, why, and results[] of of, computed, published, unit (seconds, share, count, factor, bytes per
+second, samples per second) and difference (of shares in shares, else relative to the published number); without NAME
+results[] of name, title and source. null is what cannot be computed, or was not published.
 """
+
+
+_WRITTEN: Mapping[Unit, Callable[[float], str]] = {
+    "share": lambda value: f"{_rounded(100 * value):.2f} %",
+    "count": lambda value: f"{value:,.0f}",
+    "seconds": lambda value: f"{value:,.3f} s",
+    "factor": lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}",
+    "bytes per second": format_rate,
+    "samples per second": lambda value: f"{value:,.0f} /s",
+}
 
 
 def add_paper(commands: Any) -> None:
@@ -37,7 +49,8 @@ def _run(options: argparse.Namespace) -> None:
         _list(options)
         return
     paper = paper_named(options.name)
-    repeated = paper.repeat()
+    with needing(f"penstock paper {paper.name}", paper.extra), progress(paper.name, None):
+        repeated = paper.repeat()
     data = {
         "name": paper.name,
         "title": paper.title,
@@ -69,9 +82,7 @@ def _cells(result: Result) -> list[str]:
 def _number(value: float | None, result: Result) -> str:
     if value is None:
         return "N/A"
-    if result.unit == "share":
-        return f"{_rounded(100 * value):.2f} %"
-    return f"{value:,.0f}" if result.unit == "count" else f"{value:,.3f} s"
+    return _WRITTEN[result.unit](value)
 
 
 def _rounded(value: float) -> float:

@@ -13,17 +13,21 @@ from penstock.cli.options import POLICIES, given, parsed, parsed_amount, parsed_
 from penstock.cli.output import Table, add_command, add_output_options, needing, progress, show
 from penstock.errors import ConfigError
 from penstock.report import print_report
-from penstock.units import format_count
+from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from penstock.measure.sweep import Outcome, Runner, Sweep, Task
     from penstock.measure.sweep_answer import Answer, Row
+    from penstock.policy.forms import CropForm
+    from penstock.simulate.scenario import Scenario
 
 #: Predicting for longer than this is announced.
 _LONG_SECONDS = 10.0
 _MOST_REASONS = 5
 #: Longer tables are printed only with --all.
 _MOST_ROWS = 30
+#: Of 224 x 224 pixels; and what a photograph is decoded to, times its file.
+_CROP_BYTES, _PICTURE_SHARE = 224 * 224 * 3, 6
 
 
 def add_plan(commands: Any) -> None:
@@ -60,6 +64,17 @@ def add_plan(commands: Any) -> None:
     sweep.add_argument("--epochs", type=int, metavar="E", help="epochs, likewise")
     sweep.add_argument(
         "--seed", type=int, metavar="SEED", help="seed of the order and of drawn sizes, likewise"
+    )
+    kept = parser.add_argument_group("in which form samples are kept")
+    kept.add_argument(
+        "--keep",
+        metavar="FORM",
+        help="form: stored, crops (one of each, for all epochs), 3 crops (of so many epochs) or decoded (stored)",
+    )
+    kept.add_argument(
+        "--kept-size",
+        metavar="SIZE",
+        help="size of a crop (224 x 224 pixels), or of a decoded picture (6 times its file)",
     )
     choice = parser.add_argument_group("what to choose by")
     choice.add_argument(
@@ -172,7 +187,27 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
         memory_bytes=sizes("memory", may_be_zero=True),
         local_disk_bytes=sizes("local_disk", may_be_zero=True),
         local_disk_bytes_per_second=given(options, "local_disk_read", parsed_amount, parse_rate),
+        form=_form_of(options, scenario),
     )
+
+
+def _form_of(options: argparse.Namespace, scenario: Scenario) -> CropForm | None:
+    """Return the form that --keep asks for; None for samples as stored."""
+    from penstock.loader.keep import AUTO, DECODED, check_keep
+    from penstock.policy.forms import CropForm
+    from penstock.units import parse_bytes
+
+    keep = "stored" if options.keep is None else options.keep
+    epochs = parsed("--keep", check_keep, keep)
+    size = given(options, "kept_size", parsed_amount, parse_bytes)
+    if keep == AUTO:
+        raise ConfigError('--keep is "auto", and a plan compares what you name: give one form at a time')
+    if epochs is None:
+        if size is not None:
+            raise ConfigError("--kept-size is given, and samples are kept as stored: give --keep, too")
+        return None
+    usual = _PICTURE_SHARE * float(scenario.sizes_bytes().mean()) if keep == DECODED else _CROP_BYTES
+    return CropForm(int(size or usual), epochs, is_decoded=keep == DECODED)
 
 
 def _runner(options: argparse.Namespace) -> Runner:
@@ -234,6 +269,10 @@ def _assumed(sweep: Sweep) -> list[str]:
     """Say what is taken for granted where the scenario is silent."""
     machine, most_ranks = sweep.scenario.machine, max(point.ranks for point in sweep.points)
     notes = []
+    if sweep.form is not None:
+        notes.append(
+            f"Memory keeps samples as {sweep.form.name}, {format_bytes(sweep.form.crop_bytes)} each."
+        )
     if most_ranks > 1 and machine.network_bytes_per_second == float("inf"):
         notes.append(
             "machine.network is not given: what other ranks keep costs no time to reach. Give the network's rate."

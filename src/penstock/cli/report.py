@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import add_command, add_output_options, naming, print_line, show
+from penstock.errors import ConfigError
 
 
 def add_report(commands: Any) -> None:
@@ -33,21 +34,29 @@ def add_report(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         default=Path("report.html"),
-        help="page to write (%(default)s)",
+        help="page to write, a folder for its report.html, - for standard output (%(default)s)",
     )
     add_output_options(parser, plot=False)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from penstock.measure.explain import read_run
-    from penstock.measure.report import write_report
+    from penstock.measure.recorded import read_run
+    from penstock.measure.report import report_of, write_report
     from penstock.recordings.devices import FILE, read_devices
 
-    check_folder("--out", options.out)
+    is_printed = str(options.out) == "-"
+    if is_printed and options.json:
+        raise ConfigError("--out - and --json both print to standard output: give a file to one of them")
+    out = options.out / "report.html" if options.out.is_dir() else options.out
+    check_folder("--out", out)
     devices = read_devices(options.trace) if (options.trace / FILE).exists() else None
     has_trace = devices is None or any(options.trace.glob("*.trace"))
     with naming(options.trace):
-        report = write_report(read_run(options.trace) if has_trace else None, options.out, devices)
+        trace = read_run(options.trace) if has_trace else None
+        report = report_of(trace, devices) if is_printed else write_report(trace, out, devices)
+    if is_printed:
+        print(report.html(), end="")
+        return
     data = {
         "verdict": report.verdict,
         "notes": list(report.notes),
@@ -58,4 +67,4 @@ def _report(options: argparse.Namespace) -> None:
     }
     if not options.json:
         print_line(report.verdict)
-    show(options, data, [], [f"The page: {options.out}"])
+    show(options, data, [], [f"The page: {out}"])

@@ -117,7 +117,7 @@ def open_store(folder: str, fast: Path | None = None, **settings: Any) -> Snapsh
 
 
 def _import(options: argparse.Namespace) -> None:
-    from penstock.checkpoint.foreign import read_state
+    from penstock.checkpoint.interop.foreign import read_state
     from penstock.checkpoint.store import SnapshotStore
     from penstock.compiling import without_plain_forms
     from penstock.policy.retention import Keep
@@ -162,8 +162,8 @@ def step_in(name: str) -> int:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from penstock.checkpoint.exporting import open_readable
-    from penstock.checkpoint.foreign import write_state
+    from penstock.checkpoint.interop.exporting import open_readable
+    from penstock.checkpoint.interop.foreign import write_state
     from penstock.checkpoint.opened import open_tier
 
     check_store(options.folder, options.fast)
@@ -180,7 +180,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _seal(options: argparse.Namespace) -> None:
-    from penstock.checkpoint.seal import seal
+    from penstock.checkpoint.interop.seal import seal
 
     sealed = seal(options.path, replace=options.overwrite)
     text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
@@ -190,7 +190,7 @@ def _seal(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from penstock.checkpoint.seal import check_seal
+    from penstock.checkpoint.interop.seal import check_seal
 
     report = check_seal(options.path)
     sealed, faults = report.seal, report.faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,12 @@ from penstock.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from penstock.measure.chains import Chain
     from penstock.trace import EpochMetrics, Stage, Trace
+
+
+#: Waits, and links of a graph's longest chain, that are shown.
+_WAITS, _MOST_LINKS = 5, 6
 
 
 def add_trace(commands: Any) -> None:
@@ -26,17 +32,34 @@ def add_trace(commands: Any) -> None:
         epilog="Example: penstock trace run.trace --stages --export perfetto\n"
         "JSON: is_complete, and results[], one for each epoch: epoch, seconds, samples, steps, stall_seconds,\n"
         "stall_by_cause{}, own_seconds, blocked_seconds (of these, by saves) and stages[] of stage, calls, samples,\n"
-        "bytes, seconds, median_seconds, p99_seconds, slowest_seconds.\n"
+        "bytes, seconds, median_seconds, p99_seconds, slowest_seconds; waits[], the largest, of rank, epoch, step,\n"
+        "start_seconds, seconds, links[] of what, seconds, name; chain, likewise, of a graph's longest run.\n"
         "`trace blocks` records which blocks of which files a command reads: see its --help.",
     )
-    parser.add_argument("trace", type=Path, metavar="FILE", help="written by a loader's trace=")
+    parser.add_argument(
+        "trace", type=Path, metavar="TRACE", help="written by a loader's trace=, or the folder of a run"
+    )
     parser.add_argument("--stages", action="store_true", help="show how long each stage of an epoch took")
     parser.add_argument("--slowest", type=int, metavar="N", help="show the N slowest spans of each kind")
+    parser.add_argument(
+        "--waits",
+        type=int,
+        nargs="?",
+        const=_WAITS,
+        metavar="N",
+        help="show the N largest waits with the chain that led to each, and a graph's longest chain (%(const)s)",
+    )
     parser.add_argument(
         "--export",
         choices=("perfetto", "parquet", "tensorboard"),
         help="write it as gzipped JSON, which ui.perfetto.dev and chrome://tracing open; as a table of spans; or as "
         "event files of scalars by step",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="profile that torch.profiler wrote of the same run: its GPU kernels become lanes of --export perfetto",
     )
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="where an export goes (default: next to the trace)"
@@ -45,16 +68,25 @@ def add_trace(commands: Any) -> None:
 
 
 def _trace(options: argparse.Namespace) -> None:
-    from penstock.trace import limiting, read_trace
+    from penstock.measure.chains import largest_waits, longest_chain
+    from penstock.measure.recorded import read_run
+    from penstock.trace import limiting
     from penstock.trace.verdict import NOT_COMPLETE
 
+    if options.profile is not None and options.export != "perfetto":
+        raise ConfigError("--profile adds lanes to an export for Perfetto: give --export perfetto, too")
     if options.out is not None and options.export is None:
         raise ConfigError("--out says where an export goes: give --export, too")
     if options.out is not None and options.export != "tensorboard":  # a folder, which is made
         check_folder("--out", options.out)
-    if options.slowest is not None and options.slowest < 1:
-        raise ConfigError(f"--slowest is {options.slowest}; ask for at least one of each kind")
-    trace = read_trace(options.trace)
+    for name in ("slowest", "waits"):
+        if (most := getattr(options, name)) is not None and most < 1:
+            raise ConfigError(f"--{name} is {most}; ask for at least one")
+    devices = _export_devices(options)
+    if devices is not None and not any(options.trace.glob("*.trace")):
+        show(options, {"is_complete": True, "results": [], "waits": [], "chain": None}, [], [devices])
+        return
+    trace = read_run(options.trace)
     epochs = trace.epochs()
     # A data set reads and computes in one.
     source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
@@ -72,18 +104,60 @@ def _trace(options: argparse.Namespace) -> None:
             "the sums are of all"
         )
     notes += [f"rank {rank}: {line}" for rank, line in sorted(trace.choices.items())]
-    tables = [_stages(trace)] if options.stages else []
+    waits, longest = largest_waits(trace, options.waits or _WAITS), longest_chain(trace)
+    tables = [_waits(waits)] if waits and options.waits else []
+    if longest is not None and options.waits:
+        links = sorted(longest.links, key=lambda link: -link.seconds)[:_MOST_LINKS]
+        notes.append(
+            f"The longest run of the graph, step {longest.step}, took {format_seconds(longest.seconds)}: a chain of "
+            f"{len(longest.links)}, of which the longest are {', '.join(map(str, links))}"
+        )
+    tables += [_stages(trace)] if options.stages else []
     if options.slowest is not None:
         tables.append(_slowest(trace, options.slowest))
     if options.export is not None:
+        from penstock.measure.chrome import write_chrome
         from penstock.measure.export import export_path, export_trace
+        from penstock.measure.gpu_lanes import gpu_lanes
 
         path = options.out or export_path(options.trace, options.export)
-        with needing(f"--export {options.export}", {"parquet": "arrow"}.get(options.export, "tensorboard")):
-            export_trace(trace, options.export, path)
+        if options.profile is not None:
+            lanes = gpu_lanes(options.profile, trace)
+            write_chrome(trace, path, lanes)
+            if not lanes:
+                notes.append(
+                    f"{options.profile} has no device events, so there are no lanes of a GPU: profile on one, with "
+                    "torch.profiler.ProfilerActivity.CUDA"
+                )
+        else:
+            with needing(
+                f"--export {options.export}", {"parquet": "arrow"}.get(options.export, "tensorboard")
+            ):
+                export_trace(trace, options.export, path)
         notes.append(f"The export: {path}")
-    data = {"is_complete": trace.is_complete, "results": [_values(epoch) for epoch in epochs]}
+    if devices is not None:
+        notes.append(devices)
+    data = {
+        "is_complete": trace.is_complete,
+        "results": [_values(epoch) for epoch in epochs],
+        "waits": [asdict(wait) for wait in waits],
+        "chain": None if longest is None else asdict(longest),
+    }
     show(options, data, tables, notes, lambda: _drawn(options.trace, trace))
+
+
+def _export_devices(options: argparse.Namespace) -> str | None:
+    """Export what `penstock watch` sampled in a run as a table of its own, and return the line that says where."""
+    from penstock.recordings.devices import FILE, read_devices
+
+    if options.export != "parquet" or not (options.trace / FILE).exists():
+        return None
+    from penstock.measure.export import devices_path, export_path, write_devices
+
+    path = devices_path(options.out or export_path(options.trace, "parquet"))
+    with needing("--export parquet", "arrow"):
+        write_devices(read_devices(options.trace), path)
+    return f"The counters of devices and processes: {path}"
 
 
 def _drawn(path: Path, trace: Trace) -> Figure:
@@ -118,6 +192,13 @@ def _values(epoch: EpochMetrics) -> dict[str, Any]:
             for stage, durations in epoch.stages.items()
         ],
     }
+
+
+def _waits(waits: list[Chain]) -> Table:
+    rows = [
+        (f"epoch {each.epoch}, step {each.step}", format_seconds(each.seconds), str(each)) for each in waits
+    ]
+    return Table("The largest waits", ("for the batch of", "waited", "chain of its last sample"), rows)
 
 
 def _stages(trace: Trace) -> Table:

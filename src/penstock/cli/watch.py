@@ -6,22 +6,27 @@ import argparse
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.cli.explain import switch_values
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, report_to, show
 from penstock.errors import ConfigError, PenstockError
 from penstock.report import print_report
 from penstock.units import format_bytes, format_rate, format_seconds, parse_seconds
 
+if TYPE_CHECKING:
+    from penstock.measure.switch import Switch
+
 _FASTEST_SECONDS = 0.01
 _EPILOG = """\
 Example: penstock watch --out runs/a -- python train.py
 
 The command's exit status is passed on. With --json its standard output goes to standard error. A Penstock loader
-inside that has no trace= of its own records into the folder, for penstock explain and report.
+inside that has no trace= of its own records into the folder, for penstock explain and report, and so does another
+loader in penstock.watch(): with --source and --machine, what Penstock's would make of its run is predicted, too.
 
-JSON: out, command[], exit_status, interrupted_by (a signal's number), seconds, verdict, page_cache_share,
+JSON: out, command[], exit_status, interrupted_by (a signal's number), seconds, verdict, switch, page_cache_share,
 processors, io_pressure_share; results[] of device, read_bytes, written_bytes, read_peak and write_peak (bytes per
 second), busy_share.
 """
@@ -42,6 +47,8 @@ def add_watch(commands: Any) -> None:
     parser.add_argument(
         "--period", metavar="TIME", default="100ms", help="time between samples (%(default)s)"
     )
+    parser.add_argument("--source", metavar="SOURCE", help="data that a loader in penstock.watch() reads")
+    parser.add_argument("--machine", type=Path, metavar="FILE", help="machine with the costs of reads there")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command to run, with its own options"
     )
@@ -58,13 +65,15 @@ def _watch(options: argparse.Namespace) -> int:
 
     folder = options.out or Path(datetime.now().strftime("watch-%Y%m%d-%H%M%S"))
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if (options.source is None) != (options.machine is None):
+        raise ConfigError("--source and --machine belong together: what is read, and what reads cost there")
     begun = time.monotonic()
     watched = watch_command(
         command, folder, period_seconds=period, report=report_to(options), stdout=2 if options.json else None
     )
     seconds = time.monotonic() - begun
     try:
-        sums = _sums(folder)
+        sums, switch = _sums(folder), _switch(folder, options)
     except (PenstockError, OSError) as error:
         # After a command of hours its exit status is worth more than this error.
         print_report(
@@ -78,16 +87,33 @@ def _watch(options: argparse.Namespace) -> int:
         "interrupted_by": watched.interrupted_by,
         "seconds": seconds,
         **sums,
+        "switch": switch_values(switch),
     }
     notes = [] if data["verdict"] is None else [str(data["verdict"])]
+    if switch is not None:
+        notes += [str(switch), *switch.notes]
     notes.append(_described(data))
     notes.append(f"The run: {folder}; penstock report {folder} makes a page of it")
     show(options, data, [_table(data["results"])], notes)
     return watched.exit_status
 
 
+def _switch(folder: Path, options: argparse.Namespace) -> Switch | None:
+    """Return what Penstock's loader would make of the run; None without --source, or if no other loader recorded."""
+    from penstock.measure.recorded import read_run
+    from penstock.measure.switch import predict_switch
+
+    if options.source is None or not any(folder.glob("*.trace")):
+        return None
+    trace = read_run(folder)
+    if "watched" not in trace.meta:
+        return None
+    return predict_switch(trace, options.source, machine=options.machine)
+
+
 def _sums(folder: Path) -> dict[str, Any]:
-    from penstock.measure.explain import explain, read_run
+    from penstock.measure.explain import explain
+    from penstock.measure.recorded import open_run
     from penstock.recordings.devices import read_devices
 
     record = read_devices(folder)
@@ -112,7 +138,7 @@ def _sums(folder: Path) -> dict[str, Any]:
     asked, read_bytes = record.grown("tree:asked_bytes"), record.grown("tree:read_bytes")
     ticks = float(str(record.meta.get("ticks_per_second", 100)))
     try:
-        verdict = explain(read_run(folder)).verdict
+        verdict = explain(open_run(folder)).verdict
     except ConfigError:  # no loader of ours inside
         verdict = None
     return {

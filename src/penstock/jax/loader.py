@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Unpack, final, overload
+from typing import Any, Unpack, cast, final
 
 import jax
 import numpy as np
@@ -50,22 +50,9 @@ class Loader(loader.Loader):
     Where jax_enable_x64 is off, JAX makes int32 of int64, as labels and tokens are, and float32 of float64.
     """
 
-    @overload
     def __init__(
         self,
-        source: LoaderConfig,
-        *,
-        sharding: jax.sharding.Sharding | None = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        source: str | os.PathLike[str] | Source | MapDataset,
+        source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
         sharding: jax.sharding.Sharding | None = None,
         ranks: Callable[[], Ranks] | None = None,
@@ -73,18 +60,6 @@ class Loader(loader.Loader):
         trace: str | os.PathLike[str] | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[JaxArguments],
-    ) -> None: ...
-
-    def __init__(
-        self,
-        source: Any,
-        *,
-        sharding: jax.sharding.Sharding | None = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-        **arguments: Any,
     ) -> None:
         """Open the source and make ready to prefetch, as `penstock.Loader`.
 
@@ -100,7 +75,7 @@ class Loader(loader.Loader):
             state=state,
             trace=trace,
             report=report,
-            **arguments,
+            **cast(LoaderArguments, arguments),
         )
         if sharding is not None and self._config.unequal:
             self.close()

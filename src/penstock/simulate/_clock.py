@@ -48,6 +48,7 @@ from penstock.policy.decisions import (
     OUT,
     PLACE_COLUMNS,
     READY,
+    RUN,
     SLOT_PLACES,
     SLOTS,
     SOURCE,
@@ -60,6 +61,7 @@ from penstock.policy.decisions import (
     event,
     expected_seconds,
     extent_of,
+    is_in_form,
     is_kept,
     is_near,
     observe_worker,
@@ -470,7 +472,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             if number >= 0:
                 w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
             _begin(c, worker, count, w[items + most], now)
-        elif what == LOAD:
+        elif what in (LOAD, RUN):
             worker = w[rank + IDLE_DECODER]
             w[rank + IDLE_DECODER] = w[worker + NEXT]
             items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
@@ -479,7 +481,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             for k in range(count):
                 w[items + k] = m[at + k]
                 origin = m[at + 2 * count + k]
-                if origin == 1 and w[CROP_BYTES] > 0:
+                if is_in_form(s, w[rank + DECIDES], origin):
                     crops += 1
                     nbytes += int(s.sizes[m[at + count + k]] * c.floats[LEFT_SHARE])
                 else:
@@ -643,6 +645,8 @@ def _choose_read(s: State, c: Clock, rank: int, worker: int) -> None:
     samples = w[worker + ITEMS] + w[worker + MOST_ITEMS]
     places = samples + w[worker + MOST_ITEMS]
     count, nbytes = 1, s.sizes[w[samples + first]]
+    if is_in_form(s, decides, w[places + first]):
+        nbytes = w[CROP_BYTES]
     if s.extents.shape[0] > 0 and w[places + first] == SOURCE:
         unit, begin, end = extent_of(s, w[samples + first])
         before = 0
@@ -698,7 +702,7 @@ def _note_reads(s: State, c: Clock, rank: int, worker: int, done: int, now: floa
     nbytes = 0
     for k in range(first, done):
         nbytes += s.sizes[w[samples + k]]
-    if origin == 1 and w[CROP_BYTES] > 0:
+    if is_in_form(s, w[rank + DECIDES], origin):
         nbytes = (done - first) * w[CROP_BYTES]
     if origin != STAGING:  # else another rank gets it
         _record(

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from penstock.errors import ConfigError
 from penstock.simulate.bundles import check_bundle
 from penstock.units import is_integer
+from penstock.validate import is_number
 
 #: A batch whose mean is noisier by more than this factor than a full shuffle's calls for scattered ids.
 NOISY = 1.1
@@ -92,11 +93,6 @@ def batch_noise(samples: int, bundle: int, batch_size: int, between: float | Non
     if fixed + fresh == 0:
         return BatchNoise(0.0, 1.0)
     return BatchNoise(fixed / (fixed + fresh), (fixed + fresh) / full)
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a number, of NumPy too."""
-    return isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
 
 
 def check_share(name: str, value: float) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle
-from penstock.simulate.batch_noise import batch_noise, check_share, is_number
+from penstock.simulate.batch_noise import batch_noise, check_share
 from penstock.simulate.bundles import best_hit_ratio, check_bundle, check_setting, expected_hit_ratio
+from penstock.validate import is_number
 
 #: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`penstock.papers`).
 HEADROOM = 0.02

@@ -29,6 +29,7 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Order
 from penstock.plan.orders import check_samples
 from penstock.units import is_integer
+from penstock.validate import check_count
 
 
 def best_hit_ratio(samples: int, cache: int, epochs: int) -> float:
@@ -128,10 +129,8 @@ def _harmonic(n: int) -> float:
 def check_setting(samples: int, cache: int, epochs: int) -> None:
     """Raise ConfigError unless a cache of so many samples can be read through for so many epochs."""
     check_samples(samples)
-    if not is_integer(cache) or cache < 0:
-        raise ConfigError(f"cache is {cache!r}; it is an integer, in samples, 0 or more")
-    if not is_integer(epochs) or epochs < 1:
-        raise ConfigError(f"epochs is {epochs!r}; it is an integer, at least 1")
+    check_count("cache", cache, 0)
+    check_count("epochs", epochs)
 
 
 def check_bundle(bundle: int, samples: int) -> None:

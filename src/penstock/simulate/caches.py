@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
 from penstock.recordings.references import as_string, next_uses, number_objects
-from penstock.units import is_integer
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 Hits = NDArray[np.bool_]
@@ -171,6 +171,5 @@ def _object_sizes(ids: Ids, objects: int, sizes_bytes: NDArray[Any]) -> Ids:
 
 
 def _checked_size(size: Any) -> int:
-    if not is_integer(size) or size < 0:
-        raise ConfigError(f"cache size is {size!r}; it is an integer, 0 or more")
+    check_count("cache size", size, 0)
     return min(int(size), LARGEST_CACHE)

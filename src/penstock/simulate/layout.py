@@ -8,10 +8,10 @@ holds, and within a window the order of the reads is free. Four ways to read it:
     sieving      the same, and holes between them are read and thrown away where that costs less than another read
     collective   the ranks' windows as one: each reads its part of what they cover together and sends the others theirs
 
-and three ways to write the data set anew before the training: *packed* (files of one sample each, one after the other
-in the order of their ids), *rewritten* (in the order in which the ranks read in the first epoch) and *copies* (so for
-every epoch). Source: thesis, chapter 7, which asks the question; sieving and collective reads are those of ROMIO
-(Thakur, Gropp & Lusk, "Data sieving and collective I/O in ROMIO", Frontiers '99).
+and two ways to write the data set anew before the training: *packed* (files of one sample each, one after the other
+in the order of their ids) and *rewritten* (in the order in which the ranks read in the first epoch). Source: thesis,
+chapter 7, which asks the question; sieving and collective reads are those of ROMIO (Thakur, Gropp & Lusk, "Data sieving
+and collective I/O in ROMIO", Frontiers '99).
 
 Windows and neighbours are counted from the plan. No tier keeps anything here: this is what the wire of the shared store
 carries if every epoch is read from it, by all ranks at once.
@@ -34,7 +34,7 @@ from penstock.policy.merge import count_paying_holes, cut_windows
 
 Ids = NDArray[np.int64]
 How = Literal["samples", "ranges", "sieving", "collective"]
-Name = Literal["samples", "ranges", "sieving", "collective", "packed", "rewritten", "copies"]
+Name = Literal["samples", "ranges", "sieving", "collective", "packed", "rewritten"]
 
 #: Reads that are counted one by one; beyond them, counts of a part stand for the whole.
 _COUNTED_READS = 20_000_000
@@ -62,7 +62,6 @@ class LayoutOption:
     name: of the module's list; the ways to read are options of the layout as it is found.
     epochs: of the run.
     once_seconds: of writing the data set anew, however many epochs there are; 0 where it stays.
-    each_epoch_seconds: of writing one more copy; 0 for all but copies.
     first_epoch: its reading. later_epoch: of each other epoch, the mean of those that were counted; None if there
         is but one epoch.
     stored_bytes: that the store holds beside the data set as found.
@@ -73,16 +72,10 @@ class LayoutOption:
     name: Name
     epochs: int
     once_seconds: float
-    each_epoch_seconds: float
     first_epoch: Reading
     later_epoch: Reading | None
     stored_bytes: int
     break_even_epochs: int | None
-
-    @property
-    def rewrite_seconds(self) -> float:
-        """Of all writing before the run."""
-        return self.once_seconds + self.epochs * self.each_epoch_seconds
 
     @property
     def run_seconds(self) -> float:
@@ -92,8 +85,7 @@ class LayoutOption:
     def seconds_after(self, epochs: int) -> float:
         """Return the time of writing and reading if the run had so many epochs."""
         later = self.first_epoch if self.later_epoch is None else self.later_epoch
-        once = self.once_seconds + epochs * self.each_epoch_seconds
-        return once + self.first_epoch.seconds + (epochs - 1) * later.seconds
+        return self.once_seconds + self.first_epoch.seconds + (epochs - 1) * later.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +255,6 @@ class _Comparison:
             options.append(self._best("packed", self._pack_seconds(), found, self._total_bytes, best))
         once = self._rewrite_seconds() if is_packed else self._pack_seconds()
         options.append(self._best("rewritten", once, anew, self._total_bytes, best))
-        options.append(self._copies(is_packed, anew[0], best))
         clients = plan.ranks
         request, rate = (
             machine.source_request_seconds(clients, self._mean_bytes),
@@ -393,25 +384,6 @@ class _Comparison:
         in_sequence = max(a_pass, exchange) if self._fits_memory() else 2 * a_pass
         return min(self._pack_seconds(), in_sequence)
 
-    def _copies(self, is_packed: bool, first: dict[How, Reading], as_found: LayoutOption) -> LayoutOption:
-        epochs, ranks = self._plan.epochs, self._plan.ranks
-        one = self._rewrite_seconds() if is_packed else self._pack_seconds()
-        write = self._total_bytes / ranks / self._machine.source_write_rate(ranks)
-        # Once it is in memory, the data set need not be read again for the next copy.
-        each = write if self._fits_memory() else one
-        reading = min(first.values(), key=lambda reading: reading.seconds)
-        seconds = each + reading.seconds
-        return LayoutOption(
-            name="copies",
-            epochs=epochs,
-            once_seconds=one - each,
-            each_epoch_seconds=each,
-            first_epoch=reading,
-            later_epoch=reading if epochs > 1 else None,
-            stored_bytes=epochs * self._total_bytes,
-            break_even_epochs=_break_even(one - each, seconds, seconds, as_found.run_seconds / epochs),
-        )
-
     def _fits_memory(self) -> bool:
         memory = sum(each.capacity_bytes for each in self._machine.storage if each.is_memory)
         return self._total_bytes <= self._plan.ranks * memory
@@ -444,7 +416,6 @@ class _Comparison:
             name=name,
             epochs=self._plan.epochs,
             once_seconds=once,
-            each_epoch_seconds=0.0,
             first_epoch=first,
             later_epoch=later,
             stored_bytes=stored,

@@ -15,7 +15,6 @@ TITLES: dict[Name, str] = {
     "collective": "all ranks together",
     "packed": "packed once",
     "rewritten": "rewritten in order",
-    "copies": "a copy per epoch",
 }
 _IN_WORDS: dict[Name, str] = {
     "samples": "reading each sample by itself",
@@ -24,7 +23,6 @@ _IN_WORDS: dict[Name, str] = {
     "collective": "reading together and exchanging",
     "packed": "packing the samples once",
     "rewritten": "writing the data set anew in the order of the first epoch",
-    "copies": "writing a copy for every epoch in its order",
 }
 
 
@@ -51,29 +49,27 @@ def verdict(comparison: LayoutComparison) -> Iterator[str]:
         yield "Nothing beats reading each sample by itself."
     else:
         times = samples.run_seconds / best.run_seconds
-        then = f" ({best.first_epoch.how})" if best.rewrite_seconds else ""
+        then = f" ({best.first_epoch.how})" if best.once_seconds else ""
         yield (
             f"Best is {_IN_WORDS[best.name]}{then}: {format_seconds(best.run_seconds)} for {comparison.epochs} "
             f"epochs, {times:.2f} times as fast as each sample by itself."
         )
-    found = min(option.run_seconds for option in comparison.options if not option.rewrite_seconds)
+    found = min(option.run_seconds for option in comparison.options if not option.once_seconds)
     for option in comparison.options:
-        if option.rewrite_seconds:
+        if option.once_seconds:
             yield _when(option, found / comparison.epochs)
 
 
 def verdict_on(comparison: LayoutComparison, name: Name) -> str:
     """Return in a sentence whether writing the data set anew in one way pays. Raises: as `LayoutComparison.option`."""
-    found = min(option.run_seconds for option in comparison.options if not option.rewrite_seconds)
+    found = min(option.run_seconds for option in comparison.options if not option.once_seconds)
     return _when(comparison.option(name), found / comparison.epochs)
 
 
 def _when(option: LayoutOption, found_seconds: float) -> str:
     """found_seconds: of an epoch of the data set as found."""
     what = _IN_WORDS[option.name].capitalize()
-    cost = f"costs {format_seconds(option.rewrite_seconds)} and {format_bytes(option.stored_bytes)}"
-    if option.name == "copies":
-        cost += f" in all, for {option.epochs} epochs"
+    cost = f"costs {format_seconds(option.once_seconds)} and {format_bytes(option.stored_bytes)}"
     if option.break_even_epochs is None:
         return f"{what} {cost}, and never pays."
     if option.break_even_epochs == 1:

@@ -7,7 +7,7 @@ one in a real run is eight milliseconds' work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from penstock.kernel_cache import kept_loop
 from penstock.machine import Machine
 from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
+from penstock.plan.frequency import last_batches
 from penstock.policy import Extents, StagingLimits, decisions
 from penstock.policy.decision_state import EVENT, keep_in_form, new_state, parts_of, views_of
 from penstock.policy.decisions import State
@@ -127,7 +128,7 @@ class Agreed:
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
     heirs: int32[accesses], as `Clock.heirs`.
-    spares, last_batches, promised: see `new_state`.
+    spares, last_batches, promised, held: see `new_state`.
     """
 
     kept: Sequence[Kept]
@@ -141,6 +142,7 @@ class Agreed:
     spares: Sequence[NDArray[np.int64]] = ()
     last_batches: Sequence[NDArray[np.int32]] = ()
     promised: NDArray[np.int64] | None = None
+    held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def run_in_virtual_time(
     extents: of all samples, where the source gives them: those near each other are one read.
     step_seconds: float64[steps], of the training for each step; None: machine.compute says, which must be known then.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
-    form: in which tier 1 keeps samples, if not as they are stored.
+    form: in which tiers keep samples, if not as they are stored.
 
     Source: thesis, section 3.1; reads in flight share a place's bandwidth here, as they do in a real store, where
     the thesis gives each thread a full share.
@@ -258,11 +260,12 @@ def _state_before(
         last_batches=agreed.last_batches,
         promised=agreed.promised,
         extents=extents,
+        held=agreed.held,
     )
 
 
 def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm) -> None:
-    """Have tier 1 keep samples in a form, which a worker finishes at the rate at which it writes a batch."""
+    """Have tiers keep samples in a form, which a worker finishes at the rate at which it writes a batch."""
     keep_in_form(state, machine, form)
     clock.ints[_clock.CROP_BYTES] = form.crop_bytes
     clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
@@ -485,62 +488,59 @@ def _take_spans(clock: Clock, spans: NDArray[np.int64]) -> None:
 
 
 def predict(
-    plan: AccessPlan,
-    machine: Machine,
-    sizes_bytes: NDArray[np.int64],
+    job: Job,
     *,
     limits: StagingLimits,
-    extents: Extents | None = None,
     policy: str | LoadingPolicy = "frequency",
-    seed: int = 0,
-    rank: int = 0,
-    first: tuple[int, int] = (0, 0),
+    extents: Extents | None = None,
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
-    form: CropForm | None = None,
-    sharing: Sequence[int] | None = None,
     maps_peers: bool = True,
+    held: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
-    machine: what a read, a decode and a tier cost here; its storage classes after the first are the tiers.
-    sizes_bytes: int64[samples], as stored.
+    job: its rank is the one that is run; None: rank 0. Where a form says that crops are kept, one is finished at the
+        rate of memory, and each further crop that is made at a decoding makes it longer by CROP_SHARE. Ranks that share
+        read each other's memory, and all of them are run.
     limits: slots, readers and decode workers of the real run.
+    policy: what the tiers keep, as the loader's `policy`.
     extents: of all samples, where the source gives them: those near each other are one read.
-    policy: what the tiers keep, as the loader's `policy`; what it draws follows from `seed`.
-    first: (epoch, step) at which the run begins, as for the loader's `start`.
     step_seconds: of the training for each batch, or for the rank's batches from the first on, one after the other; by
         default machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
-    form: in which tier 1 keeps samples, if not as they are stored. A kept crop is finished at the rate of memory; each
-        further crop that is made at a decoding makes it longer by CROP_SHARE.
-    sharing: the ranks that read each other's memory, this one among them, all of which are run then. maps_peers: they
-        map it; else it crosses the network.
+    maps_peers: ranks that share map each other's memory; else it crosses the network.
+    held: by tier, int64[n], samples that it has from an earlier run; of a rank that shares nothing.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
-        than the run, or the plan has no such step; what `placement_of` raises for a policy.
+        than the run, or the plan has no such step, or the only slot is for several batches; what `placement_of` raises
+        for a policy.
     """
     if not isinstance(limits, StagingLimits):
         raise ConfigError(f"limits is a {type(limits).__name__}; it is a penstock.policy.StagingLimits")
-    chosen, job = policy_of(policy), Job(plan, sizes_bytes, machine, seed, rank, form, sharing, first)
-    ranks = [rank] if sharing is None else list(sharing)
-    agreed = _agreed_by(chosen, job, rank, maps_peers=maps_peers)
+    chosen, plan, machine, rank = policy_of(policy), job.plan, job.machine, job.rank or 0
+    ranks = [rank] if job.sharing is None else list(job.sharing)
     if step_seconds is None and machine.compute is None:
         raise ConfigError(
             "step_seconds is not given and machine.compute is unknown: say how long the training takes for a batch"
         )
-    first = plan.first_of_run(rank, *first)
+    first = plan.first_of_run(rank, *job.first)
     about: dict[str, Any] = {
         "time": "virtual",
         "rank": rank,
         "policy": chosen.name,
         "first_step": list(first),
-        **({} if form is None else {"keep": asdict(form)}),
+        **({} if job.form is None else {"keep": asdict(job.form)}),
     }
     if first[0] == plan.epochs:  # the end
         return Trace(np.empty(0, SPAN), about)
     read = steps_of(plan, ranks, [plan.string(each) for each in ranks], first)
+    agreed = replace(_agreed_by(chosen, job, rank, read, maps_peers=maps_peers), held=held or {})
     has_batch = np.diff(read.bounds[ranks.index(rank)]) > 0
+    if limits.slots == 1 and np.count_nonzero(has_batch) > 1:
+        raise ConfigError(
+            "limits.slots is 1: the training holds one batch while the next is staged; give a run of several batches 2"
+        )
     run = run_in_virtual_time(
         read,
         machine,
@@ -551,19 +551,27 @@ def predict(
         step_seconds=None if step_seconds is None else _each_step(step_seconds, has_batch, rank),
         first_ask_seconds=first_ask_seconds,
         has_spans=True,
-        form=form,
+        form=job.form,
     )
     spans = run.spans
-    if sharing is not None:
+    if job.sharing is not None:
         spans = spans[spans["rank"] == rank]
         spans["peer"] = np.where(spans["peer"] < 0, spans["peer"], np.array(ranks)[spans["peer"]])
     return Trace(spans, about)
 
 
-def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, *, maps_peers: bool) -> Agreed:
-    """Return what a rank keeps, or what all that share do. Raises: what `placement_of` and `shared_by` raise."""
+def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, read: Steps, *, maps_peers: bool) -> Agreed:
+    """Return what a rank keeps, or what all that share do. read: of these.
+
+    Raises: what `placement_of` and `shared_by` raise.
+    """
     if job.sharing is None:
-        return Agreed([placement_of(policy, job, rank).kept])
+        placement = placement_of(policy, job, rank)
+        if placement.spares is None:
+            return Agreed([placement.kept])
+        samples = np.concatenate([placement.fill_order, placement.spares])
+        last = last_batches(read.strings[0], np.diff(read.bounds[0]), samples)
+        return Agreed([placement.kept], spares=[placement.spares], last_batches=[last])
     shared = shared_by(policy, job)
     kept = [shared.kept[each] for each in job.sharing]
     return Agreed(kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock.errors import ConfigError
-from penstock.machine.checks import check_count, check_rate, check_seconds
 from penstock.machine.machine import Machine
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.draining import Speeds, TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
@@ -40,6 +39,7 @@ from penstock.policy.saving import (
 )
 from penstock.policy.snap_distance import SnapDistance, next_reference
 from penstock.units import format_count, format_rate
+from penstock.validate import check_count, check_rate, check_seconds
 
 #: Numbers of the tiers where there are two.
 _FAST, _SLOW = 0, 1

@@ -14,6 +14,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan, frequency
 from penstock.policy import StagingLimits
 from penstock.policy.decisions import place_of
+from penstock.policy.forms import CropForm, with_disks
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import LEAST_SLOTS, batch_bytes, prepared, promised_by, why_not_run
@@ -66,10 +67,25 @@ class LoadingResult:
         return stalls + self.initial_stall_seconds
 
 
-def simulate_loading(scenario: Scenario, policy: LoadingPolicy) -> LoadingResult:
-    """Run a scenario under a policy. Raises: as `simulate_job`."""
-    job = Job(scenario.plan(), scenario.sizes_bytes(), scenario.machine, scenario.seed)
-    return simulate_job(job, policy)
+def simulate_loading(
+    scenario: Scenario, policy: LoadingPolicy, form: CropForm | None = None
+) -> LoadingResult:
+    """Run a scenario under a policy.
+
+    form: in which memory keeps samples, if it has some, and disks where that saves more; None as they are stored.
+    Raises: as `simulate_job`; ConfigError for crops of some epochs with several ranks.
+    """
+    on, sizes_bytes = scenario.machine, scenario.sizes_bytes()
+    if len(on.storage) == 1 or not on.storage[1].is_memory:
+        form = None
+    if form is not None and form.epochs and on.ranks > 1:
+        raise ConfigError(
+            f"{form.name} are kept on one rank, and there are {on.ranks}: each epoch gives a rank other samples, whose "
+            "crops it would not have"
+        )
+    if form is not None:
+        form = with_disks(form, [each for each in on.storage[1:] if not each.is_memory], sizes_bytes, on)
+    return simulate_job(Job(scenario.plan(), sizes_bytes, on, scenario.seed, form=form), policy)
 
 
 def simulate_job(job: Job, policy: LoadingPolicy) -> LoadingResult:
@@ -120,7 +136,8 @@ def run_job(job: Job, loading: Loading) -> Run:
     limits = limits_of(job.plan, machine, job.sizes_bytes, readers)
     if not loading.stages:
         limits = StagingLimits(1, readers if loading.fills or loading.hits else 0, 1, limits.undecoded_bytes)
-    return run_in_virtual_time(read, machine, job.sizes_bytes, agreed_by(loading, job, read), limits)
+    agreed = agreed_by(loading, job, read)
+    return run_in_virtual_time(read, machine, job.sizes_bytes, agreed, limits, form=job.form)
 
 
 def agreed_by(loading: Loading, job: Job, read: Steps) -> Agreed:
@@ -155,21 +172,15 @@ def agreed_by(loading: Loading, job: Job, read: Steps) -> Agreed:
         heirs=heirs,
         spares=spares,
         last_batches=[
-            _last_batches(read, row, np.concatenate([kept[row].samples, due[row].samples, spare]))
+            frequency.last_batches(
+                read.strings[row],
+                np.diff(read.bounds[row]),
+                np.concatenate([kept[row].samples, due[row].samples, spare]),
+            )
             for row, spare in enumerate(spares)
         ],
         promised=promised_by(loading),
     )
-
-
-def _last_batches(read: Steps, row: int, samples: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the number of a rank's last batch with each sample, -1 for none. Only batches with samples count."""
-    sizes, string = np.diff(read.bounds[row]), read.strings[row]
-    numbers = np.repeat(np.arange(np.count_nonzero(sizes)), sizes[sizes > 0])
-    last = np.full(max(samples.max(initial=0), string.max(initial=0)) + 1, -1, np.int32)
-    np.maximum.at(last, string, numbers.astype(np.int32))
-    found: NDArray[np.int32] = last[samples]
-    return found
 
 
 def _kept(fills: Sequence[Fill], job: Job) -> list[Kept]:

@@ -27,6 +27,7 @@ from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, PageOp, Ssd, Wear, Work
 from penstock.plan.random import derive_key, generator_for
 from penstock.units import is_integer, parse_bytes
+from penstock.validate import check_count
 
 #: Runs of pages that are done at once: an interruption is noticed after each.
 _RUNS_AT_ONCE = 500_000
@@ -377,8 +378,7 @@ def run_stream(
     done: called with how many operations are done, of `stream.length` times `repeat`.
     Raises: ConfigError naming the operation's line.
     """
-    if not is_integer(repeat) or repeat < 1:
-        raise ConfigError(f"repeat is {repeat!r}; it is an integer, at least 1")
+    check_count("repeat", repeat)
     before = drive.erases()
     start = drive.copy() if phases_from_start else None
     run = _Run(drive, stream.name)

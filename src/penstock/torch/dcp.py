@@ -22,7 +22,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -52,7 +51,6 @@ from torch.futures import Future
 from penstock.checkpoint.arguments import (
     checked_folder,
     checked_options,
-    checked_report,
     checked_step,
     made_ranks,
 )
@@ -86,9 +84,10 @@ from penstock.checkpoint.writer import Job
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
+from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.ranks import Ranks, alone, ranks_of_this_job
-from penstock.report import print_report
+from penstock.report import checked_report, print_report
 
 _Path = tuple[str | int, ...]
 #: Of what is staged at a time where nothing is kept for the next difference.
@@ -143,7 +142,7 @@ class StoreWriter(StorageWriter):
         self._due = DueSaves(timing, lambda: made_ranks(ranks))
         # One rank reports what is found when the folder is opened.
         telling = self._report if self._ranks.rank == 0 else quiet(None)
-        self._opened = OpenedStore(settings, alone(), telling)
+        self._opened = OpenedStore(settings, alone(), telling, SnapshotSpans(None, self._ranks.rank, telling))
         self._staging_bytes = None if settings.holds_reference else settings.staging_bytes or _WAVE_BYTES
         self._threads = settings.threads
         self._step: int | None = None
@@ -356,9 +355,7 @@ class StoreWriter(StorageWriter):
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @classmethod
@@ -407,7 +404,9 @@ class StoreReader(StorageReader):
         self._catalog = Catalog([open_tier(folder, storage_options)])
         self._ranks = made_ranks(ranks)
         report = quiet(print_report if self._ranks.rank == 0 else None)
-        self._restorer = Restorer(self._catalog, self._ranks, default_coders(), None, report)
+        self._restorer = Restorer(
+            self._catalog, self._ranks, default_coders(), SnapshotSpans(report=report), report
+        )
         #: As of the last `reset`; None: the snapshot that was saved last.
         self._checkpoint_id: str | os.PathLike[str] | None = None
         #: Chosen by it, and not read yet; None: nothing is.

@@ -20,6 +20,7 @@ from penstock.flow.copying import Copied
 from penstock.loader.front_end import with_images
 from penstock.loader.structure import is_dataclass_value, with_fields
 from penstock.loader.transforms.sink import ByteValues
+from penstock.loader.unequal import Ragged
 from penstock.units import format_bytes
 
 #: `cudaHostRegisterPortable`: for all devices of the process.
@@ -30,14 +31,20 @@ _LOOKED_UP_AT_ONCE = 1 << 22
 
 def changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return a structure with each leaf changed: what is in dicts, tuples, lists and dataclasses, however deep."""
-    if isinstance(batch, (np.ndarray, torch.Tensor)):  # most of what there is, and asked first
+    kind = type(batch)
+    if kind is np.ndarray or kind is torch.Tensor:  # most of what there is, and asked first
+        return change(batch)
+    if kind is Ragged:
+        return Ragged(change(batch.values), change(batch.offsets))
+    if isinstance(batch, (np.ndarray, torch.Tensor)):
         return change(batch)
     if isinstance(batch, dict):
         return {key: changed(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(changed(part, change) for part in batch))
+        return kind(*[changed(part, change) for part in batch])
     if isinstance(batch, (tuple, list)):
-        return type(batch)(changed(part, change) for part in batch)
+        parts = [changed(part, change) for part in batch]
+        return parts if kind is list else kind(parts)
     return with_fields(batch, partial(changed, change=change)) if is_dataclass_value(batch) else change(batch)
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, final
 
 import numpy as np
 import torch
@@ -55,26 +55,9 @@ class Loader(loader.Loader):
     Tensors of less than a 64th of a sample, as labels are next to images, are copies: to keep them keeps no slot.
     """
 
-    @overload
     def __init__(
         self,
-        source: LoaderConfig,
-        *,
-        mesh: DeviceMesh | None = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-        device: str | torch.device | None = None,
-        device_memory: str | int | None = None,
-        normalize_on_device: bool | None = None,
-        pin_memory: bool = False,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        source: str | os.PathLike[str] | Source | MapDataset,
+        source: LoaderConfig | str | os.PathLike[str] | Source | MapDataset,
         *,
         mesh: DeviceMesh | None = None,
         ranks: Callable[[], Ranks] | None = None,
@@ -86,22 +69,6 @@ class Loader(loader.Loader):
         normalize_on_device: bool | None = None,
         pin_memory: bool = False,
         **arguments: Unpack[TorchArguments],
-    ) -> None: ...
-
-    def __init__(
-        self,
-        source: Any,
-        *,
-        mesh: DeviceMesh | None = None,
-        ranks: Callable[[], Ranks] | None = None,
-        state: Mapping[str, Any] | None = None,
-        trace: str | os.PathLike[str] | None = None,
-        report: Callable[[str], None] | None = print_report,
-        device: str | torch.device | None = None,
-        device_memory: str | int | None = None,
-        normalize_on_device: bool | None = None,
-        pin_memory: bool = False,
-        **arguments: Any,
     ) -> None:
         """Open the source and make ready to prefetch, as `penstock.Loader`.
 
@@ -125,7 +92,7 @@ class Loader(loader.Loader):
             state=state,
             trace=trace,
             report=report,
-            **arguments,
+            **cast(LoaderArguments, arguments),
         )
 
     # What accelerate asks of a DataLoader, to make another that skips batches of it.
@@ -264,8 +231,10 @@ def _tensors(batch: Any) -> Any:
 def _tensor(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf
+    if leaf.dtype.kind in "biufc":
+        return torch.from_numpy(leaf)
     if leaf.dtype.names is None:
-        return torch.from_numpy(leaf) if leaf.dtype.kind in "biufc" else leaf
+        return leaf
     (name,) = leaf.dtype.names
     return torch.from_numpy(leaf[name]).view(getattr(torch, name))
 

@@ -72,7 +72,7 @@ class ChunkWriter:
     def __init__(self, path: str | os.PathLike[str], form: Format, meta: Mapping[str, JSON]) -> None:
         """Create the file and write its header.
 
-        Raises: ConfigError when JSON cannot say `meta`; OSError when the file cannot be made.
+        Raises: ConfigError when JSON cannot say `meta`; OSError when the file cannot be made, and is not there then.
         """
         self.path = Path(path)
         try:
@@ -84,7 +84,12 @@ class ChunkWriter:
         self._header = _checked(_PRELUDE.pack(form.magic, form.version, len(text), zlib.crc32(text))) + text
         #: Bytes written so far.
         self.offset = 0
-        self._write(self._header)
+        try:
+            self._write(self._header)
+        except OSError:
+            if self.path.is_file():  # without its header it is none
+                self.path.unlink(missing_ok=True)
+            raise
 
     @property
     def is_closed(self) -> bool:

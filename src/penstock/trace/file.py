@@ -18,12 +18,16 @@ is intact.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType, TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +48,11 @@ _CHUNK_SPANS = 65_536
 _MOST_SECONDS = 1e12
 #: What a trace's file takes at most, besides what is staged.
 MOST_BYTES = 56 << 20
-#: Environment variable by which `penstock watch` names the folder that loaders inside write their traces to.
+#: Environment variable by which `penstock watch` names the folder that loaders and stores inside write their traces to.
 RUN_FOLDER = "PENSTOCK_RUN"
+_of_process = itertools.count()
 _NO_IDS: GroupIds = MappingProxyType({})
+T = TypeVar("T")
 
 
 class TraceWriter:
@@ -149,9 +155,7 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
@@ -164,6 +168,14 @@ class TraceWriter:
             )
 
 
+def path_in_run() -> Path | None:
+    """Return the path of a new file in the run of `penstock watch` that this process is part of; None without one."""
+    folder = os.environ.get(RUN_FOLDER)
+    if not folder or not os.path.isdir(folder):
+        return None
+    return Path(folder) / f"{os.uname().nodename}-{os.getpid()}-{next(_of_process)}.trace"
+
+
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace file, one that breaks off included: its spans up to the last intact chunk.
 
@@ -172,28 +184,60 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     is of another version, or is damaged; OSError when it cannot be read.
     """
     spans: Spans = np.empty(0, SPAN)
-    count = dropped = 0
-    summary, slowest = Summary(), np.empty(0, SPAN)
+    count = 0
     ids: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def keep(chunks: ChunkReader, chunk: Chunk) -> None:
+        nonlocal spans, count
+        if chunk.tag == _IDS:
+            ids.update(_ids_of(chunk))
+            return
+        part = _spans_of(chunk)
+        if count + part.size > spans.size:
+            # As many as the rest of the file can hold: it is read into one array.
+            left = min(chunks.size - chunk.offset, max(MOST_BYTES, len(chunk.payload)))
+            larger = np.empty(count + left // SPAN.itemsize, SPAN)
+            larger[:count] = spans[:count]
+            spans = larger
+        spans[count : count + part.size] = part
+        count += part.size
+
+    outline = _outline_of(path, keep)
+    return replace(outline, spans=spans[:count], ids=ids)
+
+
+def read_outline(path: str | os.PathLike[str]) -> Trace:
+    """Read what a trace file has beside its spans and the ids of groups. Raises: as `read_trace`."""
+    return _outline_of(path, lambda chunks, chunk: None)
+
+
+def spans_in(path: str | os.PathLike[str]) -> Iterator[Spans]:
+    """Yield the spans of a trace file, as they were written: at most 65,536 at once. Raises: as `read_trace`."""
+    return _each(path, _SPANS, _spans_of)
+
+
+def ids_in(path: str | os.PathLike[str]) -> Iterator[GroupIds]:
+    """Yield which samples the groups of a trace file are, as they were written. Raises: as `read_trace`."""
+    return _each(path, _IDS, lambda chunk: dict(_ids_of(chunk)))
+
+
+def _each(path: str | os.PathLike[str], tag: bytes, read: Callable[[Chunk], T]) -> Iterator[T]:
+    with ChunkReader(path, _FORMAT, _END) as chunks:
+        for chunk in _known(chunks, tag):
+            with _naming(path, chunk):
+                found = read(chunk)
+            yield found
+
+
+def _outline_of(path: str | os.PathLike[str], keep: Callable[[ChunkReader, Chunk], None]) -> Trace:
+    """Return a trace without spans and ids, and give the chunks that have these to `keep`."""
+    dropped = 0
+    summary, slowest = Summary(), np.empty(0, SPAN)
     names: dict[str, dict[int, str]] = {"samples": {}, "ranks": {}, "choices": {}}
     with ChunkReader(path, _FORMAT, _END) as chunks:
-        for chunk in chunks:
-            if chunk.version != _VERSION:
-                continue
-            try:
+        for chunk in _known(chunks):
+            with _naming(path, chunk):
                 match chunk.tag:
-                    case b"SPAN":
-                        part = _spans_of(chunk)
-                        if count + part.size > spans.size:
-                            # As many as the rest of the file can hold: it is read into one array.
-                            left = min(chunks.size - chunk.offset, max(MOST_BYTES, len(chunk.payload)))
-                            larger = np.empty(count + left // SPAN.itemsize, SPAN)
-                            larger[:count] = spans[:count]
-                            spans = larger
-                        spans[count : count + part.size] = part
-                        count += part.size
-                    case b"IDS ":
-                        ids.update(_ids_of(chunk))
                     case b"NAME":
                         for which, new in json.loads(chunk.payload).items():
                             names.setdefault(which, {}).update(
@@ -206,20 +250,31 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
                         summary = Summary(summary.spans, summary.epochs, slowest)
                     case b"DONE":
                         (dropped,) = _DROPPED.unpack(chunk.payload)
-            except (ValueError, AttributeError, TypeError, RecursionError, struct.error) as reason:
-                raise damaged(
-                    path, chunk.offset, f"its chunk {chunk.tag!r} cannot be read ({reason})"
-                ) from reason
+                    case b"SPAN" | b"IDS ":
+                        keep(chunks, chunk)
     return Trace(
-        spans[:count],
+        np.empty(0, SPAN),
         chunks.meta,
         is_complete=chunks.is_ended and not dropped,
         left_out=summary,
-        ids=ids,
         names=names["samples"],
         hosts=names["ranks"],
         choices=names["choices"],
     )
+
+
+def _known(chunks: ChunkReader, tag: bytes | None = None) -> Iterator[Chunk]:
+    """Yield the chunks that this version knows. tag: those alone."""
+    return (chunk for chunk in chunks if chunk.version == _VERSION and tag in (None, chunk.tag))
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str], chunk: Chunk) -> Iterator[None]:
+    """Raise what a chunk that is not as it should be leads to as FormatError."""
+    try:
+        yield
+    except (ValueError, AttributeError, TypeError, RecursionError, struct.error) as reason:
+        raise damaged(path, chunk.offset, f"its chunk {chunk.tag!r} cannot be read ({reason})") from reason
 
 
 def _chunks_of(spans: Spans, ids: GroupIds) -> Iterator[tuple[bytes, bytes]]:

@@ -31,7 +31,7 @@ class Kind(IntEnum):
     | `RETRY`  | a request to a remote store that failed .. the next one, or it is given up | -1 | 0 | 0 | origin |
     | `LOCK`   | a worker asks for the interpreter's lock .. has it        | -1     | 0       | 0       | none |
     | `NODE` | a kernel of a graph's run begins, or asks to wait .. has ended | its name | 1 | 0 | none |
-    | `THREADS` | another number of threads was found to be faster, start == end | -1 | how many | 0      | see below |
+    | `THREADS` | other numbers of threads, or slots, were found better, start == end | -1 | how many | 0 | see below |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
     ids of the others are those recorded for its `flow`, if they were. A wait
@@ -48,11 +48,13 @@ class Kind(IntEnum):
     `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier of another
     rank it is a group in which that many samples were not had, and which were read from the source then.
 
-    `LOCK` is a sample: a worker that has work asks every 20 ms at most, releasing the lock before. What it waited for a
-    processor is not in it.
+    `LOCK` is a sample: a worker that has work asks every 20 ms at most, or every 100 ms where the trace alone wants to
+    know, releasing the lock before. `CONSUMER`, the training's thread, records how late it woke, from 50 ms on: one
+    call held the lock. What either waited for a processor is not in it.
 
-    `THREADS` is of threads that read where its place is the source, and of those that load where it is the staging
-    buffer. With how many a run began, its header says.
+    `THREADS` is of threads that read where its place is the source, of those that load where it is the staging buffer,
+    and of the batch slots in use, by which batches are read ahead, where it has none. With how many a run began, its
+    header says.
 
     `NODE` is a node, or a region of nodes that run as one function; its sample is the number of its name in the trace's
     names, its step the run's number. Runs are the trace's steps, all of epoch 0.
@@ -79,6 +81,8 @@ class Kind(IntEnum):
     NODE = 13
 
 
+#: Worker of the training's own thread.
+CONSUMER = 0
 #: Place of the source, the data set's home.
 SOURCE = -1
 #: Place of the staging buffer; 1, 2, ... are the tiers in the machine's order.

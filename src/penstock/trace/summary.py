@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Hashable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -20,6 +21,8 @@ K = TypeVar("K", bound=Hashable)
 #: Epochs that are summed up apart. Beyond, the older half of them is joined in pairs: a run of a million epochs is
 #: known by its last ones, and by ever longer stretches of the earlier ones.
 _MOST_EPOCHS = 512
+#: Spans of snapshots that wait for a batch to be summed up with, at most: where nobody asks for batches, none comes.
+_MOST_BESIDE = 1 << 14
 #: How many of the slowest spans of each kind are kept.
 SLOWEST = 64
 # As plain numbers, see `penstock.trace.metrics`.
@@ -114,13 +117,21 @@ class RunningMetrics:
         self._epochs = _bounded(joined_epochs(self._epochs, epoch_metrics(join_spans([done, self._beside]))))
         # The training does one thing after the other: its later waits and steps begin after these.
         ends = done["end"][(done["kind"] == _WAIT) | (done["kind"] == _STEP)]
-        if ends.size and self._beside.size:
-            is_over = self._beside["end"] <= ends.max()
+        if self._beside.size and (ends.size or self._beside.size > _MOST_BESIDE):
+            is_over = self._beside["end"] <= ends.max(initial=-np.inf)
+            is_over[: max(0, is_over.size - _MOST_BESIDE)] = True
             done = join_spans([done, self._beside[is_over]])
             self._beside = self._beside[~is_over]
         self._spans += done.size
         self._slowest.add(done)
         return done
+
+    def with_spans(self, spans: Spans, epoch: int, step: int) -> Self:
+        """Return what `add` would make of this, which stays as it is; without the slowest spans."""
+        found = copy(self)
+        found._slowest = _Slowest()
+        found.add(spans, epoch, step)
+        return found
 
     @property
     def waiting(self) -> Spans:
