@@ -413,6 +413,7 @@ class FakeEvent:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
     """A PyTorch that believes to use a device, whose copies the test ends."""
+    gc.collect()  # batches of earlier tests would be dropped by whichever thread collects them
     FakeEvent.recorded = []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

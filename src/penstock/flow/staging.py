@@ -339,9 +339,7 @@ class StagingBuffer:
     def is_referred_to(self, slot: int) -> bool:
         """Whether anything refers to an array of the slot's latest loan, or the slot is retired."""
         loan = self._slots[slot].loan
-        return slot in self._retired or (
-            loan is not None and any(reference() is not None for reference in loan.references)
-        )
+        return slot in self._retired or (loan is not None and any(map(_is_alive, loan.references)))
 
     def retire(self, slot: int, least: int) -> bool:
         """Use a free slot no more, if the limit is passed and so many others are left; return whether it was done.
@@ -393,6 +391,11 @@ class StagingBuffer:
         over = [loan for loan in self._held if _is_over(loan)]
         self._held = [loan for loan in self._held if loan not in over]
         return [loan.slot for loan in over]
+
+
+def _is_alive(reference: Reference) -> bool:
+    """Return whether the array is referred to, without a reference that could be the last one, in another thread."""
+    return reference.__callback__ is not None
 
 
 def _is_over(loan: _Loan) -> bool:
