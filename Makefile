@@ -53,8 +53,8 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	    "(Debian and Ubuntu: apt-get install python3-venv), then run this again" >&2; exit 1; }
 	@$(RUN) -c 'import pip' 2>/dev/null || { \
 	  echo "Making a virtual environment in $(VENV) ..."; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "Installing what builds Penstock into $(VENV) ..."
-	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables
+	@echo "Installing Penstock and what builds it into $(VENV) ..."
+	@test -t 1 || quiet=--quiet; $(PIP) $$quiet hatchling editables && $(PIP) $$quiet --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.base
@@ -92,8 +92,9 @@ lint: $(FOR_LINT)
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
 
-compile: $(FOR_TEST)
-	$(VENV)/bin/penstock compile
+# Needs no more than Penstock itself, and may run beside pip, which takes the package out and puts it in again.
+compile: $(VENV)/.base
+	PYTHONPATH=$(CURDIR)/src $(RUN) -m penstock compile
 
 bench: $(FOR_TEST)
 	@if [ -n "$(NAME)" ]; then set -x; $(RUN) benchmarks/$(NAME).py $(ARGS); else \
