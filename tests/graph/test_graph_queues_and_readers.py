@@ -156,6 +156,43 @@ def test_a_step_that_ends_withdraws_what_it_waited_for(ending: str) -> None:
         assert session.run("b:0").tolist() == [8, 9]
 
 
+def test_what_a_failed_step_took_goes_back_in_order() -> None:
+    """Also if others have put elements meanwhile; of a loop, what the iterations took that were not over."""
+
+    def end(value: Any) -> Any:
+        if bool((value == 3).any()):
+            raise ValueError("enough")
+        return value
+
+    nodes = [
+        Q,
+        *COMMON,
+        node("one", "Dequeue", "q:0"),
+        node("two", "DequeueMany", "q:0", ctrl=["one"], n=2),
+        node("end", "Call", "two:0", function="end", outputs=[["int32", [2]]]),
+    ]
+    graph = Graph(nodes)
+    q = graph.edge("q:0")
+    last = graph.while_loop(
+        lambda i: graph.add("Less", i, graph.constant(9, "int32")),
+        lambda i: graph.add("Call", graph.add("Dequeue", q), function="end", outputs=[["int32", []]]),
+        [graph.constant(0, "int32")],
+        parallel_iterations=1,
+    )
+    with Session(graph, functions={"end": end}) as session:
+        put(session, 1, 2, 3)
+        thread, _ = in_thread(lambda: session.run("put", {"x": 4}))
+        wait_until_waiting(session, 1, thread)
+        with pytest.raises(GraphError, match="'end'"):
+            session.run(["one:0", "end:0"])
+        thread.join()
+        assert session.run("size:0") == 4
+
+        with pytest.raises(GraphError, match="enough"):
+            session.run(last)
+        assert [int(session.run("take:0")) for _ in range(2)] == [3, 4]
+
+
 def test_a_shuffling_queue_keeps_enough_to_shuffle_and_follows_its_seed() -> None:
     def drawn(seed: int) -> list[int]:
         queue = node(

@@ -94,16 +94,16 @@ class Frame:
 class Waiter:
     """A unit that waits for a resource. The resource calls `finish` or `fail` once, from any thread."""
 
-    __slots__ = ("iteration", "since", "step", "undo", "unit", "withdraw")
+    __slots__ = ("iteration", "since", "step", "taken", "unit", "withdraw")
 
     def __init__(self, step: Step, unit: Unit, iteration: Iteration) -> None:
         self.step = step
         self.unit = unit
         self.iteration = iteration
         self.since = time.perf_counter()
-        #: Set by the resource: forget the request; give back what was granted.
+        #: Set by the resource: what forgets the request; a queue that granted it, and the elements it gave.
         self.withdraw: Callable[[], None] = _nothing_to_do
-        self.undo: Callable[[], None] = _nothing_to_do
+        self.taken: tuple[Any, Sequence[Any]] | None = None
 
     def finish(self, values: Any) -> None:
         self.step.events.put((self, values, None))
@@ -153,6 +153,8 @@ class Step:
         self.under_way: tuple[Unit, Iteration] | None = None
         #: Mutexes that this step holds.
         self.held: set[Any] = set()
+        #: What took elements of queues, in order, in iterations that are not over: they go back if the step fails.
+        self._takers: list[Waiter] = []
 
     def cancel(self, error: BaseException) -> None:
         """End the step with an error as soon as its kernel returns."""
@@ -167,13 +169,17 @@ class Step:
             raise WaitTimeout(f"the run took longer than its timeout, in {where}")
 
     def run(self) -> list[Any]:
-        """Return the fetched values. Raises: GraphErrors; what was waited for is withdrawn then."""
+        """Return the fetched values. Raises: GraphErrors; what was waited for is withdrawn then, and what queues gave goes back."""
         try:
             with torch.no_grad():
                 self._run()
+            self._check_fetches()
         except BaseException:
             self._abandon()
             raise
+        return self._results
+
+    def _check_fetches(self) -> None:
         for place, result in enumerate(self._results):
             if result is _DEAD:
                 unit = next(unit for unit in self.plan.units if unit.flat.attr.get("fetch") == place)
@@ -182,21 +188,27 @@ class Step:
                     node=unit.flat.attr["node"],
                     where=unit.flat.attr["where"],
                 )
-        return self._results
 
     def _abandon(self) -> None:
         for waiter in self.waiting:
             waiter.withdraw()
         while True:
             try:
-                waiter_or_none, _, error = self.events.get_nowait()
+                waiter_or_none, _, _ = self.events.get_nowait()
             except Empty:
                 break
-            if waiter_or_none is not None and error is None:
-                waiter_or_none.undo()
+            if waiter_or_none is not None:
+                self._takers.append(waiter_or_none)
+        taken: dict[Any, list[Any]] = {}
+        for waiter in self._takers:
+            if waiter.taken is not None:
+                queue, elements = waiter.taken
+                taken.setdefault(queue, []).extend(elements)
+        for queue, elements in taken.items():
+            queue.give_back(elements)
         for mutex in list(self.held):
             mutex.release_of(self)
-        for kept in (self.waiting, self._ready, self._frames, self._results, self._feeds):
+        for kept in (self.waiting, self._ready, self._frames, self._results, self._feeds, self._takers):
             kept.clear()
 
     # -- The loop --------------------------------------------------------------------------------------------
@@ -232,6 +244,8 @@ class Step:
             assert error is not None, "only a cancel names no waiter"
             raise error
         self.waiting.discard(waiter)
+        if waiter.taken is not None:
+            self._takers.append(waiter)
         if error is not None:
             raise self._blamed(error, waiter.unit.flat)
         self._end_wait(waiter, values)
@@ -509,6 +523,8 @@ class Step:
                 break
             del frame.iterations[frame.first]
             frame.first += 1
+            if self._takers:
+                self._takers = [waiter for waiter in self._takers if waiter.iteration is not oldest]
             if frame.deferred:
                 arrived, frame.deferred = frame.deferred, []
                 following = self._begin(frame)

@@ -1,7 +1,7 @@
 """Queues and mutexes. What has to wait is a list of requests; no thread waits here.
 
 A request is granted by whoever makes it possible, under the lock of the container, in the order of asking. A request
-that is withdrawn leaves no trace: what it had taken or put so far goes back.
+that is withdrawn leaves no trace: what it had taken or put so far goes back. So does what a step took that fails later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ Element = tuple[Value, ...]
 
 
 class Waits(Protocol):
-    """Who waits for a request to be granted."""
+    """Who waits for a request to be granted.
+
+    withdraw: forgets the request. taken: the queue that granted it, and the elements it gave.
+    """
 
     step: Any
     withdraw: Callable[[], None]
-    undo: Callable[[], None]
+    taken: tuple[Any, Sequence[Any]] | None
 
     def finish(self, values: Any) -> None: ...
 
@@ -112,14 +115,17 @@ class Queue:
         with self._lock:
             if request in line:
                 line.remove(request)
-                self._give_back(request.taken)
+                self.elements.extendleft(reversed(request.taken))
                 # By identity: elements are tensors, whose equality is no truth.
                 put = set(map(id, request.put))
                 self.elements = deque(each for each in self.elements if id(each) not in put)
                 self._grant()
 
-    def _give_back(self, elements: Sequence[Element]) -> None:
-        self.elements.extendleft(reversed(elements))
+    def give_back(self, elements: Sequence[Element]) -> None:
+        """Put elements that were taken in front of the others, in the order in which they were taken."""
+        with self._lock:
+            self.elements.extendleft(reversed(elements))
+            self._grant()
 
     # -- Granting --------------------------------------------------------------------------------------------
 
@@ -166,7 +172,7 @@ class Queue:
             return True
         if moved == 0 and self.is_closed and not self._puts:
             self._takes.popleft()
-            self._give_back(request.taken)
+            self.elements.extendleft(reversed(request.taken))
             request.waiter.fail(
                 OutOfRangeError(
                     f"the queue {self.node.name!r} is closed and has {len(self.elements)} elements, and "
@@ -188,7 +194,7 @@ class Queue:
 
     def _deliver(self, request: _Request) -> None:
         taken = request.taken
-        request.waiter.undo = lambda: self._undo(taken)
+        request.waiter.taken = (self, taken)
         try:
             if not request.many:
                 (element,) = taken
@@ -198,15 +204,9 @@ class Queue:
                     _stacked([row[place] for row in taken], part) for place, part in enumerate(self.parts)
                 )
         except GraphError as error:
-            self._give_back(taken)
             request.waiter.fail(error)
             return
         request.waiter.finish(values if len(values) != 1 else values[0])
-
-    def _undo(self, taken: Sequence[Element]) -> None:
-        with self._lock:
-            self._give_back(taken)
-            self._grant()
 
     def state(self) -> Any:
         """Return elements, draws and whether it is closed, as a snapshot holds them."""
