@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,11 @@ DEVICE = Path("/dev/fuse")
 _START_SECONDS = 30.0
 # Requests under way at once: more than the most readers that are ever measured.
 _MOST_REQUESTS = 256
+
+
+def is_possible() -> bool:
+    """Return whether this process may mount, and has the programs for it."""
+    return os.access(DEVICE, os.W_OK) and shutil.which("fusermount3") is not None
 
 
 @contextmanager

@@ -290,7 +290,8 @@ def test_a_batch_that_the_plan_does_not_know_is_told(record: Callable[..., Path]
 
 def test_sizes_that_a_cut_off_record_does_not_tell_are_guessed_and_said(record: Callable[..., Path]) -> None:
     trace = read_trace(record(epochs=1))
-    early = trace.spans[trace.spans["end"] <= np.median(trace.spans["end"])]
+    # By step, not by time: how far ahead a loader has read depends on the machine.
+    early = trace.spans[trace.spans["step"] < 3]
 
     comparison = lay_over(Trace(early, trace.meta, is_complete=False))
 

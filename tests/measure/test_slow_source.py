@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import multiprocessing
 import multiprocessing.forkserver
@@ -177,21 +178,21 @@ def reserve_many(wire: SharedWire) -> float:
 
 
 def test_threads_lose_no_reservation(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = slow_module._MOMENT
+    moments = slow_module._MOMENTS
 
     class YieldingStruct:
         """Lets other threads run between looking at the wire and taking it."""
 
-        pack_into = staticmethod(moment.pack_into)
+        pack_into = staticmethod(moments.pack_into)
 
         @staticmethod
         def unpack_from(memory: Any) -> tuple[Any, ...]:
-            found = moment.unpack_from(memory)
+            found = moments.unpack_from(memory)
             time.sleep(0)
             return found
 
     with closing(SharedWire(1.0)) as wire, ThreadPoolExecutor(8) as pool:
-        monkeypatch.setattr(slow_module, "_MOMENT", YieldingStruct)
+        monkeypatch.setattr(slow_module, "_MOMENTS", YieldingStruct)
         ends = list(pool.map(reserve_many, [wire] * 8))
 
         assert max(ends) == 8 * RESERVATIONS
@@ -302,16 +303,38 @@ def test_a_store_nobody_refers_to_gives_its_descriptors_back() -> None:
 
 
 def test_a_thread_that_is_woken_late_each_time_still_gets_the_rate_of_the_store(clock: FakeClock) -> None:
-    """Each sleep takes 3 ms more. Of a pause after a read, nothing is made up for."""
+    """Each sleep takes three reads more. Of a pause after a read, nothing is made up for."""
+    late = 33e-3
 
     def oversleep(seconds: float) -> None:
-        clock.now += seconds + 3e-3
+        clock.now += seconds + late
 
     with SlowSource(FakeSource(1000), 0.0, 10e-3, 1e6, clock=clock, sleep=oversleep) as slow:
         for _ in range(50):
             slow.read(0)
-        assert clock.now == pytest.approx(50 * 11e-3 + 3e-3)
+        assert 50 * 11e-3 <= clock.now <= 50 * 11e-3 + late
         clock.now = 9.0
         slow.read(0)
 
-    assert clock.now == pytest.approx(9.0 + 11e-3 + 3e-3)
+    assert clock.now == pytest.approx(9.0 + 11e-3 + late)
+
+
+def test_who_comes_late_uses_the_time_in_which_the_wire_was_idle() -> None:
+    with closing(SharedWire(1.0)) as wire:
+        assert wire.reserve(10.0, 2) == 12.0
+        assert wire.reserve(30.0, 5) == 35.0
+        assert wire.reserve(13.0, 3) == 16.0
+        assert wire.reserve(11.0, 2) == 18.0  # one second from 12 on is too little
+        assert wire.reserve(11.0, 1) == 13.0
+        assert wire.reserve(11.0, 13) == 48.0
+
+    draw = np.random.default_rng(0)
+    with closing(SharedWire(10.0)) as wire:
+        taken = []
+        for number in range(200):
+            arrival, size = number - draw.uniform(0, 20), int(draw.integers(1, 16))
+            through = wire.reserve(arrival, size)
+            assert through >= arrival + size / 10
+            taken.append((through - size / 10, through))
+    taken.sort()
+    assert all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(taken))

@@ -22,6 +22,9 @@ from penstock.store.ranged import RangedSource
 from penstock.store.source import Source
 from penstock.validate import check_rate, check_seconds
 
+#: What a read is woken too late is made up for up to here; a process that was stopped for longer reads on as it is.
+_MOST_LATE_SECONDS = 0.2
+
 
 class SlowSource:
     """Another source behind a latency per open and per read, which overlap, and one wire, which all share.
@@ -131,13 +134,13 @@ class SlowSource:
         if through > now:
             self._sleep(through - now)
         woken = self._clock()
-        self._ends[thread] = woken, min(max(0.0, woken - through), self._latency_seconds)
+        self._ends[thread] = woken, min(max(0.0, woken - through), _MOST_LATE_SECONDS)
 
 
 class SharedWire:
-    """The moment at which a link is free again, shared by all threads and processes that hold a copy.
+    """The moments at which a link is free, shared by all threads and processes that hold a copy.
 
-    The moment lies in memory that processes share. A lock of the file system guards it between processes,
+    The moments lie in memory that processes share. A lock of the file system guards it between processes,
     because the kernel releases that one when its owner is killed; a lock of the interpreter guards it between
     threads.
     """
@@ -145,23 +148,22 @@ class SharedWire:
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
         descriptor = os.memfd_create("penstock-wire", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _MOMENT.size)
+        os.ftruncate(descriptor, _MOMENTS.size)
         self._attach(descriptor)
 
     def reserve(self, arrival: float, size: int) -> float:
-        """Take the wire for so many bytes from the arrival on, or from when it is free; return when they are
-        through.
+        """Reserve the wire for so many bytes, when it is first free for them; return when they are through.
 
-        arrival: in seconds, on the clock of every other caller.
+        arrival: in seconds, on the clock of every other caller; may lie before that of an earlier call.
         """
         with _between_threads:
             if self._memory.closed:
                 raise ClosedError("this slow source is closed; make a new one")
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:
-                (free,) = _MOMENT.unpack_from(self._memory)
-                through: float = max(arrival, free) + size / self._bytes_per_second
-                _MOMENT.pack_into(self._memory, 0, through)
+                moments = _MOMENTS.unpack_from(self._memory)
+                through, moments = _reserved(moments, arrival, size / self._bytes_per_second)
+                _MOMENTS.pack_into(self._memory, 0, *moments)
             finally:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         return through
@@ -182,11 +184,39 @@ class SharedWire:
 
     def _attach(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, _MOMENT.size)
+        self._memory = mmap.mmap(descriptor, _MOMENTS.size)
         self._close_descriptor = weakref.finalize(self, os.close, descriptor)
 
 
-_MOMENT = struct.Struct("d")
+#: When the wire is free for good, and the begin and end of its last idle times before that.
+_Moments = tuple[float, ...]
+_IDLE_TIMES = 8
+_MOMENTS = struct.Struct(f"{1 + 2 * _IDLE_TIMES}d")
+
+
+def _reserved(moments: _Moments, arrival: float, seconds: float) -> tuple[float, _Moments]:
+    """Return when the wire has carried what takes so long, and its moments after that.
+
+    What arrives before something that was reserved earlier, as of a thread that the host woke late, uses the time that
+    the wire was idle then.
+    """
+    free, *idle = moments
+    fits = []
+    for place in range(0, len(idle), 2):
+        through = max(arrival, idle[place]) + seconds
+        if through <= idle[place + 1]:
+            fits.append((through, place))
+    if fits:
+        through, place = min(fits)
+        idle[place + 1 : place + 1] = [through - seconds, through]
+    else:
+        begin = max(arrival, free)
+        if begin > free:
+            idle[:0] = [free, begin]
+        free = through = begin + seconds
+    return through, (free, *idle)[: len(moments)]
+
+
 _between_threads = threading.Lock()
 
 
