@@ -24,14 +24,15 @@ def check_repeats(repeats: int, do: str) -> None:
 def rounds(
     repeats: int, max_seconds: float, ranks: Ranks, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[int]:
-    """Yield the numbers of rounds: two at least, and more while one like those before ends in time. Rank 0 decides.
+    """Yield the numbers of rounds: two at least, and more while one like the last ends in time. Rank 0 decides.
 
     repeats: rounds at most.
     """
-    begin = clock()
+    begin = last = clock()
     for number in range(repeats):
-        spent = clock() - begin
-        fits = number < 2 or spent * (number + 1) / number <= max_seconds
+        now = clock()
+        fits = number < 2 or (now - begin) + (now - last) <= max_seconds
+        last = now
         if not ranks.all_gather("beginning a round", fits)[0]:
             return
         yield number

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.checks import check_repeats, installed, rounds
+from penstock.bench.checks import MOST_STEPS, check_repeats, installed, rounds
 from penstock.bench.savers import OWN, Saver, State, saver_named
 from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.errors import ConfigError, DataError
@@ -201,7 +201,7 @@ def measure_saving(
     workload: Workload,
     *,
     peers: Sequence[str] = (),
-    steps: int,
+    steps: int | None,
     every: int,
     repeats: int,
     max_seconds: float = math.inf,
@@ -212,12 +212,15 @@ def measure_saving(
 
     The first round is left out.
 
-    slow, fast: folders on the two storages, which all ranks see; what is written there is removed. every: steps between
-        saves. ranks: of the job, alone unless given; all train and save one state together, and the slowest counts.
+    slow, fast: folders on the two storages, which all ranks see; what is written there is removed. steps: of a run;
+        unless given, as many as a second round has time for, `MOST_STEPS` at most, and the first round has one save.
+        every: steps between saves. ranks: of the job, alone unless given; all train and save one state together, and
+        the slowest counts.
     Raises: ConfigError for a run without a save, or less than two repeats; DataError naming a folder that is missing,
         cannot be written or has too little space.
     """
-    if not 1 <= every <= steps:
+    begin = time.perf_counter()
+    if not 1 <= every <= (every if steps is None else steps):
         raise ConfigError(
             f"every is {every} and steps {steps}; at least one save falls into a run: 1 to {steps}"
         )
@@ -229,13 +232,31 @@ def measure_saving(
     _compile_codecs()
     ways = ways_of(found)
     runs: dict[Way, list[SavingRun]] = {way: [] for way in ways}
-    for _ in rounds(repeats, max_seconds, ranks):
+    first = time.perf_counter()
+    run_steps = every if steps is None else steps
+    for number in rounds(repeats, max_seconds - (first - begin), ranks):
+        if steps is None and number == 1:
+            now = time.perf_counter()
+            fitting = partial(fitting_steps, every, now - first, max_seconds - (now - begin))
+            run_steps = ranks.on_rank_zero("choosing the number of steps", fitting)
         for way, own in runs.items():
             with _shared_folder(slow, ranks) as on_slow, _shared_folder(fast, ranks) as on_fast:
-                own.append(_slowest(_run(way, on_slow, on_fast, workload, steps, every, ranks), ranks))
+                own.append(_slowest(_run(way, on_slow, on_fast, workload, run_steps, every, ranks), ranks))
             done()
     results = tuple(_result(way, own) for way, own in runs.items())
-    return SavingResults(results, workload.state_bytes, steps, steps // every, tuple(left_out), ranks.size)
+    saves = run_steps // every
+    return SavingResults(results, workload.state_bytes, run_steps, saves, tuple(left_out), ranks.size)
+
+
+def fitting_steps(every: int, one_save_seconds: float, left_seconds: float) -> int:
+    """Return the steps of runs that have time for a round, with one save at least, `MOST_STEPS` at most otherwise.
+
+    one_save_seconds: of a round whose runs have one save each.
+
+    >>> fitting_steps(5, 10.0, 25.0), fitting_steps(5, 10.0, 1000.0), fitting_steps(5, 10.0, -3.0)
+    (10, 20, 5)
+    """
+    return every * max(1, int(min(MOST_STEPS // every, left_seconds / one_save_seconds)))
 
 
 def check_space(folder: Path, state_bytes: int) -> None:

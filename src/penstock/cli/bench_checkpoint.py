@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.bench.checks import MOST_STEPS
 from penstock.cli.bench_options import (
     add_peers_option,
     add_run_options,
@@ -55,12 +56,16 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--state-size", metavar="SIZE", help=f"size of the state, without a model ({_STATE})")
     add_step_options(parser, "model to train and save")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a run (%(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help=f"steps of a run (default: {MOST_STEPS}, or what --seconds allows with one save or more)",
+    )
     parser.add_argument(
         "--every", type=int, metavar="STEPS", default=5, help="steps between saves (%(default)s)"
     )
     add_peers_option(parser, "torch, dcp", "other ways of saving")
-    add_run_options(parser, 3, "ends the repeats after two")
+    add_run_options(parser, 3, "sets --steps, and ends the repeats after two")
 
 
 def _run(options: argparse.Namespace) -> None:
