@@ -3,7 +3,8 @@
     python benchmarks/recording.py [--rounds N] [--seconds S] [--samples N] [--quick]
 
 Epochs of two loaders in one process take turns, one with `trace=` and one without, after some that fill the memory
-tier: samples of 4 KB from memory and from files of the page cache, and JPEG images of 256 x 192 that are decoded.
+tier: samples of 4 KB from memory and from files of the page cache, and JPEG images of 256 x 192 that are decoded. Each
+reports a line at the end of an epoch, as a loader does unless told otherwise.
 Printed is the ratio of the processor time of a sample, as the median of all pairs with its 95 % interval. A loader
 without `trace=` records spans, too, for its line at the end of an epoch. So each part is also timed by itself, by the
 processor time of its thread, which other programs disturb little: recording spans, summing them up, and what `trace=`
@@ -87,10 +88,19 @@ def cases_of(folder: Path, files: int, images: int) -> dict[str, Callable[[Path 
         Image.fromarray(pixels).resize((256, 192)).save(folder / "jpeg" / f"{number:06}.jpg")
     raw: dict[str, Any] = {"transforms": [DecodeRaw("uint8")], "dtype": "uint8", "batch_size": BATCH}
 
+    lines: deque[str] = deque(maxlen=1)  # each epoch ends with one, which its sums are made for
+
     def loader(kind: str, **settings: Any) -> Callable[[Path | None], Loader]:
         source = FlatFolder(folder / kind, extensions=None)
         return lambda trace: Loader(
-            source, epochs=10**6, memory="1 GiB", report=None, decoders=1, readers=4, trace=trace, **settings
+            source,
+            epochs=10**6,
+            memory="1 GiB",
+            report=lines.append,
+            decoders=1,
+            readers=4,
+            trace=trace,
+            **settings,
         )
 
     return {
@@ -105,7 +115,9 @@ def compare(
 ) -> None:
     """Take epochs with a trace and without in turn, of two loaders side by side; print what recording costs."""
     ratios, spans = [], 0
-    parts: dict[str, deque[float]] = {"_collect": deque(), "_write": deque(), "_ask_for_lock": deque()}
+    parts: dict[str, deque[float]] = {
+        name: deque() for name in ("_collect", "_summed", "_write", "_ask_for_lock")
+    }
     total = samples = 0.0
     with make(trace) as recording, make(None) as bare:
         for loader in (recording, bare):
@@ -127,7 +139,8 @@ def compare(
         gc.enable()
     of_all = Spread.of(ratios)
     recorded = spans * seconds_of_a_span() / total
-    collecting, writing, asking = (sum(parts[name]) / total for name in parts)
+    collecting, summed, writing, asking = (sum(parts[name]) / total for name in parts)
+    collecting += summed
     print(
         f"{case}: {1e6 * total / samples:.2f} CPU us a sample; with trace= {of_all.median:.3f} of that without "
         f"({of_all.low:.3f} to {of_all.high:.3f}); by parts {recorded + collecting + asking:.2%}: recording "
@@ -161,6 +174,7 @@ def timing(parts: dict[str, deque[float]], loader: Loader) -> Iterator[deque[int
 
     with (
         timed(Collector, "_collect"),
+        timed(Collector, "_summed"),
         timed(Collector, "_write"),
         timed(engine.Engine, "_ask_for_lock"),
         patch.object(loader.recorder, "drain", drain),

@@ -1014,7 +1014,7 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
     with make(SlowSource(ImageFolder(folder), 1e-3, 1e-3, 1e6), memory="96 KiB", readers=1) as loader:
         first = iter(loader)
         next(first)
-        wait_until(lambda: len(loader._collector._sums._ahead))  # nobody asks for a batch, yet spans arrive
+        wait_until(lambda: loader._collector._unsummed)  # nobody asks for a batch, yet spans arrive
         for _ in first:
             pass
         for _ in loader:

@@ -19,6 +19,7 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.trace import NO_EPOCH, SOURCE, Kind, Spans, TraceWriter, epoch_metrics, read_trace
 from penstock.trace.schema import GroupIds
+from penstock.trace.summary import RunningMetrics
 
 
 def test_the_end_of_a_trace_comes_after_all_that_was_recorded_though_a_thread_still_writes(
@@ -131,6 +132,31 @@ def test_a_run_too_long_for_its_file_keeps_its_last_steps_its_slowest_spans_and_
     assert sum(each.samples for each in trace.epochs()) == STEPS * 2 * GROUP
     assert len(trace.ids) < STEPS
     assert collector._ids == {}
+
+
+def test_spans_of_a_second_are_summed_up_together_and_at_once_where_somebody_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epochs of a quarter of a second, each collected at its end."""
+    added: list[int] = []
+    add = RunningMetrics.add
+
+    def add_and_note(sums: RunningMetrics, spans: Spans, epoch: int, step: int) -> Spans:
+        added.append(spans.size)
+        return add(sums, spans, epoch, step)
+
+    monkeypatch.setattr(RunningMetrics, "add", add_and_note)
+    recorder = Recorder(1024, clock=lambda: 0.0)
+    collector = Collector(recorder, None, print)
+    for epoch in range(7):
+        recorder.ring(0).record(Kind.WAIT, 0.25 * epoch, 0.25 * (epoch + 1), -1, 0, epoch, 0)
+        collector.consumed = (epoch, 0)
+        collector.collect()
+
+    assert added == [5]
+    assert collector.epoch(6) is not None
+    assert [each.seconds for each in collector.epochs()] == [0.25] * 7
+    assert added[:2] == [5, 2]
 
 
 def test_a_sample_that_cannot_be_described_is_told_so_and_ends_nothing(tmp_path: Path) -> None:

@@ -133,6 +133,20 @@ def test_what_is_written_comes_back_bit_for_bit_whatever_its_length(tmp_path: Pa
     assert trace.is_complete
 
 
+@for_each("ids", [[], [0, 2**32 - 1], [2**32], [-1, 5]])
+def test_ids_come_back_whether_they_fit_32_bits_or_not(tmp_path: Path, ids: list[int]) -> None:
+    with TraceWriter(tmp_path / "trace", META) as writer:
+        writer.append(numbered_spans(0, 1), ids={(3, 7): np.array(ids, np.int64), (3, 8): np.arange(2)})
+
+    trace = read_trace(tmp_path / "trace")
+
+    assert {group: of_group.tolist() for group, of_group in trace.ids.items()} == {
+        (3, 7): ids,
+        (3, 8): [0, 1],
+    }
+    assert all(of_group.dtype == np.int64 for of_group in trace.ids.values())
+
+
 def test_a_trace_of_nothing_is_complete_and_empty(tmp_path: Path) -> None:
     written(tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
@@ -267,6 +281,7 @@ def a_summary(**changes: object) -> bytes:
         (b"IDS ", b""),
         (b"IDS ", struct.pack("<I", 2**31)),
         (b"IDS ", struct.pack("<IQIIq", 1, 7, 0, 2, 5)),
+        (b"ID32", struct.pack("<IQIII", 1, 7, 0, 2, 5)),
         (b"NAME", b"{"),
         (b"NAME", b"[1]"),
         (b"NAME", b'{"samples": {"x": "y"}}'),

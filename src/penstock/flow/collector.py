@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from penstock.flow.recorder import Recorder
 from penstock.trace import EpochMetrics, TraceWriter
-from penstock.trace.schema import NO_SAMPLE, GroupIds, Spans
+from penstock.trace.schema import NO_SAMPLE, GroupIds, Spans, join_spans
 from penstock.trace.summary import RunningMetrics
 
 #: Groups of which nothing is summed up yet, at most: as many as rings hold.
 _MOST_GROUPS = 1 << 14
+#: Spans are summed up together that came within so long, but not more of them: 1 MiB. A call of its own for each of
+#: many short epochs costs more than recording does.
+_TOGETHER_SECONDS, _MOST_TOGETHER = 1.0, 1 << 14
 
 
 class Collector:
@@ -40,9 +43,13 @@ class Collector:
         self._writer = writer
         self._describe = describe
         self._sums = RunningMetrics()
+        #: Drained and not summed up yet, and up to which (epoch, step) all of it was consumed.
+        self._unsummed: list[Spans] = []
+        self._reached = (0, -1)
         self._sums_lock = threading.Lock()
-        #: Of the slowest samples, by id, in the file.
+        #: Of the slowest samples, by id, in the file; and the spans that these were the samples of.
         self._names: dict[int, str] = {}
+        self._named: Spans | None = None
         #: Given by `name`: all; those that the file does not have yet.
         self._given: dict[int, str] = {}
         self._new: dict[int, str] = {}
@@ -91,13 +98,12 @@ class Collector:
         with self._sums_lock:
             if self._is_closed or (self._is_held and not ends):
                 return
-            consumed = self.consumed  # before the drain, which then has all spans of these batches
-            spans = self._recorder.drain()
-            ids = self._recorder.drain_ids()  # after it, which then has all ids of these spans
-            summed = self._sums.add(spans, *consumed)
+            spans, ids = self._drain()
+            if ends or self._is_due():
+                self._sum_up()
             if self._writer is not None:
                 try:
-                    self._write(self._writer, spans, ids, summed)
+                    self._write(self._writer, spans, ids)
                     if ends:
                         self._writer.close()
                 except OSError as error:
@@ -106,34 +112,57 @@ class Collector:
         if failed is not None:
             self.break_off(failed, ends)
 
-    def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, summed: Spans) -> None:
+    def _drain(self) -> tuple[Spans, GroupIds]:
+        self._reached = self.consumed  # before the drain, which then has all spans of these batches
+        spans = self._recorder.drain()
+        ids = self._recorder.drain_ids()  # after it, which then has all ids of these spans
+        if spans.size:
+            self._unsummed.append(spans)
+        if self._writer is not None:
+            self._ids.update(ids)
+        return spans, ids
+
+    def _is_due(self) -> bool:
+        if len(self._ids) > _MOST_GROUPS or sum(part.size for part in self._unsummed) > _MOST_TOGETHER:
+            return True
+        return bool(self._unsummed) and (
+            self._unsummed[-1]["end"][-1] - self._unsummed[0]["end"][0] >= _TOGETHER_SECONDS
+        )
+
+    def _sum_up(self) -> None:
+        """Sum up what was drained. With the lock."""
+        parts, self._unsummed = self._unsummed, []
+        summed = self._sums.add(join_spans(parts), *self._reached)
+        for flow in np.unique(summed["flow"]).tolist() if self._ids else ():
+            self._ids.pop((self._recorder.rank, flow), None)
+        for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
+            del self._ids[group]
+
+    def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds) -> None:
         writer.append(spans, self._recorder.dropped, ids)
         new, self._new = self._name_slowest() | self._new, {}
         has_new, self._has_new_choice = self._has_new_choice, False
         writer.name(new, {} if self._are_hosts_written else self._hosts, self._choices if has_new else {})
         self._are_hosts_written = True
-        self._ids.update(ids)
-        for flow in np.unique(summed["flow"]).tolist() if self._ids else ():
-            self._ids.pop((self._recorder.rank, flow), None)
-        for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
-            del self._ids[group]
         if writer.is_turn_due:
+            self._sum_up()
             names = self._ids, self._names | self._given, self._hosts, self._choices
             writer.turn(self._sums.summary(), self._sums.waiting, *names)
 
     def _name_slowest(self) -> dict[int, str]:
         """Forget the names of samples that are no longer among the slowest; return the new ones."""
-        if self._describe is None:
+        slowest = self._sums.slowest
+        if self._describe is None or slowest is self._named:
             return {}
-        slowest = self._sums.slowest["sample"]
-        samples = np.unique(slowest[slowest != NO_SAMPLE]).tolist()
-        new = {sample: self._named(sample) for sample in samples if sample not in self._names}
+        samples = np.unique(slowest["sample"][slowest["sample"] != NO_SAMPLE]).tolist()
+        new = {sample: self._name_of(sample) for sample in samples if sample not in self._names}
         if new:
             known = self._names | new
             self._names = {sample: known[sample] for sample in samples}
+        self._named = slowest
         return new
 
-    def _named(self, sample: int) -> str:
+    def _name_of(self, sample: int) -> str:
         assert self._describe is not None, "asked before"
         try:
             return self._describe(sample)
@@ -142,7 +171,7 @@ class Collector:
 
     def epoch(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch as last collected; None where no span of it was."""
-        return self._sums.epoch(epoch)
+        return self._summed().epoch(epoch)
 
     def epoch_by_now(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch; None where no span of it is summed up.
@@ -150,17 +179,24 @@ class Collector:
         With what was recorded since the last collection, unless another thread is at the next one: not waited for.
         """
         if self._is_forked or not self._sums_lock.acquire(blocking=False):
-            return self.epoch(epoch)
+            return self._sums.epoch(epoch)
         try:
             consumed = self.consumed
-            return self._sums.with_spans(self._recorder.peek(), *consumed).epoch(epoch)
+            spans = join_spans([*self._unsummed, self._recorder.peek()])
+            return self._sums.with_spans(spans, *consumed).epoch(epoch)
         finally:
             self._sums_lock.release()
 
     def epochs(self) -> list[EpochMetrics]:
         """Return the sums so far, by epoch."""
         self.collect()
-        return self._sums.epochs()
+        return self._summed().epochs()
+
+    def _summed(self) -> RunningMetrics:
+        if not self._is_forked:
+            with self._sums_lock:
+                self._sum_up()
+        return self._sums
 
     def close(self) -> None:
         """Drain the rings once more and end the file, after any thread that is writing to it. Twice is harmless.

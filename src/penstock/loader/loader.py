@@ -772,8 +772,10 @@ class Loader:
         self._pass.departure = None
         ended, self._pass.epoch = self._pass.epoch, None
         self._collector.collect()
-        metrics = None if ended is None else self._collector.epoch(ended)
-        if ended is not None and metrics is not None and metrics.seconds and self._report is not None:
+        if ended is None or self._report is None:
+            return
+        metrics = self._collector.epoch(ended)
+        if metrics is not None and metrics.seconds:
             self._report(f"{self._name}: {self._lines.line(metrics, self._skipped_of(ended))}")
 
     def _skipped_of(self, epoch: int) -> list[SkippedSample]:

@@ -74,7 +74,7 @@ def stall_causes(spans: Spans, waits: Spans) -> dict[Cause, NDArray[np.float64]]
 
 def critical_items(spans: Spans, waits: Spans) -> Critical:
     """Return what each wait hung on, and its causes. Arguments are those of `stall_causes`."""
-    kind = spans["kind"]
+    kind = np.ascontiguousarray(spans["kind"])
     decodes, slots = choose_spans(spans, kind == _DECODE), choose_spans(spans, kind == _SLOT)
     begin, end = waits["start"], waits["end"]
     has_batch = waits["step"] != NO_STEP
@@ -82,17 +82,10 @@ def critical_items(spans: Spans, waits: Spans) -> Critical:
     seen &= has_batch
     decoded = np.where(seen, critical["end"], -np.inf)
     has_slot, slot = latest_of(slots, _BATCH, waits, decoded)
-
-    moving = (kind == _READ) | (kind == _HIT)
-    if not (critical["samples"] > 1).any():
-        moving &= np.isin(spans["sample"], critical["sample"][seen]) | np.isin(
-            spans["flow"], critical["flow"][seen & (critical["flow"] != NO_FLOW)]
-        )
-    of_critical, moving_kind = choose_spans(spans, moving), kind[moving]
-    was_read, read = _latest_move(choose_spans(of_critical, moving_kind == _READ), critical, decoded)
+    was_read, read = _latest_move(choose_spans(spans, kind == _READ), critical, seen)
+    hits = choose_spans(spans, kind == _HIT)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
-    timed_hits = (moving_kind == _HIT) & (of_critical["end"] > of_critical["start"])
-    was_hit, hit = _latest_move(choose_spans(of_critical, timed_hits), critical, decoded)
+    was_hit, hit = _latest_move(choose_spans(hits, hits["end"] > hits["start"]), critical, seen)
 
     wanted = np.where(has_slot, slot["start"], -np.inf)
     granted = np.where(has_slot, slot["end"], -np.inf)
@@ -133,39 +126,58 @@ def latest_of(
     Of spans that end together, the last in `spans` is taken.
     Returns: found bool[askers]; SPAN[askers], zero where not found.
     """
-    answers: Spans = np.zeros(askers.size, askers.dtype)
-    if not spans.size:
-        return np.zeros(askers.size, np.bool_), answers
+    return _taken(spans, _latest_places(spans, fields, askers, deadlines))
+
+
+def _latest_places(
+    spans: Spans, fields: tuple[str, ...], askers: Spans, deadlines: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Return where in `spans` stands what `latest_of` finds, -1 where nothing is found: intp[askers]."""
+    if not spans.size or not askers.size:
+        return np.full(askers.size, -1)
     keys = [np.concatenate([spans[field], askers[field]]) for field in fields]
-    asks = np.arange(spans.size + askers.size) >= spans.size
-    order = np.lexsort((asks, np.concatenate([spans["end"], deadlines]), *keys))
-    places = np.arange(order.size)
-    latest_place = np.maximum.accumulate(np.where(asks[order], -1, places))
-    latest = order[np.maximum(latest_place, 0)]
+    keys = [key for key in keys if (key != key[0]).any()]  # mostly of one rank and one epoch: less to sort by
+    # Stable, and the spans come first: at one time, they come before who asks.
+    order = np.lexsort((np.concatenate([spans["end"], deadlines]), *keys))
+    asks = order >= spans.size
+    latest_place = np.maximum.accumulate(np.where(asks, -1, np.arange(order.size)))[asks]
+    latest, asker = order[np.maximum(latest_place, 0)], order[asks]
     matches = latest_place >= 0
     for key in keys:
-        matches &= key[latest] == key[order]
-    is_asker = asks[order]
-    asker = order[is_asker] - spans.size
-    found = np.zeros(askers.size, np.bool_)
-    found[asker] = matches[is_asker]
-    answers[asker[matches[is_asker]]] = spans[latest[is_asker & matches]]
-    return found, answers
+        matches &= key[latest] == key[asker]
+    places = np.empty(askers.size, np.intp)
+    places[asker - spans.size] = np.where(matches, latest, -1)
+    return places
 
 
-def _latest_move(
-    moves: Spans, critical: Spans, deadlines: NDArray[np.float64]
-) -> tuple[NDArray[np.bool_], Spans]:
-    """Find what brought the bytes of each critical item, as the module's first lines have it."""
-    found, answers = latest_of(moves, _SAMPLE, critical, deadlines)
+def _taken(spans: Spans, places: NDArray[np.intp]) -> tuple[NDArray[np.bool_], Spans]:
+    """Return which places are not -1, and the spans at these, zero elsewhere."""
+    found = places >= 0
+    if not found.any():
+        return found, np.zeros(places.size, spans.dtype)
+    taken: Spans = spans.take(places, mode="clip")
+    if not found.all():
+        taken[~found] = np.zeros((), spans.dtype)
+    return found, taken
+
+
+def _latest_move(moves: Spans, critical: Spans, seen: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Spans]:
+    """Find what brought the bytes of each critical item that is seen, as the module's first lines have it."""
+    places = np.full(critical.size, -1)
     is_group = critical["samples"] > 1
-    if is_group.any():
-        by_batch, moved = latest_of(moves, _BATCH, critical, critical["start"])
-        answers[is_group], found[is_group] = moved[is_group], by_batch[is_group]
-    has_flow = critical["flow"] != NO_FLOW
-    if has_flow.any():
-        by_flow, moved = latest_of(moves, _FLOW, critical, deadlines)
-        by_flow &= has_flow
-        answers[by_flow] = moved[by_flow]
-        found |= by_flow
-    return found, answers
+    for fields, asks, until in (
+        (_FLOW, critical["flow"] != NO_FLOW, "end"),
+        (_BATCH, is_group, "start"),
+        (_SAMPLE, ~is_group, "end"),
+    ):
+        asking = np.flatnonzero(asks & seen & (places < 0))
+        if not moves.size or not asking.size:
+            continue
+        askers = critical.take(asking)
+        # A sort of those alone that can be meant, where most cannot.
+        which = np.arange(moves.size)
+        if moves.size > 2 * asking.size:
+            which = np.flatnonzero(np.isin(moves[fields[-1]], askers[fields[-1]]))
+        found = _latest_places(moves.take(which), fields, askers, askers[until])
+        places[asking[found >= 0]] = which[found[found >= 0]]
+    return _taken(moves, places)

@@ -3,6 +3,7 @@
     file   = header (the run's meta) · chunk* · end?     as penstock.trace.chunks lays them out
     chunk  = "SPAN", spans as `penstock.trace.schema.SPAN` lays them out
            | "IDS ", which samples groups are: n u32 · flow u64[n] · rank u32[n] · count u32[n] · ids i64[sum of counts]
+           | "ID32", the same with ids u32[sum of counts], where all are below 2**32
            | "NAME", JSON: {"samples": {id: name}, "ranks": {rank: host}, "choices": {rank: line}}, any may be missing
            | "SUMS", zlib of JSON: the sums of spans that are not in the file, once at most
            | "SLOW", spans, the slowest among those
@@ -40,7 +41,15 @@ from penstock.trace.trace import JSON, Trace
 
 _FORMAT = Format(b"PENTRACE", 2, "a trace", "that a loader wrote with trace=", "content")
 _DROPPED, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
-_SPANS, _IDS, _NAMES, _SUMS, _SLOWEST, _END = b"SPAN", b"IDS ", b"NAME", b"SUMS", b"SLOW", b"DONE"
+_SPANS, _IDS, _IDS_32, _NAMES, _SUMS, _SLOWEST, _END = (
+    b"SPAN",
+    b"IDS ",
+    b"ID32",
+    b"NAME",
+    b"SUMS",
+    b"SLOW",
+    b"DONE",
+)
 _VERSION = 1
 #: Bounds what a crash within one append can lose, and what a reader holds at once: 4 MiB.
 _CHUNK_SPANS = 65_536
@@ -189,7 +198,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
     def keep(chunks: ChunkReader, chunk: Chunk) -> None:
         nonlocal spans, count
-        if chunk.tag == _IDS:
+        if chunk.tag != _SPANS:
             ids.update(_ids_of(chunk))
             return
         part = _spans_of(chunk)
@@ -213,17 +222,17 @@ def read_outline(path: str | os.PathLike[str]) -> Trace:
 
 def spans_in(path: str | os.PathLike[str]) -> Iterator[Spans]:
     """Yield the spans of a trace file, as they were written: at most 65,536 at once. Raises: as `read_trace`."""
-    return _each(path, _SPANS, _spans_of)
+    return _each(path, (_SPANS,), _spans_of)
 
 
 def ids_in(path: str | os.PathLike[str]) -> Iterator[GroupIds]:
     """Yield which samples the groups of a trace file are, as they were written. Raises: as `read_trace`."""
-    return _each(path, _IDS, lambda chunk: dict(_ids_of(chunk)))
+    return _each(path, (_IDS, _IDS_32), lambda chunk: dict(_ids_of(chunk)))
 
 
-def _each(path: str | os.PathLike[str], tag: bytes, read: Callable[[Chunk], T]) -> Iterator[T]:
+def _each(path: str | os.PathLike[str], tags: tuple[bytes, ...], read: Callable[[Chunk], T]) -> Iterator[T]:
     with ChunkReader(path, _FORMAT, _END) as chunks:
-        for chunk in _known(chunks, tag):
+        for chunk in _known(chunks, tags):
             with _naming(path, chunk):
                 found = read(chunk)
             yield found
@@ -250,7 +259,7 @@ def _outline_of(path: str | os.PathLike[str], keep: Callable[[ChunkReader, Chunk
                         summary = Summary(summary.spans, summary.epochs, slowest)
                     case b"DONE":
                         (dropped,) = _DROPPED.unpack(chunk.payload)
-                    case b"SPAN" | b"IDS ":
+                    case b"SPAN" | b"IDS " | b"ID32":
                         keep(chunks, chunk)
     return Trace(
         np.empty(0, SPAN),
@@ -263,9 +272,9 @@ def _outline_of(path: str | os.PathLike[str], keep: Callable[[ChunkReader, Chunk
     )
 
 
-def _known(chunks: ChunkReader, tag: bytes | None = None) -> Iterator[Chunk]:
-    """Yield the chunks that this version knows. tag: those alone."""
-    return (chunk for chunk in chunks if chunk.version == _VERSION and tag in (None, chunk.tag))
+def _known(chunks: ChunkReader, tags: tuple[bytes, ...] = ()) -> Iterator[Chunk]:
+    """Yield the chunks that this version knows. tags: those alone."""
+    return (chunk for chunk in chunks if chunk.version == _VERSION and (not tags or chunk.tag in tags))
 
 
 @contextmanager
@@ -283,8 +292,10 @@ def _chunks_of(spans: Spans, ids: GroupIds) -> Iterator[tuple[bytes, bytes]]:
         flows = np.array([flow for _, flow in ids], "<u8")
         ranks = np.array([rank for rank, _ in ids], "<u4")
         counts = np.array([of_group.size for of_group in ids.values()], "<u4")
-        parts = (flows, ranks, counts, np.concatenate(list(ids.values())).astype("<i8"))
-        yield _IDS, _COUNT.pack(len(ids)) + b"".join(part.tobytes() for part in parts)
+        every = np.concatenate(list(ids.values()))
+        fit = every.min(initial=0) >= 0 and every.max(initial=0) < 2**32
+        parts = (flows, ranks, counts, every.astype("<u4" if fit else "<i8"))
+        yield _IDS_32 if fit else _IDS, _COUNT.pack(len(ids)) + b"".join(part.tobytes() for part in parts)
     for first in range(0, spans.size, _CHUNK_SPANS):
         yield _SPANS, spans[first : first + _CHUNK_SPANS].tobytes()
 
@@ -318,7 +329,8 @@ def _ids_of(chunk: Chunk) -> Iterator[tuple[tuple[int, int], NDArray[np.int64]]]
     ranks, counts = np.frombuffer(chunk.payload, "<u4", 2 * groups, _COUNT.size + 8 * groups).reshape(
         2, groups
     )
-    ids = np.frombuffer(chunk.payload, "<i8", offset=_COUNT.size + 16 * groups).astype(np.int64)
+    of_ids = "<u4" if chunk.tag == _IDS_32 else "<i8"
+    ids = np.frombuffer(chunk.payload, of_ids, offset=_COUNT.size + 16 * groups).astype(np.int64)
     if int(counts.sum(dtype=np.int64)) != ids.size:
         raise ValueError(f"{ids.size} ids came with counts of {int(counts.sum(dtype=np.int64))}")
     keys = zip(ranks.tolist(), flows.tolist(), strict=True)

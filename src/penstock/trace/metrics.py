@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.trace.causes import Cause, stall_causes
 from penstock.trace.schema import NO_STEP, Kind, Spans, choose_spans
-from penstock.trace.stages import Durations, Stage, stage_durations
+from penstock.trace.stages import Durations, Stage, distinct, stage_durations
 
 # As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
 # Ctrl-C that comes there.
@@ -108,8 +108,8 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
     of_snapshots = choose_spans(spans, beside)
     if of_snapshots.size:
         spans = choose_spans(spans, ~beside)
-    epochs, group = np.unique(spans["epoch"], return_inverse=True)
-    kind = spans["kind"]
+    epochs, group, _ = distinct(spans["epoch"].astype(np.int64))
+    kind = np.ascontiguousarray(spans["kind"])
     waits, steps = choose_spans(spans, kind == _WAIT), choose_spans(spans, kind == _STEP)
     wait_group, step_group = group[kind == _WAIT], group[kind == _STEP]
     consumed = (kind == _WAIT) | (kind == _STEP)
