@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from penstock.loader import Loader
 from penstock.loader.setup import Sharing
 from penstock.measure.replay import replay_of
 from penstock.measure.slow_source import SlowSource
+from penstock.plan.serialise import read_plan
 from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
@@ -247,6 +248,43 @@ def test_a_run_that_resumes_reads_what_is_left_of_it_once(is_given: bool, tmp_pa
     probes = 2 * PROBES if is_given else 4 * PROBES
     assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + probes
     assert read_trace(tmp_path / "0.trace").spans.size
+
+
+@pytest.mark.usefixtures("nobody_is_late")
+def test_the_split_local_gives_ranks_other_samples_of_the_same_global_batches(tmp_path: Path) -> None:
+    """Shared or not, and when it is continued with a state of any split, a rank reads the same."""
+
+    def read_alone(ranks: Ranks) -> Batches:
+        with loader(Counted(SAMPLES), ranks, split="local", share=None) as load:
+            return [ids.copy() for _ in range(EPOCHS) for _, ids in load]
+
+    balanced, _, _ = train(2)
+    with loader(Counted(SAMPLES), alone(), rank=None, world_size=None, share=None) as one:
+        state = one.state_at(1, 4)
+
+    local, sources, _ = train(2, split="local", traces=tmp_path)
+
+    sets_before, sets_after = (
+        [sorted(np.concatenate(step)) for step in zip(*each, strict=True)] for each in (balanced, local)
+    )
+    assert sets_after == sets_before
+    steps = len(balanced[0]) // EPOCHS
+    for before, after in zip(balanced, local, strict=True):
+        assert list(map(len, before)) == list(map(len, after))
+        is_same = [bool((each == other).all()) for each, other in zip(before, after, strict=True)]
+        assert is_same[:steps] == [True] * steps
+        assert not any(is_same[steps:-1])
+        assert np.unique(np.concatenate(after)).size < 0.8 * np.unique(np.concatenate(before)).size
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
+    for rank in range(2):
+        trace = read_trace(tmp_path / f"{rank}.trace")
+        plan, number = read_plan(cast("dict[str, Any]", trace.meta["plan"]), rank, trace.spans)
+        assert (plan.string(number) == np.concatenate(local[rank])).all()
+    resumed: list[Batches] = train(2, split="local", state=state)[0]
+    unshared: list[Batches] = run(2, read_alone)
+    for rank, whole in enumerate(local):
+        assert [ids.tolist() for ids in unshared[rank]] == [ids.tolist() for ids in whole]
+        assert [ids.tolist() for ids in resumed[rank]] == [ids.tolist() for ids in whole[steps + 4 :]]
 
 
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")

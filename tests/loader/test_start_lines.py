@@ -17,6 +17,7 @@ from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Sequential
+from penstock.plan.splits import Local
 from penstock.policy import StagingLimits, place_by_frequency
 from penstock.policy.loading import Frequency, LoadingPolicy, Staging
 
@@ -105,13 +106,18 @@ def test_two_lines_say_what_is_read_in_which_order_by_what_and_in_how_much_memor
             AccessPlan(Sequential(COUNT), 64, 1, 3),
             "64 samples a step, 21 to 22 on each of 3 ranks, 40 in the last",
         ),
+        (
+            AccessPlan(FullShuffle(COUNT, 3), 64, 1, 2, "local"),
+            "FullShuffle(seed=3): 1 epoch of 16 steps, 64 samples",
+        ),
         (AccessPlan(Sequential(COUNT), 2000, 1), "1 epoch of 1 step, 1,000 samples a step"),
     ],
 )
 def test_the_steps_are_told_with_their_ends_and_the_share_of_a_rank(plan: AccessPlan, text: str) -> None:
-    first, _ = start_lines(setup_of(plan))
+    first, _, *more = start_lines(setup_of(plan))
 
     assert text in first
+    assert ["BatchNorm" in line for line in more] == [True] * (plan.split == Local())
     assert not first.endswith(",")
 
 

@@ -1,6 +1,7 @@
 """The split local: ranks read what they hold, and the global batch stays what it is."""
 
 import pickle
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -11,8 +12,8 @@ from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential, split_locally
-from penstock.plan import local as module
-from penstock.plan.frequency import readers_of_epoch
+from penstock.plan import arranged as module
+from penstock.plan.frequency import first_reads, readers_of_epoch
 
 
 @st.composite
@@ -96,13 +97,13 @@ def test_the_strings_of_all_ranks_arrange_each_batch_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_BLOCK", 30)
     local = split_locally(AccessPlan(FullShuffle(1_000, 2), 30, 2, ranks=3), np.arange(1_000) % 3)
     arranged: list[int] = []
-    arrange = module.Local._arrange
+    arrange = module.Arranged._arrange
 
-    def counted(order: module.Local, epoch: int, begin: int, size: int) -> tuple[module.Ids, module.Ids]:
+    def counted(order: module.Arranged, epoch: int, begin: int, size: int) -> tuple[module.Ids, module.Ids]:
         arranged.append(begin)
         return arrange(order, epoch, begin, size)
 
-    monkeypatch.setattr(module.Local, "_arrange", counted)
+    monkeypatch.setattr(module.Arranged, "_arrange", counted)
 
     local.strings()
 
@@ -161,6 +162,19 @@ def test_where_all_ranks_read_everything_there_is_nothing_to_share_out() -> None
         split_locally(AccessPlan(Sequential(4), 2, 1, ranks=2, split="replicated"), [0, 1, 0, 1])
 
 
-def test_local_is_no_name_of_a_split_but_says_where_to_find_it() -> None:
-    with pytest.raises(ConfigError, match="split_locally"):
-        AccessPlan(Sequential(4), 2, 1, ranks=2, split="local")
+@given(held_plans())
+def test_by_name_a_rank_reads_what_it_read_first_by_balanced_slices(
+    case: tuple[AccessPlan, list[int]],
+) -> None:
+    balanced = replace(case[0], split="balanced")
+    holders = first_reads(balanced).rank_of
+
+    plan = replace(balanced, split="local")
+
+    assert plan.order is balanced.order, "what fixes the global batches is as it was"
+    for other in (split_locally(balanced, holders), split_locally(plan, holders)):
+        assert [each.tolist() for each in plan.strings()] == [each.tolist() for each in other.strings()]
+    if isinstance(plan.order, FullShuffle):
+        for rank in range(plan.ranks):
+            for step in range(plan.steps(0)):
+                assert (plan.local_batch(rank, 0, step) == balanced.local_batch(rank, 0, step)).all()

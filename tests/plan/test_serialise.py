@@ -68,7 +68,7 @@ def through_json(plan: AccessPlan, rank: int, spans: Spans = NOTHING) -> tuple[A
         TorchShuffle(13, TwisterState.from_seed(9), is_global=True),
     ],
 )
-@for_each("split", ["balanced", "uniform", "strided", "replicated", "imbalanced", [3, 0, 1]])
+@for_each("split", ["balanced", "uniform", "strided", "replicated", "imbalanced", "local", [3, 0, 1]])
 def test_a_plan_of_known_kinds_reads_the_same_batches_after_json(order: Order, split: Any) -> None:
     plan = AccessPlan(order, 4, 3, ranks=3, split=split, drop_last=True)
 

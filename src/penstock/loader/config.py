@@ -130,7 +130,9 @@ class LoaderConfig:
         parallelism not its rank in the job. Left out, the process is alone, which a loader refuses where it is one of
         several: world_size=1 says that each of them reads everything.
     split: how ranks share a batch: "balanced" slices, whose sizes differ by one at most, the thesis' "uniform" ones,
-        "strided" ... (see `AccessPlan`).
+        "strided" ... (see `AccessPlan`). "local" gives a rank those samples of a global batch that it was the first to
+        read, of which its own memory keeps most: local batches are others then, and no random parts of the global
+        one; see `penstock.plan.local`.
     dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC". dtype=None:
         "float32", or what a source of numbers suggests.
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in

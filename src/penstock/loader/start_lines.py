@@ -8,6 +8,7 @@ from penstock.loader.decode_servers import ServedFetcher
 from penstock.loader.documents import PackedDocuments
 from penstock.loader.setup import Setup
 from penstock.plan import AccessPlan, Batches, Mixture, Order, TokenBudget
+from penstock.plan.splits import Local
 from penstock.policy.forms import CropForm
 from penstock.policy.loading import Staging
 from penstock.store import DecodedFiles, Selection
@@ -18,6 +19,11 @@ from penstock.units import format_bytes, format_count
 _LOOKED_AT, _LEAST_TIMES = 1 << 17, 2
 #: Sources of a mixture that are named.
 _SOURCES_SHOWN = 12
+_LOCAL = (
+    'split="local" gives a rank the samples of each batch that it read first in the run: global batches stay as they '
+    "are, and local ones are no random parts of them, which the statistics of BatchNorm, unless synchronised, and "
+    "losses within a batch depend on"
+)
 
 
 def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[str]:
@@ -35,6 +41,8 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
     done = "" if setup.pipeline is None else setup.pipeline.summary()
     more = (_decoding(setup), uneven_line(plan.order), _padding(plan), _mixture(plan), _packed(setup), done)
     lines += [line for line in more if line]
+    if isinstance(plan.split, Local) and plan.ranks > 1:
+        lines.append(_LOCAL)
     if setup.pipeline is not None and setup.pipeline.has_byte_values:
         lines.append(
             f"images are {setup.pipeline.dtype} from 0 to 255, because ToTensor is not among the transforms: "

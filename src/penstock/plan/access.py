@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
+from penstock.plan.arranged import arranged
 from penstock.plan.bijection import as_ids
 from penstock.plan.growing import Growing
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, CutOrder, Order, RepeatingOrder, even_from
-from penstock.plan.splits import Balanced, Split, as_split
+from penstock.plan.splits import Balanced, Local, Split, as_split
 from penstock.units import format_count, is_integer
 
 Ids = NDArray[np.int64]
@@ -29,6 +30,8 @@ Ids = NDArray[np.int64]
 _CHUNK = 1 << 20
 #: Samples that `AccessPlan.batches` asks the order for at once.
 _AHEAD = 1 << 14
+#: Epochs in which the first reader of a sample is looked for.
+_FIRST_EPOCHS = 1 << 10
 #: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
 _MOST = 1 << 48
 
@@ -42,7 +45,7 @@ class AccessPlan:
         one may have; then make the plan with `of_batches`.
     epochs: E.
     ranks: N, processes of the job.
-    split: "balanced", "uniform", "strided", "replicated", "imbalanced", one share per rank, a function (see
+    split: "balanced", "uniform", "strided", "replicated", "imbalanced", "local", one share per rank, a function (see
         `penstock.plan.splits.Assigned`) or a `Split`. Kept as a `Split`.
     drop_last: leave out an epoch's last batch if it is short; or those that are no step of all ranks, where the order
         cuts its epochs itself.
@@ -63,6 +66,8 @@ class AccessPlan:
     last_steps: int | None = None
     #: The order, if it cuts its epochs itself.
     _cut: CutOrder | None = field(init=False, repr=False, compare=False)
+    #: The order, within whose batches samples are where the split "local" wants them.
+    _arranged: Order = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
@@ -85,6 +90,12 @@ class AccessPlan:
             if last_steps > (steps := self.steps(self.epochs - 1)):
                 raise ConfigError(f"last_steps is {last_steps}, and the last epoch has {steps}: lower it")
             object.__setattr__(self, "last_steps", last_steps if last_steps < steps else None)
+        object.__setattr__(self, "_arranged", self.order)
+        if isinstance(self.split, Local) and self.ranks > 1:
+            split = Balanced()
+            held = partial(_first_readers, replace(self.of_first(_FIRST_EPOCHS), split=split))
+            order = arranged(self.order, self.batch_size, self.ranks, split, held)
+            object.__setattr__(self, "_arranged", order)
 
     @classmethod
     def of_batches(
@@ -202,12 +213,12 @@ class AccessPlan:
 
     def sample_at(self, epoch: int, positions: ArrayLike) -> Ids:
         """Return the sample at each position of the epoch: int64, the shape of positions."""
-        return self.order.at(epoch, as_ids(positions, self.length(epoch), "positions"))
+        return self._arranged.at(epoch, as_ids(positions, self.length(epoch), "positions"))
 
     def position_of(self, epoch: int, samples: ArrayLike) -> Ids:
         """Return the (first) position of each sample, -1 where the epoch does not read it."""
         length = self.length(epoch)
-        positions = self.order.position_of(epoch, samples)
+        positions = self._arranged.position_of(epoch, samples)
         return np.where(positions < length, positions, -1)
 
     def reader_of(self, epoch: int, samples: ArrayLike) -> tuple[Ids, Ids]:
@@ -246,7 +257,7 @@ class AccessPlan:
         """Return the samples of the rank's share of the batch, in its order: int64[local batch]."""
         if isinstance(self.order, Growing):
             return self.order.batch(epoch, step)
-        return self.order.at(epoch, self.local_positions(rank, epoch, step))
+        return self._arranged.at(epoch, self.local_positions(rank, epoch, step))
 
     def local_batch_size(self, rank: int, epoch: int, step: int) -> int:
         """Return how many samples the rank reads in the step; 0 where its share is nothing."""
@@ -425,7 +436,7 @@ class AccessPlan:
             number = step if later == epoch else 0
             while size and number < full_steps:
                 steps = min(full_steps - number, at_once)
-                ids = self.order.at(later, self._positions(number, steps, offsets))
+                ids = self._arranged.at(later, self._positions(number, steps, offsets))
                 yield later, number, ids.reshape(steps, size)
                 number += steps
                 at_once = min(2 * at_once, max(1, _AHEAD // size))
@@ -440,7 +451,7 @@ class AccessPlan:
             number = step if later == epoch else 0
             while number < sizes.size:
                 end = min(sizes.size, number + at_once)
-                ids = self.order.at(later, self._cut_positions(rank, later, number, end))
+                ids = self._arranged.at(later, self._cut_positions(rank, later, number, end))
                 runs = np.flatnonzero(np.diff(sizes[number:end])) + 1
                 ends = np.cumsum(sizes[number:end])
                 for begin, stop in zip([0, *runs.tolist()], [*runs.tolist(), end - number], strict=True):
@@ -529,7 +540,7 @@ class AccessPlan:
         for later in range(epoch, self.epochs):
             for positions in self._position_pieces(rank, later, step if later == epoch else 0, count):
                 count -= positions.size
-                yield self.order.at(later, positions)
+                yield self._arranged.at(later, positions)
             if count <= 0:
                 return
 
@@ -593,9 +604,9 @@ class AccessPlan:
             full = length - length % self.batch_size
             for begin in range(0, full, at_once):
                 positions = np.arange(begin, min(begin + at_once, full))
-                yield self.order.at(epoch, positions).reshape(-1, self.batch_size)
+                yield self._arranged.at(epoch, positions).reshape(-1, self.batch_size)
             if full < length:
-                yield self.order.at(epoch, np.arange(full, length))[None]
+                yield self._arranged.at(epoch, np.arange(full, length))[None]
 
     def _check_epoch(self, epoch: int) -> None:
         if not is_integer(epoch) or not 0 <= epoch < self.epochs:
@@ -609,6 +620,19 @@ class AccessPlan:
 
     def _check_rank(self, rank: int) -> None:
         check_rank(rank, self.ranks)
+
+
+def _first_readers(plan: AccessPlan) -> NDArray[np.int32]:
+    """Return the rank that reads each sample first: int32[F], -1 where nobody does."""
+    found = np.full(plan.samples, -1, np.int32)
+    for begin in range(0, plan.samples, _CHUNK):
+        pending = np.arange(begin, min(begin + _CHUNK, plan.samples))
+        for epoch in range(plan.epochs):
+            found[pending] = plan.reader_of(epoch, pending)[0]
+            pending = pending[found[pending] < 0]
+            if not pending.size:
+                break
+    return found
 
 
 def epochs_of_steps(

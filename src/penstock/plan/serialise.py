@@ -20,7 +20,7 @@ from penstock.plan.explicit import Explicit
 from penstock.plan.mixing import LinearWeights, Mixture
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
-from penstock.plan.splits import Balanced, Replicated, Shares, Split, Strided, Uniform
+from penstock.plan.splits import Balanced, Local, Replicated, Shares, Split, Strided, Uniform
 from penstock.plan.torch_order import TorchDistributed, TorchShuffle, TwisterState
 from penstock.trace.schema import GroupIds, Kind, Spans
 from penstock.trace.trace import JSON
@@ -28,7 +28,9 @@ from penstock.trace.trace import JSON
 _ORDERS: dict[str, type[Any]] = {
     order.__name__: order for order in (Sequential, FullShuffle, BundleShuffle, TorchDistributed)
 }
-_SPLITS: dict[str, type[Any]] = {split.__name__: split for split in (Balanced, Uniform, Strided, Replicated)}
+_SPLITS: dict[str, type[Any]] = {
+    split.__name__: split for split in (Balanced, Local, Uniform, Strided, Replicated)
+}
 
 
 def write_plan(plan: AccessPlan) -> dict[str, JSON]:

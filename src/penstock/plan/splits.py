@@ -8,6 +8,7 @@ epoch), so every method takes its size. In boxes, 10 samples over 4 ranks:
     strided     0 1 2 3 0 1 2 3 0 1      dealt like cards
     imbalanced  0 0 0 0 1 1 1 1 2 3      half of the ranks have four times the share of the other half
     replicated  all ranks read all of them
+    local       as balanced, of samples that are dealt so that ranks read what they have read before
 """
 
 from __future__ import annotations
@@ -62,6 +63,14 @@ class Balanced:
         # Counted as if the first slices had no sample more: each of them moves what follows by one.
         in_longer = offsets // (share + 1)
         return np.where(in_longer < longer, in_longer, (offsets - longer) // max(share, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Balanced):
+    """Shares of the same sizes, in which a rank has the samples of the batch that it was the first of all to read.
+
+    Which samples these are no split knows: a plan with this one arranges each batch before, see `penstock.plan.local`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +212,7 @@ class Assigned:
         return assigned.astype(np.int64)
 
 
-_NAMES = ("balanced", "uniform", "strided", "replicated", "imbalanced")
+_NAMES = ("balanced", "uniform", "strided", "replicated", "imbalanced", "local")
 
 
 def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike], ranks: int) -> Split:
@@ -223,10 +232,7 @@ def as_split(split: str | Split | Sequence[int] | Callable[[int, int], ArrayLike
         case "imbalanced":
             return imbalanced(ranks)
         case "local":
-            raise ConfigError(
-                "split 'local' needs to know which rank holds which sample: make the plan with another split, place "
-                "its samples, then call penstock.plan.split_locally(plan, homes.rank_of)"
-            )
+            return Local()
     if isinstance(split, Split):
         return split
     if isinstance(split, Sequence) and not isinstance(split, str):

@@ -30,7 +30,7 @@ class Scenario:
     data: the samples' sizes, drawn or found.
     batch_size: B, samples of a global batch, over all ranks. epochs: E.
     seed: of the order of the samples and of drawn sizes.
-    split: "balanced", "uniform", "strided", "replicated", "imbalanced", or one share per rank; see
+    split: "balanced", "uniform", "strided", "replicated", "imbalanced", "local", or one share per rank; see
         `penstock.plan.splits`.
     drop_last: leave out an epoch's last batch if it is short.
     Raises: ConfigError naming the field.
