@@ -12,7 +12,14 @@ import pytest
 from tests.for_each import for_each
 
 from penstock.errors import ConfigError
-from penstock.flow.cpus import available_cpus, cpu_limit, default_readers, give_way, memory_limit_bytes
+from penstock.flow.cpus import (
+    available_cpus,
+    cpu_limit,
+    default_readers,
+    give_way,
+    memory_limit_bytes,
+    ranks_on_this_host,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +82,16 @@ def test_slurms_share_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path, {"SLURM_CPUS_PER_TASK": ""}) == 8
 
 
-@for_each("name", ["SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"])
+@for_each(
+    "name",
+    [
+        "SLURM_CPUS_PER_TASK",
+        "LOCAL_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MPI_LOCALNRANKS",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ],
+)
 @for_each("share", ["0", "-2", "many", "1.5"])
 def test_a_share_that_is_no_number_is_named(tmp_path: Path, name: str, share: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is '{share}'"):
@@ -92,6 +108,25 @@ def test_ranks_that_torchrun_started_on_this_host_share_its_processors(tmp_path:
         "cgroup limit, shared by 2 ranks",
     )
     assert cpu_limit(tmp_path, {"LOCAL_WORLD_SIZE": "2", "SLURM_CPUS_PER_TASK": "2"}).cpus == 2
+
+
+@for_each(
+    ("variables", "ranks"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"MPI_LOCALNRANKS": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_NODEID": "1"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,2(x12),1", "SLURM_NODEID": "12"}, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4,2(x12),1", "SLURM_NODEID": "13"}, 1),
+        # What the script of a job has, which srun did not start; torchrun as the only task of a host; mpirun in a job.
+        ({"SLURM_TASKS_PER_NODE": "8", "SLURM_NTASKS": "8"}, 1),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_NODEID": "3", "LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
+    ],
+)
+def test_so_do_those_of_other_launchers(tmp_path: Path, variables: dict[str, str], ranks: int) -> None:
+    assert cpu_limit(tmp_path, variables).cpus == 8 // ranks
+    assert ranks_on_this_host(variables) == ranks
 
 
 def test_what_limits_the_threads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +156,12 @@ def test_a_mask_is_shared_by_the_ranks_that_have_it_from_who_started_them(
     assert cpu_limit(tmp_path, two_ranks) == (4, "affinity mask, shared by 2 ranks")
 
 
-def test_a_mask_that_a_shell_between_torchrun_and_the_rank_has_too_is_the_ranks_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@for_each(
+    ("count", "number"),
+    [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")],
+)
+def test_a_mask_that_a_shell_between_launcher_and_rank_has_too_is_the_ranks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str, number: str
 ) -> None:
     """As with `numactl --cpunodebind=$LOCAL_RANK bash run.sh` for each rank."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -130,9 +169,9 @@ def test_a_mask_that_a_shell_between_torchrun_and_the_rank_has_too_is_the_ranks_
     masks = {0: 8, 70: 8, 60: 8, 50: 16}  # the rank, two shells, torchrun
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(masks[pid])))
     host(tmp_path, {"proc/70/stat": "70 (a (b) c) S 60 70", "proc/60/stat": "60 (bash) S 50 60"})
-    for pid, environment in ((70, "LOCAL_RANK=0\0HOME=/"), (60, "HOME=/\0LOCAL_RANK=0"), (50, "HOME=/")):
+    for pid, environment in ((70, f"{number}=0\0HOME=/"), (60, f"HOME=/\0{number}=0"), (50, "HOME=/")):
         host(tmp_path, {f"proc/{pid}/environ": environment})
-    two_ranks = {"LOCAL_WORLD_SIZE": "2"}
+    two_ranks = {count: "2"}
 
     assert cpu_limit(tmp_path, two_ranks) == (8, "affinity mask")
     masks[50] = 8

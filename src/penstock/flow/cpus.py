@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,15 @@ from penstock.errors import ConfigError
 _ROOT = Path("/")
 #: Niceness of who takes what others leave: a seventieth of a processor where all are wanted.
 _LAST = 19
+_OF_SRUN = "SLURM_STEP_TASKS_PER_NODE"
+#: What launchers call the number of ranks on a host, and that of each among them. The first that is there started this
+#: rank: torchrun may itself be a task of srun.
+_LAUNCHERS = (
+    ("LOCAL_WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Ray Train
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),  # MPICH
+    (_OF_SRUN, "SLURM_LOCALID"),
+)
 
 
 class CpuLimit(NamedTuple):
@@ -38,19 +48,19 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     """Return how many threads can compute at once: the least of affinity, cgroup quota and SLURM's share.
 
     A quota of a fraction counts as the next whole number: threads that share 1.5 processors get more done by
-    two than by one. The ranks that torchrun starts on a host share its processors, their cgroup's quota, and the
-    affinity mask that torchrun has; one that is set for a rank is its own.
+    two than by one. The ranks that a launcher starts on a host share its processors, their cgroup's quota, and the
+    affinity mask that the launcher has; one that is set for a rank is its own.
 
     root: where /proc and /sys are; for tests.
     Returns: at least 1.
-    Raises: ConfigError if SLURM_CPUS_PER_TASK or LOCAL_WORLD_SIZE is not a number of at least 1.
+    Raises: ConfigError if SLURM_CPUS_PER_TASK is not a number of at least 1; as `ranks_on_this_host`.
     """
     affinity, host = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    ranks = ranks_on_this_host(environment)
+    ranks, name = _launched(environment)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
     mask = "affinity mask" if affinity < host else "all of this host"
     limits: list[tuple[float, str]] = [
-        (affinity, mask) if _has_own_mask(root) else (affinity / ranks, mask + shared),
+        (affinity, mask) if _has_own_mask(root, name) else (affinity / ranks, mask + shared),
         (_cgroup_cpus(root) / ranks, f"cgroup limit{shared}"),
     ]
     if (share := _count(environment, "SLURM_CPUS_PER_TASK")) is not None:
@@ -59,15 +69,16 @@ def cpu_limit(root: Path = _ROOT, environment: Mapping[str, str] = os.environ) -
     return CpuLimit(max(1, math.ceil(count)), reason)
 
 
-def _has_own_mask(root: Path) -> bool:
+def _has_own_mask(root: Path, name: str) -> bool:
     """Whether the affinity mask is this rank's alone: narrower than that of the process which started all ranks.
 
+    name: of the variable that the launcher gives to ranks, and has not itself.
     There may be shells between the two, as of `numactl bash run.sh`, with the rank's mask and environment.
     """
     mask, pid = os.sched_getaffinity(0), os.getppid()
     try:
         while not mask < os.sched_getaffinity(pid):
-            if b"\0LOCAL_RANK=" not in b"\0" + (root / f"proc/{pid}/environ").read_bytes():
+            if f"\0{name}=".encode() not in b"\0" + (root / f"proc/{pid}/environ").read_bytes():
                 return False
             # Behind the name, which may hold anything: the state, and who started it.
             pid = int(_text(root / f"proc/{pid}/stat").rpartition(")")[2].split()[1])
@@ -77,11 +88,27 @@ def _has_own_mask(root: Path) -> bool:
 
 
 def ranks_on_this_host(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks torchrun started on this host; 1 without it.
+    """Return how many ranks torchrun, mpirun, `srun` or Ray Train started on this host; 1 without them.
 
-    Raises: ConfigError if LOCAL_WORLD_SIZE is not a number of at least 1.
+    Raises: ConfigError if what the launcher says is not a number of at least 1.
     """
-    return _count(environment, "LOCAL_WORLD_SIZE") or 1
+    return _launched(environment)[0]
+
+
+def _launched(environment: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many ranks were started on this host, and what the variable is called that numbers them."""
+    for name, number in _LAUNCHERS:
+        text = environment.get(name, "")
+        if name == _OF_SRUN:
+            # "2(x3),1": two tasks on each of the first three hosts, one on the fourth.
+            counts = re.sub(r"(\d+)\(x(\d+)\)", lambda each: ",".join([each[1]] * int(each[2])), text).split(
+                ","
+            )
+            host = environment.get("SLURM_NODEID", "")
+            text = counts[int(host)] if host.isdecimal() and int(host) < len(counts) else counts[0]
+        if (count := _count({name: text}, name)) is not None:
+            return count, number
+    return 1, _LAUNCHERS[0][1]
 
 
 def _count(environment: Mapping[str, str], name: str) -> int | None:

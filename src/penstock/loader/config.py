@@ -162,7 +162,7 @@ class LoaderConfig:
         kept here then, unless policy= says so.
     readers: reads in flight at most; unless given, what machine= says, or as many as raise the rate.
     decoders: threads that decode, or call a data set; unless given, one per core to begin with, then as many as raise
-        the rate. Under torchrun, the ranks of a host share its cores.
+        the rate. The ranks that a launcher started on a host share its cores.
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
     workers: how many worker processes call a data set, or decode for a source whose transforms have Python code, for
