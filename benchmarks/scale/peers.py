@@ -125,6 +125,7 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
         rank=rank,
         world_size=ranks,
         share=job["shares"] if ranks > 1 else None,
+        split=job.get("split", "balanced"),
         policy=job.get("policy") if ranks > 1 else None,
         local_disk=job.get("disk"),
         ranks=lambda: own,
@@ -190,6 +191,7 @@ def simulated_reads(job: dict[str, Any]) -> float:
         transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
         rank=0,
         world_size=job["ranks"],
+        split=job.get("split", "balanced"),
         report=None,
         ranks=alone,
     ) as loader:

@@ -1,14 +1,15 @@
 """Strong scaling, as tables 5.7 and 5.8 of the thesis: one data set on 1, 2 and 4 ranks, by each loader, on one store.
 
-    python benchmarks/scale/strong_scaling.py                    the table: four minutes
+    python benchmarks/scale/strong_scaling.py                    the table: five minutes
     python benchmarks/scale/strong_scaling.py --plot scale.png   and a picture of it
 
 The store is one wire of 50 MB/s behind 5 ms, for all ranks together. Each rank trains on 16 samples of 100 kB a step,
 which takes --step-seconds; ranks end each step together, so that N ranks need a Nth of the steps. All ranks together
 have memory for 1.2 times the data set; `hash-home, disk` has it on local disks instead, as a cache on the nodes' drives
-does (HVAC, a cache group of JuiceFS). Printed for each: seconds of the first epoch, and the median of later ones; how
-many times faster these are than those of DataLoader with 4 workers on as many ranks; the share of them that the slowest
-rank waits; reads of the store a sample over the run, and simulated. Counts hold on a busy machine, seconds do not.
+does (HVAC, a cache group of JuiceFS). Where each is alone, a rank keeps what it reads most often; by the split "local",
+too. Printed for each: seconds of the first epoch, and the median of later ones; how many times faster these are than
+those of DataLoader with 4 workers on as many ranks; the share of them that the slowest rank waits; reads of the store a
+sample over the run, and simulated. Counts hold on a busy machine, seconds do not.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from penstock.measure.slow_source import SlowSource
 from penstock.ranks import Ranks, alone
 
 LOCAL_BATCH, SAMPLE_BYTES = 16, 100_000
-#: By name: worker processes of PyTorch's DataLoader, or share=, policy= and whether memory is a local disk.
-LOADERS: dict[str, int | tuple[str | None, str | None, bool]] = {
+#: By name: worker processes of PyTorch's DataLoader, or what differs from a loader of one rank with all in memory.
+LOADERS: dict[str, int | dict[str, Any]] = {
     "DataLoader, 0 workers": 0,
     "DataLoader, 4 workers": 4,
-    "each alone": (None, None, False),
-    "first-reader": ("host", None, False),
-    "cover": ("host", "cover", False),
-    "hash-home": ("host", "hash-home", False),
-    "hash-home, disk": ("host", "hash-home", True),
+    "each alone": {},
+    "each alone, local": {"split": "local"},
+    "first-reader": {"shares": "host"},
+    "cover": {"shares": "host", "policy": "cover"},
+    "hash-home": {"shares": "host", "policy": "hash-home"},
+    "hash-home, disk": {"shares": "host", "policy": "hash-home", "share_of_data": 0.05},
 }
 BASELINE = "DataLoader, 4 workers"
 
@@ -106,13 +108,9 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
         "step_seconds": step_seconds,
         "shares": None,
     }
-    is_on_disk = not isinstance(how, int) and how[2]
-    with tempfile.TemporaryDirectory() if is_on_disk else nullcontext() as folder:
-        if isinstance(how, int):
-            job |= {"workers": how}
-        else:
-            job |= {"shares": how[0], "policy": how[1], "disk": folder}
-            job |= {"share_of_data": 0.05} if is_on_disk else {}
+    job |= {"workers": how} if isinstance(how, int) else how
+    with tempfile.TemporaryDirectory() if job["share_of_data"] < 1 else nullcontext() as folder:
+        job["disk"] = folder
         command = [sys.executable, __file__, "--job", json.dumps(job)]
         of_ranks = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     later = [(each["seconds"][k], each["waits"][k]) for each in of_ranks for k in range(1, EPOCHS)]
