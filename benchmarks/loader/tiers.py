@@ -50,15 +50,20 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.pagecache import drop_cached
 from penstock.measure.slow_source import SlowSource
 from penstock.store import FlatFolder
-from penstock.store.direct import READ_SAMPLES
+from penstock.store.direct import BLOCK_BYTES, READ_SAMPLES
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Ids
+from penstock.store.write_behind import WriteBehind
 
 NBYTES, BATCH, EPOCHS = 98_304, 32, 3
+#: Of a sample of the tier beside a bare loop of NBYTES: most lie across blocks, as samples of files do.
+TIER_NBYTES = 98_001
 LATENCY_SECONDS, WIRE_BYTES_PER_SECOND, STEP_SECONDS = 10e-3, 50e6, 0.05
 DEPTHS = (1, 4)
 #: Samples of one call of a tier: about as many as a loader's threads read together.
 GROUP = 8
+#: Of memory for them, with what lies between samples that are not copied.
+GROUP_BYTES = GROUP * (NBYTES + 2 * BLOCK_BYTES) + BLOCK_BYTES
 
 
 class CountedStore(SlowSource):
@@ -164,26 +169,24 @@ def trainings(folder: Path, samples: int, rounds: int, step_seconds: float) -> N
 
 
 def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
-    sizes = np.full(samples, NBYTES, np.int64)
-    with closing(DiskTier(place / "tier", samples * NBYTES, bytes(16), sizes)) as cached:
+    sizes, capacity_bytes = np.full(samples, TIER_NBYTES, np.int64), samples * TIER_NBYTES
+    with closing(DiskTier(place / "tier", capacity_bytes, bytes(16), sizes)) as cached:
         READ_SAMPLES.wait()
         draw = np.random.default_rng(0)
         for sample in range(samples):
-            cached.put(sample, draw.bytes(NBYTES))
+            cached.put(sample, draw.bytes(TIER_NBYTES))
         groups, singles = [], []
         for _ in range(5 * rounds):
-            groups.append(cpu_of(partial(tier_read, cached), samples))
+            groups.append(cpu_of(tier_read(cached), samples))
             with open(cached.samples_path, "rb") as file:
-                singles.append(cpu_of(partial(bare_read, file.fileno()), samples))
+                singles.append(cpu_of(partial(bare_read, file.fileno()), whole_reads(samples)))
         print_cpu("a warm read through the page cache", groups, singles)
     if shutil.which("fio") is None:
         print("fio is not installed: apt-get install fio")
     for is_direct in (True, False):
-        with closing(
-            DiskTier(place / "tier", samples * NBYTES, bytes(16), sizes, is_direct=is_direct)
-        ) as tier:
+        with closing(DiskTier(place / "tier", capacity_bytes, bytes(16), sizes, is_direct=is_direct)) as tier:
             for sample in range(samples):  # each is compared with its checksum once
-                tier_read(tier, np.array([sample]), np.empty(NBYTES, np.uint8))
+                tier_read(tier)(np.array([sample]), np.empty(GROUP_BYTES, np.uint8))
             cold_reads(tier, place, samples, rounds, seconds, is_direct=is_direct)
 
 
@@ -217,8 +220,20 @@ def print_cpu(what: str, ours: list[float], bare: list[float]) -> None:
     )
 
 
-def tier_read(tier: DiskTier, ids: Ids, into: Bytes) -> None:
-    assert not tier.read_group(ids, into, NBYTES * np.arange(ids.size + 1))
+def tier_read(tier: DiskTier) -> Callable[[Ids, Bytes], None]:
+    """Return how a loader reads samples of a tier, to memory that it has."""
+    behind = WriteBehind(tier, 0)
+
+    def read(ids: Ids, into: Bytes) -> None:
+        _, _, failed = behind.read(ids, np.full(ids.size, TIER_NBYTES), lambda nbytes: into[:nbytes])
+        assert not failed
+
+    return read
+
+
+def whole_reads(samples: int) -> int:
+    """Return how many bare reads the file of so many samples has."""
+    return samples * TIER_NBYTES // NBYTES
 
 
 def bare_read(file: int, ids: Ids, into: Bytes) -> None:
@@ -232,7 +247,7 @@ def cpu_of(read: Callable[[Ids, Bytes], None], samples: int) -> float:
     """Return seconds of processor time of one sample, read by groups in an order of their own."""
     ids, into = (
         np.random.default_rng(1).permutation(samples // GROUP * GROUP).reshape(-1, GROUP),
-        np.empty(GROUP * NBYTES, np.uint8),
+        np.empty(GROUP_BYTES, np.uint8),
     )
     read(ids[0], into)
     begin = time.process_time()
@@ -250,7 +265,7 @@ class Rate(NamedTuple):
 
 def tier_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> Rate:
     forget(tier)
-    return rate_of(partial(tier_read, tier), samples, depth, seconds)
+    return rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds)
 
 
 def forget(tier: DiskTier) -> None:
@@ -270,21 +285,26 @@ def bare_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_di
         return []
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        return [rate_of(partial(bare_read, file), samples, depth, seconds)]
+        return [rate_of(partial(bare_read, file), NBYTES, whole_reads(samples), depth, seconds)]
     finally:
         os.close(file)
 
 
-def rate_of(read: Callable[[Ids, Bytes], None], samples: int, depth: int, seconds: float) -> Rate:
-    """Return the rate of so many threads that read samples in a random order, each once at most, by groups."""
+def rate_of(
+    read: Callable[[Ids, Bytes], None], nbytes: int, samples: int, depth: int, seconds: float
+) -> Rate:
+    """Return the rate of so many threads that read samples in a random order, each once at most, by groups.
+
+    nbytes: of a sample.
+    """
     order = iter(np.random.default_rng().permutation(samples // GROUP * GROUP).reshape(-1, GROUP))
     begin, cpu = time.perf_counter(), time.process_time()
 
     def work() -> int:
-        into, done = np.frombuffer(mmap.mmap(-1, GROUP * NBYTES), np.uint8), 0
+        into, done = np.frombuffer(mmap.mmap(-1, GROUP_BYTES), np.uint8), 0
         for ids in order:  # next() of an array's iterator is atomic
             read(ids, into)
-            done += into.size
+            done += ids.size * nbytes
             if time.perf_counter() > begin + seconds:
                 break
         return done

@@ -217,9 +217,13 @@ def test_a_disk_that_fails_in_the_middle_of_a_run_is_reported_once_and_changes_n
 
         return fail
 
-    def fails_to_read(tier: DiskTier, file: int, ids: Ids, into: Bytes, begins: Ids) -> list[int]:
+    def fails_to_read(
+        tier: DiskTier, file: int, ids: Ids, into: Bytes, begins: Ids, is_loose: bool
+    ) -> list[int]:
         calls.append(file)
-        return list(range(ids.size)) if len(calls) > 5 else read(tier, file, ids, into, begins)
+        if len(calls) > 5:
+            return list(range(ids.size))
+        return read(tier, file, ids, into, begins, is_loose)
 
     def is_removed(file: int, content: bytes, begin: int) -> int:
         calls.append(begin)

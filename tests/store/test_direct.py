@@ -13,6 +13,7 @@ import pytest
 
 from penstock.store.direct import READ_SAMPLES, DirectFile, pays
 from penstock.store.disk import DiskTier
+from penstock.store.write_behind import WriteBehind
 
 CONTENT = np.random.default_rng(0).integers(256, size=3_000_000, dtype=np.uint8)
 
@@ -69,6 +70,34 @@ def test_samples_are_read_to_their_places_and_those_that_are_not_there_or_find_n
             0
         ]
     tier.close()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_large_samples_stay_where_their_blocks_were_read_to(
+    is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    READ_SAMPLES.wait()
+    if not is_compiled:
+        monkeypatch.setattr(type(READ_SAMPLES), "ask", lambda part: None)
+    sizes = np.array([5_000, 4_096, 200_000, 0, 300_001, 1_500_000])
+    tier = DiskTier(tmp_path, int(sizes.sum()), bytes(16), sizes, is_direct=True)
+    for sample, size in enumerate(sizes.tolist()):
+        if sample != 1:
+            tier.put(sample, CONTENT[sample : sample + size].tobytes())
+    behind, ids = WriteBehind(tier, 0), np.array([5, 0, 1, 4, 3, 2])
+    assert tier._direct is not None, "the file system of the temporary folder has direct reads"
+    buffer = tier._direct.buffer()
+    buffer[:] = 7
+
+    memory, begins, failed = behind.read(ids, sizes[ids], lambda nbytes: np.zeros(nbytes + 1, np.uint8)[1:])
+    behind.close()
+
+    assert [index for index, _ in failed] == [2]
+    for begin, sample in zip(begins, ids.tolist(), strict=True):
+        if sample != 1:
+            content = CONTENT[sample : sample + sizes[sample]]
+            assert (memory[begin : begin + sizes[sample]] == content).all()
+    assert (buffer == 7).all() == is_compiled
 
 
 @pytest.mark.parametrize("refused", ["open", "preadv", "the loop"])

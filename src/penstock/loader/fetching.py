@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -181,7 +180,7 @@ class SourceFetcher:
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
             is_there = reads is None and self._threads.was_resident
             return Pieces(into, begins, each_bytes=self._each_bytes, was_resident=is_there)
-        found = self._pieces(ids, into, begins, failed)
+        found = self._pieces(ids, into, begins.tolist(), failed)
         if tier is not None:
             wrong = np.array([index for index, _ in failed], np.int64)
             tier.drop(ids[wrong])
@@ -259,14 +258,19 @@ class SourceFetcher:
             objects.end_waits()
 
     def _from_slow(self, ids: Ids, request: Request) -> list[Any]:
-        into, begins = self._space_for(ids, request)
-        return self._pieces(ids, into, begins, self._slow[request.origin].read_group(ids, into, begins))
+        tier = self._slow[request.origin]
+        if request.into is not None:
+            into, places = self._space_for(ids, request)
+            return self._pieces(ids, into, places.tolist(), tier.read_group(ids, into, places))
+        memory_for = partial(self._memory_for, request=request, is_alone=ids.size == 1)
+        return self._pieces(ids, *tier.read(ids, self._sizes_bytes[ids], memory_for))
 
     def _pieces(
-        self, ids: Ids, into: Bytes, begins: Ids, failed: Sequence[tuple[int, Exception]]
+        self, ids: Ids, into: Bytes, begins: Sequence[int], failed: Sequence[tuple[int, Exception]]
     ) -> list[Any]:
         """Return the bytes of each sample that was read, or `Failed`."""
-        found: list[Any] = [into[begin:end] for begin, end in pairwise(begins.tolist())]
+        sizes = self._sizes_bytes[ids].tolist()
+        found: list[Any] = [into[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
         for index, error in failed:
             found[index] = Failed(located(error, int(ids[index]), self.describe))
         return found

@@ -79,15 +79,13 @@ class PixelsOnDisks:
         sizes = tier.sizes_of(ids)
         # One that comes meanwhile has no space here.
         there = np.flatnonzero(sizes >= 0)
-        begins = np.zeros(there.size + 1, np.int64)
-        np.cumsum(sizes[there] + _SPARE_BYTES, out=begins[1:])
-        into = memory_for(int(begins[-1]))
-        wrong = dict(tier.read_group(ids[there], into, begins))
+        memory, begins, failed = tier.read(ids[there], sizes[there] + _SPARE_BYTES, memory_for)
+        wrong = dict(failed)
         found: list[Pixels | Failed] = [
             Failed(DataError(f"sample {each} is on no disk as pixels")) for each in samples
         ]
         for place, index in enumerate(there.tolist()):
-            pixels = self._unpacked(into[begins[place] : begins[place] + sizes[index]])
+            pixels = self._unpacked(memory[begins[place] : begins[place] + sizes[index]])
             if place in wrong:
                 found[index] = Failed(wrong[place])
             elif pixels is not None:

@@ -7,7 +7,6 @@ import io
 import pickle
 import warnings
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,14 +103,15 @@ class KeepingFetcher(FetcherOver):
         tier, ids = self._slow[request.origin], request.ids
         sizes = tier.sizes_of(ids)
         there = np.flatnonzero(sizes >= 0)
-        begins = np.concatenate(([0], np.cumsum(sizes[there])))
-        into = np.empty(begins[-1], np.uint8)
-        failed = {index for index, _ in tier.read_group(ids[there], into, begins)} if there.size else set()
-        pieces = dict(zip(there.tolist(), pairwise(begins.tolist()), strict=True))
-        for lost in failed:
-            del pieces[int(there[lost])]
+        memory, begins, failed = tier.read(
+            ids[there], sizes[there], lambda nbytes: np.empty(nbytes, np.uint8)
+        )
+        begin_of = dict(zip(there.tolist(), begins, strict=True))
+        for lost, _ in failed:
+            del begin_of[int(there[lost])]
         for index in range(ids.size):
-            yield into[slice(*pieces[index])].data if index in pieces else None
+            begin = begin_of.get(index)
+            yield None if begin is None else memory[begin : begin + sizes[index]].data
 
     def _keep(self, sample: int, data: Row, rest: int) -> None:
         """Have a tier keep a sample, and disks that have a copy of what memory keeps."""

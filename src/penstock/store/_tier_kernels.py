@@ -37,6 +37,7 @@ def read_samples(
     places: Ints,
     into: Bytes,
     begins: Ints,
+    is_loose: int,
     buffer: Bytes,
     failed: Ints,
 ) -> int:
@@ -45,6 +46,8 @@ def read_samples(
     file: descriptor. ids: int64[n], any numbers.
     rows, places: as `SamplePlaces.table` returns them.
     into: uint8[...], written: sample k goes to the front of into[begins[k]:begins[k + 1]]. begins: int64[n + 1].
+    is_loose: whether a sample that is read in whole blocks stays where these are: from begins[k] on, which is then
+        written: where the sample begins. 0: all are copied to begins[k].
     buffer: uint8[...], written: aligned, of whole blocks, for a file that is open for direct reads; empty for others.
     failed: int64[n], written: in front, which of the ids are not there, have no space, or could not be read.
 
@@ -62,6 +65,15 @@ def read_samples(
         row = _row_of(rows, ids[k])
         begin, end, target = places[row, 0], places[row, 1], begins[k]
         is_read = begin >= 0 and target >= 0 and target + end - begin <= min(begins[k + 1], into.size)
+        if is_read and is_loose and buffer.size:
+            first = begin % BLOCK_BYTES
+            wanted = -(-(first + end - begin) // BLOCK_BYTES) * BLOCK_BYTES
+            # No block reaches into the space of the next one: that begins at a block, and so does this one.
+            if target % BLOCK_BYTES == 0 and target + wanted <= min(begins[k + 1], into.size):
+                vector[0], vector[1] = into.ctypes.data + target, wanted
+                if _preadv(file, vector.ctypes.data, 1, begin - first) >= first + end - begin:
+                    begins[k] = target + first
+                    continue
         while is_read and begin < end:
             if buffer.size == 0:
                 vector[0], vector[1] = into.ctypes.data + target, end - begin

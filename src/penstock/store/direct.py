@@ -2,6 +2,7 @@
 
 A kernel that caches what is read takes pages, copies, and evicts others for it. A direct read begins and ends at whole
 blocks and needs aligned memory: each thread has some of its own, from which the bytes that were asked for are copied.
+Large samples stay where their blocks were read to, if it does not matter where they begin.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from penstock.compiling import Part
 from penstock.machine_code import Signature
-from penstock.store.group import Bytes
+from penstock.store.group import Bytes, Ids
 
 SIGNATURE = Signature(
-    ("int64", "int64[:]", "int32[:]", "int64[:, :]", "uint8[:]", "int64[:]", "uint8[:]", "int64[:]"),
+    ("int64", "int64[:]", "int32[:]", "int64[:, :]", "uint8[:]", "int64[:]", "int64", "uint8[:]", "int64[:]"),
     results=("int64",),
 )
 READ_SAMPLES = Part(
@@ -36,6 +38,8 @@ _BUFFER_BYTES = 1 << 20
 #: The page cache holds what was used last, and each epoch reads in another order. Of a tier of which it could hold the
 #: share x, that finds 1 - a + a ln(a), a = 1 - x, there: half for x = 0.8. A read past it takes half as long.
 _CACHED_SHARE = 0.8
+#: Smaller samples are copied: blocks that they have only a part of would take more than an eighth of the memory.
+_LEAST_LOOSE_BYTES = 64 << 10
 
 
 def pays(file_bytes: int, page_cache_bytes: float) -> bool:
@@ -44,6 +48,21 @@ def pays(file_bytes: int, page_cache_bytes: float) -> bool:
     Measured: docs/benchmarks.md, "Data three times the memory, the rest on a disk".
     """
     return page_cache_bytes < _CACHED_SHARE * file_bytes
+
+
+def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids] | None:
+    """Return memory for samples with all of their blocks, and int64[n + 1]: where the first block of each begins.
+
+    sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least.
+    None: they are better copied.
+    """
+    each = sizes.tolist()  # few: arrays would take longer
+    if sum(each) < len(each) * _LEAST_LOOSE_BYTES:
+        return None
+    spaces = ((size + 2 * BLOCK_BYTES - 2) // BLOCK_BYTES * BLOCK_BYTES for size in each)
+    begins = list(accumulate(spaces, initial=0))
+    memory = memory_for(begins[-1] + BLOCK_BYTES)
+    return memory[-memory.ctypes.data % BLOCK_BYTES :], np.array(begins)
 
 
 class DirectFile:

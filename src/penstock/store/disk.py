@@ -204,13 +204,19 @@ class DiskTier:
                 )
         return True
 
-    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
+    @property
+    def is_direct(self) -> bool:
+        """Whether samples are read past the page cache."""
+        return self._direct is not None
+
+    def read_group(self, ids: Ids, into: Bytes, begins: Ids, *, is_loose: bool = False) -> Failed:
         """Read samples that are kept; return those that failed: index and error. See `penstock.store.read_group`.
 
         One that differs from what was written is kept no longer.
+        is_loose: begins are as `penstock.store.direct.lay_out` returns them, and written: where each sample begins.
         """
         file, failed = self._open_file(), Failed()
-        wrong = self._read(file, ids, into, begins)
+        wrong = self._read(file, ids, into, begins, is_loose)
         if not self._is_whole(file):
             wrong = list(range(ids.size))
         # Mostly all are there and were compared before.
@@ -266,7 +272,7 @@ class DiskTier:
                 f"{mismatches:,} samples in {self.samples_path} were damaged or lost, and were read anew"
             )
 
-    def _read(self, file: int, ids: Ids, into: Bytes, begins: Ids) -> list[int]:
+    def _read(self, file: int, ids: Ids, into: Bytes, begins: Ids, is_loose: bool) -> list[int]:
         """Read samples, past the page cache or through it; return the indices of those not read."""
         loop, (rows, places) = READ_SAMPLES.ask(), self._places.table()
         if loop is None:
@@ -274,11 +280,11 @@ class DiskTier:
         failed = np.empty(ids.size, np.int64)
         direct = self._direct
         if direct is not None and not loop(
-            direct.file, ids, rows, places, into, begins, direct.buffer(), failed
+            direct.file, ids, rows, places, into, begins, int(is_loose), direct.buffer(), failed
         ):
             return []
         # Where direct reads are refused, or failed, reads through the page cache say which did.
-        count = loop(file, ids, rows, places, into, begins, _NO_BUFFER, failed)
+        count = loop(file, ids, rows, places, into, begins, 0, _NO_BUFFER, failed)
         return sorted(failed[:count].tolist())
 
     def _read_plainly(self, file: int, places: list[list[int]], into: Bytes, begins: list[int]) -> list[int]:

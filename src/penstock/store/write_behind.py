@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ClosedError
+from penstock.store.direct import lay_out
+from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Failed, Ids
 from penstock.store.tier import SlowTier
 
@@ -73,8 +76,7 @@ class WriteBehind:
 
     def sizes_of(self, ids: Ids) -> Ids:
         """Return the bytes of samples of the tier, or of what waits; as `SlowTier.sizes_of`."""
-        with self._changed:
-            waiting = [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
+        waiting = self._waiting_of(ids)
         sizes = self.tier.sizes_of(ids)
         for index, found in enumerate(waiting):
             if found is not None:
@@ -84,10 +86,33 @@ class WriteBehind:
     def _has(self, sample: int) -> bool:
         return sample in self._queued or sample in self._writing or self.tier.contains(sample)
 
+    def read(
+        self, ids: Ids, sizes: Ids, memory_for: Callable[[int], Bytes]
+    ) -> tuple[Bytes, list[int], Failed]:
+        """Read samples to memory; return that, where in it each begins, and those that failed, as `read_group`.
+
+        sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least.
+        """
+        waiting = self._waiting_of(ids)
+        disk = self.tier if isinstance(self.tier, DiskTier) and self.tier.is_direct else None
+        if disk is not None and not any(waiting) and (found := lay_out(sizes, memory_for)) is not None:
+            memory, begins = found
+            failed = disk.read_group(ids, memory, begins, is_loose=True)
+            return memory, begins[:-1].tolist(), failed
+        begins = np.zeros(sizes.size + 1, np.int64)
+        np.cumsum(sizes, out=begins[1:])
+        memory = memory_for(int(begins[-1]))
+        return memory, begins[:-1].tolist(), self._read(waiting, ids, memory, begins)
+
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
         """Read samples of the tier, or of what waits; as `SlowTier.read_group`."""
+        return self._read(self._waiting_of(ids), ids, into, begins)
+
+    def _waiting_of(self, ids: Ids) -> list[tuple[Bytes, int] | None]:
         with self._changed:
-            waiting = [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
+            return [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
+
+    def _read(self, waiting: list[tuple[Bytes, int] | None], ids: Ids, into: Bytes, begins: Ids) -> Failed:
         if not any(waiting):
             return self.tier.read_group(ids, into, begins)
         there = [index for index, found in enumerate(waiting) if found is None]
