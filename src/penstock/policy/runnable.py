@@ -98,8 +98,8 @@ def placement_of(policy: LoadingPolicy, job: Job, rank: int) -> Placement:
 
 #: Why, for a policy that has each rank write other ranks' tiers.
 _HANDS_OVER = (
-    "hands samples from rank to rank, and no rank writes another's memory: by first-reader each sample stays where it "
-    "is read first, and the store is read as seldom"
+    "hands samples from rank to rank after each step: ranks read each other's memory, and none writes into another's; "
+    'policy="first-reader" with share= leaves each sample where it was read first, and reads the store as seldom'
 )
 _NOTHING = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
 
