@@ -12,9 +12,9 @@ they load as a whole into an empty cache on disk, and shuffle within some of the
 each sample. Each is run with several numbers of workers.
 
 With `--cache`, three epochs with steps of a sleep, and what is kept for later ones bounded to shares of the data: by
-LitData and Streaming in their caches on disk, by Penstock half in memory and half on a local disk. What comes from the
+LitData in its cache on disk, by Penstock half in memory and half on a local disk. What comes from the
 store is shown as a multiple of the data beside the fewest that is possible, E - (E - 1) C, and how long the training
-waited.
+waited. What is left out there says why (LEFT_OUT).
 
 The peers' environment is PEERS: a venv with litdata, mosaicml-streaming and s3torchconnector, those that can be had.
 What is imported is so before the clock starts.
@@ -39,6 +39,12 @@ SAMPLE_BYTES, BATCH = 100_000, 64
 VIA = ["penstock", "litdata", "streaming", "s3torch"]
 #: Of `--cache`: a step of 64 samples takes as long as the link takes for 100.
 EPOCHS, STEP_SECONDS = 3, 0.2
+#: What has no figures with `--cache`, and why. Streaming 0.13 failed in one run of two, with a limit of its cache and
+#: without one; the cause was not found. It reads a shard's file as soon as that exists, without a lock.
+LEFT_OUT = {
+    "s3torch": "it keeps nothing for later epochs",
+    "streaming": "it delivers other bytes than its shards have, or ends with an IndexError for a sample of theirs",
+}
 
 HERE = Path(__file__).parent
 PEERS = Path(os.environ.get("PEERS", HERE.parent / ".cache" / "objects")) / "bin" / "python"
@@ -90,6 +96,9 @@ def caches(endpoint: str, options: argparse.Namespace) -> None:
     for share in options.cache:
         more = ["--epochs", str(EPOCHS), "--cache-bytes", str(int(share * data_bytes))]
         for via in options.only:
+            if via in LEFT_OUT:
+                print(f"{via:<10} has no figures: {LEFT_OUT[via]}")
+                continue
             found = list[tuple[float, float]]()
             for _ in range(options.rounds):
                 served(endpoint)
@@ -132,8 +141,6 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.quick:
         options.objects, options.samples, options.rounds, options.only = 2, 64, 1, ["penstock"]
-    if options.cache:
-        options.only = [via for via in options.only if via != "s3torch"]  # it keeps nothing
     count = options.objects * options.samples
     print(
         f"{count:,} samples of 100 KB, batches of {BATCH}, one epoch from the first request to the last "
