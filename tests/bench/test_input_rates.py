@@ -84,6 +84,15 @@ def test_every_setting_is_measured_on_fresh_samples_and_bad_ones_are_counted(pho
     assert f"up to {best.samples_per_second.median:,.0f} samples/s" in found.meaning
 
 
+def test_settings_have_fewer_runs_where_time_is_up_and_a_line_says_so(photos: Path) -> None:
+    for seconds, counted in ((1e-9, 1), (1e9, 3)):
+        asked = InputSettings([1, 2], [4], [Work.READ], samples=12)
+        found = measure_input(FlatFolder(photos), asked, max_seconds=seconds, repeats=4, ranks=alone())
+
+        assert [each.samples_per_second.repeats for each in found.results] == [counted] * 2
+        assert any("Time was up" in line for line in found.cautions) == (counted < 3)
+
+
 def test_ranks_read_at_the_same_time_and_none_reads_what_another_does(photos: Path) -> None:
     read: dict[int, list[int]] = {0: [], 1: []}
 

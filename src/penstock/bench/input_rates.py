@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.checks import check_repeats, check_shared, installed
+from penstock.bench.checks import check_repeats, check_shared, installed, rounds
 from penstock.bench.loaders import OWN, Pass, RunPass, Setting, Work, files_of, loader_named
 from penstock.errors import ConfigError, DataError
 from penstock.measure.calibrate import CACHE_REMARKS, PageCache, page_cache_of
@@ -38,6 +38,8 @@ _CACHED_FACTOR = 1.5
 #: A rate this much above the device's own is no device's.
 _ABOVE_MAXIMUM = 1.1
 _MAXIMUM_SECONDS = 10.0
+#: Runs end early where all would take this many times as long as they were to: the machine is busy, or a loader slow.
+_MOST_OVERTIME = 2.0
 
 Done = Callable[[str], None]
 
@@ -132,7 +134,7 @@ def measure_input(
     ranks: Ranks,
     done: Done = lambda _: None,
 ) -> InputRates:
-    """Measure a source by all settings, each `repeats` times.
+    """Measure a source by all settings, each `repeats` times, or twice where all would take twice the time.
 
     beside: a folder on the source's file system where a file without a name may be written: the device's maximum.
         is_beside_asked: False leaves the maximum out where that folder does not allow it.
@@ -142,6 +144,7 @@ def measure_input(
         repeats; DataError if no sample can be read, and with on_error="raise" for the first that cannot.
     """
     largest = max(asked.batch_sizes)
+    end = time.perf_counter() + _MOST_OVERTIME * max_seconds
     _check(source, asked.batch_sizes, repeats, ranks.size)
     opened, left_out = installed(asked.peers, loader_named)
     measured, reason = _works_of(source, asked.works)
@@ -157,13 +160,19 @@ def measure_input(
     a_run = samples_of_run(samples, largest, len(source))
     doubts += bench.look_for_a_cache(a_run, max(asked.threads))
     results: list[InputResult] = []
-    for work, count, size in settings:
+    for number, (work, count, size) in enumerate(settings):
         setting = Setting(source, work, count, size // ranks.size, asked.on_error)
-        found, missing = bench.measure(setting, [OWN, *opened], a_run, repeats, done)
+        seconds = (end - time.perf_counter()) / (len(settings) - number)
+        found, missing = bench.measure(setting, [OWN, *opened], a_run, repeats, seconds, done)
         left_out += [each for each in missing if each not in left_out]
         results += [InputResult(name, work, count, size, *each) for name, each in found.items()]
     page_cache = page_cache_of(bench.shares)
     bytes_per_sample = float(source.sizes_bytes.mean())
+    if any(each.samples_per_second.repeats < repeats - 1 for each in results):
+        doubts.append(
+            f"Time was up before every setting had {repeats} runs: the spread is of fewer. More --seconds, or fewer "
+            "settings, give them all."
+        )
     doubts += doubts_about(results, page_cache, bytes_per_sample, maximum)
     if bench.begun_again:
         doubts.append(
@@ -311,9 +320,12 @@ class _Bench:
         ]
 
     def measure(
-        self, setting: Setting, names: Sequence[str], samples: int, repeats: int, done: Done
+        self, setting: Setting, names: Sequence[str], samples: int, repeats: int, seconds: float, done: Done
     ) -> tuple[dict[str, tuple[Spread, int]], list[str]]:
-        """Return of each loader its rate and how many samples it skipped; and what to say of those left out."""
+        """Return of each loader its rate and how many samples it skipped; and what to say of those left out.
+
+        seconds: for the runs of all loaders, of which there are `repeats`, or fewer but two at least.
+        """
         passes: dict[str, list[Pass]] = {}
         left_out: list[str] = []
         with ExitStack() as stack:
@@ -323,7 +335,7 @@ class _Bench:
                     runs[name] = stack.enter_context(loader_named(name)(setting))
                 except ConfigError as error:
                     left_out.append(f"{name} was left out: {error}")
-            for number in range(repeats):
+            for number in rounds(repeats, seconds, self._ranks):
                 for name in list(runs)[:: -1 if number % 2 else 1]:
                     passes.setdefault(name, []).append(self._run(runs[name], self._draw(samples)))
                     done(f"{name}, {setting.work}, {format_count(setting.threads, 'thread')}")

@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
         help="folder on the source's file system to write a file into, for the device's sequential maximum (default: "
         "the folder of a list, or above one of samples, where that is possible)",
     )
-    add_run_options(parser, 6, "sets --samples")
+    add_run_options(parser, 6, "sets --samples, and ends the repeats before twice the time")
 
 
 def _run(options: argparse.Namespace) -> None:
