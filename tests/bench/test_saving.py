@@ -14,6 +14,7 @@ from tests.ranks.in_memory import run
 
 from penstock.bench import saving
 from penstock.bench.checks import rounds
+from penstock.bench.pictures import draw_saving
 from penstock.bench.savers import OWN, saver_named
 from penstock.bench.saving import (
     SavingResult,
@@ -69,7 +70,7 @@ def test_what_a_saver_saved_is_there_when_it_has_settled(folders: tuple[Path, Pa
     slow, fast = folders
     workload = SyntheticTraining(50_000, 1.0, lambda _: None)
     through = fast / "buffer" if name == OWN else None
-    with saver_named(name)(workload.state(), slow / "saves", through, alone()) as saver:
+    with saver_named(name)(workload.state(), (1, 2, 3), slow / "saves", through, alone()) as saver:
         for step in (1, 2, 3):
             workload.compute(is_saved=True)
             saver.save(step, workload.state())
@@ -203,12 +204,27 @@ def test_what_cannot_be_saved_is_one_line(
 
 
 def test_a_folder_without_space_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="free; two snapshots and one being written take 3200 PB: make some space"
-    ):
+    with pytest.raises(DataError, match="free; the snapshots of a run take up to 1000 PB: make some space"):
         check_space(tmp_path, 10**18)
     with pytest.raises(ConfigError, match="every is 0"):
         measure_saving(tmp_path, tmp_path, SyntheticTraining(10, 1.0), steps=1, every=0, repeats=2)
+
+
+@pytest.mark.usefixtures("fonts")
+def test_all_of_what_was_written_is_within_the_picture() -> None:
+    def result(way: Way, scale: float) -> SavingResult:
+        flow = Flow("block devices", scale * FLOW.seconds, scale * FLOW.rates)
+        return SavingResult(way, Spread(1.0, 1.0, 1.0, 2), 0.1, 0.1, 0.1, flow, 1.0)
+
+    results = tuple(result(way, 1.0 + number) for number, way in enumerate(ways_of([])))
+    axes = draw_saving(SavingResults(results, 1, 4, 2, ())).axes[1]
+
+    flows = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]  # type: ignore[arg-type]
+    assert len(flows) == 3
+    for of_line, (least, most) in (("get_xdata", axes.get_xlim()), ("get_ydata", axes.get_ylim())):
+        values = np.concatenate([getattr(line, of_line)() for line in flows])
+        assert least == 0.0
+        assert values.max() <= most
 
 
 @pytest.mark.usefixtures("fonts")

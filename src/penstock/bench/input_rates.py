@@ -26,7 +26,7 @@ from penstock.measure.spread import Spread
 from penstock.plan import FullShuffle
 from penstock.ranks import Ranks
 from penstock.store import Numeric, Source
-from penstock.units import format_count, format_rate
+from penstock.units import format_count, format_rate, format_seconds
 
 REPEATS = 6
 #: Passes to begin with: the first loads and compiles, the second says how fast one thread is.
@@ -85,7 +85,7 @@ class InputRates:
         what = "its input" if best.work is Work.DECODE else "its reads"
         return (
             f"A training that uses up to {rate:,.0f} samples/s need not wait for {what} here: a step of "
-            f"{best.batch_size} samples that computes for {1e3 * step:,.3g} ms or longer hides it, with "
+            f"{best.batch_size} samples that computes for {format_seconds(step)} or longer hides it, with "
             f"{format_count(best.threads, 'thread')}"
             + (f" on each of {self.ranks} ranks." if self.ranks > 1 else ".")
         )

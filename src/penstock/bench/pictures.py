@@ -88,6 +88,7 @@ def draw_training(found: TrainingResults) -> Figure:
         pair = found.cost_of_io(size) or own[:1]
         for each, colour in zip(pair, (Colour.FAINT, Colour.BLUE), strict=False):
             _draw_flow(column[1], each.flow, colour, _prefetch(each))
+        _begin_at_zero(column[1])
         name_axes(column[1], x="seconds", y=f"read by {own[-1].flow.place} (MB/s)")
         column[1].legend(frameon=False, fontsize=8.5)
     return figure
@@ -104,6 +105,10 @@ def _draw_flow(axes: Axes, flow: Flow, colour: str, label: str) -> None:
     axes.step(
         seconds, np.append(flow.rates[:1], flow.rates) / 1e6, where="pre", color=colour, lw=1.2, label=label
     )
+
+
+def _begin_at_zero(axes: Axes) -> None:
+    """Set the lower limits, which also sets the upper ones: of what has been drawn by now."""
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
 
@@ -129,6 +134,7 @@ def draw_saving(found: SavingResults) -> Figure:
     for colour, each in zip((Colour.FAINT, Colour.ORANGE, Colour.BLUE), _over_time(found), strict=False):
         _draw_flow(bottom, each.flow, colour, f"{each.way.saver}, {_PLACES[each.way.place]}")
         bottom.axvline(each.last_run_seconds, color=colour, ls=":", lw=1.2)
+    _begin_at_zero(bottom)
     name_axes(bottom, x="seconds (dotted: the run has ended)", y=f"written by {saving[-1].flow.place} (MB/s)")
     bottom.legend(frameon=False, fontsize=8.5)
     return figure

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from penstock.checkpoint import Saving, SnapshotStore
+from penstock.checkpoint import Saving, SnapshotStore, StoreConfig
 from penstock.errors import ConfigError
 from penstock.files import sync_folder
+from penstock.policy.space import space_needed
 from penstock.ranks import Ranks
 
 OWN = "penstock"
+#: Snapshots that stay when a newer one is there.
+KEPT = 2
 #: Those of PyTorch, which `penstock.bench.savers_torch` drives.
 PEERS = ("torch", "dcp")
 State = Mapping[str, Any]
@@ -35,8 +38,8 @@ class Saver(Protocol):
         ...
 
 
-#: Makes a saver that saves this state, equal on all ranks, to a folder, through another one where that is given.
-OpenSaver = Callable[[State, Path, Path | None, Ranks], AbstractContextManager[Saver]]
+#: Makes a saver that saves this state, equal on all ranks, after these steps to a folder, through another where given.
+OpenSaver = Callable[[State, Sequence[int], Path, Path | None, Ranks], AbstractContextManager[Saver]]
 
 
 def saver_named(name: str) -> OpenSaver:
@@ -71,11 +74,24 @@ class _Own:
 
 
 @contextmanager
-def open_own(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
+def open_own(
+    state: State, steps: Sequence[int], folder: Path, fast: Path | None, ranks: Ranks
+) -> Iterator[Saver]:
     """Yield Penstock's saver, its memory taken and its codec loaded, as `prepare` of a store has it."""
-    with SnapshotStore(folder, fast=fast, keep=2, report=None, ranks=lambda: ranks) as store:
-        store.prepare(dict(state))
+    with SnapshotStore(folder, fast=fast, keep=KEPT, report=None, ranks=lambda: ranks) as store:
+        store.prepare(dict(state), steps)
         yield _Own(store, fast is not None)
+
+
+def own_bytes(state_bytes: int, steps: Sequence[int]) -> int:
+    """Return what Penstock's snapshots of these steps take at most: a delta keeps those that it depends on.
+
+    >>> own_bytes(1_000_000, (5, 10, 15, 20))
+    4004000
+    """
+    settings = StoreConfig(".", keep=KEPT).settings
+    encoding = settings.encoding
+    return space_needed(state_bytes, steps, settings.keep, encoding.scheme, encoding.snap_dis).peak_bytes
 
 
 def sync_tree(path: Path) -> None:

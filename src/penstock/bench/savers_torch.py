@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.bench.savers import Saver, State, sync_tree
+from penstock.bench.savers import KEPT, Saver, State, sync_tree
 from penstock.ranks import Ranks
 
 
 class _Synced:
-    """Saves by a function of a path and a state, syncs it, and keeps the last two. Rank 0 saves, all wait for it."""
+    """Saves by a function of a path and a state, syncs it, and keeps the last `KEPT`. Rank 0 saves, all wait for it."""
 
     def __init__(self, folder: Path, write: Callable[[Path, dict[str, Any]], object], ranks: Ranks) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class _Synced:
         self._write(path, {name: _tensor(value) for name, value in state.items()})
         sync_tree(path)
         self._kept.append(path)
-        if len(self._kept) > 2:
+        if len(self._kept) > KEPT:
             oldest = self._kept.pop(0)
             shutil.rmtree(oldest) if oldest.is_dir() else oldest.unlink()
 
@@ -45,14 +45,18 @@ def _tensor(value: Any) -> Any:
 
 
 @contextmanager
-def open_torch(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
+def open_torch(
+    state: State, steps: Sequence[int], folder: Path, fast: Path | None, ranks: Ranks
+) -> Iterator[Saver]:
     """Yield a saver by torch.save."""
     assert fast is None, "torch.save has no burst buffer"
     yield _Synced(folder, lambda path, each: torch.save(each, path), ranks)
 
 
 @contextmanager
-def open_dcp(state: State, folder: Path, fast: Path | None, ranks: Ranks) -> Iterator[Saver]:
+def open_dcp(
+    state: State, steps: Sequence[int], folder: Path, fast: Path | None, ranks: Ranks
+) -> Iterator[Saver]:
     """Yield a saver by torch.distributed.checkpoint.save, of a process by itself."""
     assert fast is None, "DCP has no burst buffer"
     from torch.distributed.checkpoint.filesystem import FileSystemWriter

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.checks import MOST_STEPS, check_repeats, installed, rounds
-from penstock.bench.savers import OWN, Saver, State, saver_named
+from penstock.bench.savers import KEPT, OWN, Saver, State, own_bytes, saver_named
 from penstock.bench.traffic import Flow, Traffic, disk_of, flow_of
 from penstock.errors import ConfigError, DataError
 from penstock.measure.spread import Spread
@@ -31,8 +31,8 @@ PUBLISHED_FACTOR = 2.6
 #: Of an array of the synthetic state, and of the changes that are added to it.
 _ARRAY_BYTES = 8 << 20
 _CHANGE = 1e-4
-#: Two snapshots are kept while a third is written, and a table beside each.
-_SPACE_FACTOR = 3.2
+#: Of what snapshots take, for the tables beside them.
+_SPACE_FACTOR = 1.05
 #: Run times that differ by this factor differ for a reason.
 _NOTABLE = 1.1
 
@@ -227,8 +227,10 @@ def measure_saving(
     check_repeats(repeats, "run")
     ranks = alone() if ranks is None else ranks
     found, left_out = installed(peers, saver_named)
+    saved = _saved_steps(max(every, MOST_STEPS) if steps is None else steps, every)
+    needed = max((KEPT + 1) * workload.state_bytes, own_bytes(workload.state_bytes, saved))
     for folder in (slow, fast):
-        ranks.on_rank_zero(f"checking {folder}", partial(check_space, folder, workload.state_bytes))
+        ranks.on_rank_zero(f"checking {folder}", partial(check_space, folder, int(_SPACE_FACTOR * needed)))
     _compile_codecs()
     ways = ways_of(found)
     runs: dict[Way, list[SavingRun]] = {way: [] for way in ways}
@@ -259,8 +261,8 @@ def fitting_steps(every: int, one_save_seconds: float, left_seconds: float) -> i
     return every * max(1, int(min(MOST_STEPS // every, left_seconds / one_save_seconds)))
 
 
-def check_space(folder: Path, state_bytes: int) -> None:
-    """Refuse a folder that cannot hold what a run saves. Raises: DataError naming it."""
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse a folder that cannot hold so many bytes, which a run saves. Raises: DataError naming it."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             found = os.fstatvfs(file.fileno())
@@ -269,12 +271,16 @@ def check_space(folder: Path, state_bytes: int) -> None:
             f"{folder} cannot be written: {error.strerror or error}; name a folder that exists and that you may write "
             "to"
         ) from error
-    free, needed = found.f_bavail * found.f_frsize, int(_SPACE_FACTOR * state_bytes)
+    free = found.f_bavail * found.f_frsize
     if free < needed:
         raise DataError(
-            f"{folder} has {format_bytes(free)} free; two snapshots and one being written take {format_bytes(needed)}: "
-            "make some space, or save a smaller state"
+            f"{folder} has {format_bytes(free)} free; the snapshots of a run take up to {format_bytes(needed)}: make "
+            "some space, save a smaller state, or less often"
         )
+
+
+def _saved_steps(steps: int, every: int) -> range:
+    return range(every, steps + 1, every)
 
 
 def _compile_codecs() -> None:
@@ -314,7 +320,7 @@ def _run(
     folder = fast if way.place == "fast" else slow
     through = fast / "buffer" if way.place == "burst" else None
     opened: Any = (
-        saver_named(way.saver)(workload.state(), folder / "saves", through, ranks)
+        saver_named(way.saver)(workload.state(), _saved_steps(steps, every), folder / "saves", through, ranks)
         if way.saver
         else nullcontext()
     )

@@ -147,8 +147,8 @@ class TrainingResults:
             without, best = pair
             excess = without.run_seconds.median - best.run_seconds.median
             longer = (
-                f"{format_seconds(excess)} longer ({100 * excess / best.run_seconds.median:.0f} %), which is what I/O "
-                "costs"
+                f"{format_seconds(excess)} longer ({100 * excess / best.run_seconds.median:.0f} %), which is what "
+                "reading and decoding cost"
                 if excess > 0
                 else "no longer: the processors, or the storage, cannot load and train at the same time"
             )
