@@ -5,9 +5,10 @@
 Data sets as their users write them (workers_data.py), batches of 64. First DataLoader alone: with 0, 1, 2 and 4
 persistent workers, and 8 and 16 where samples wait for a store, each for half a second after an epoch; the best stays
 open. Beside it: `penstock.torch.DataLoader` with the same arguments, the one line to change, and
-`penstock.torch.Loader` as it is by default, which has ten seconds to find out what is fastest. They take turns, in
-another order each round: whole epochs for 0.7 seconds; what a side has read ahead when its turn begins, it has read
-ahead when it ends. All give the same samples, which is checked before.
+`penstock.torch.Loader` as it is by default, which has ten seconds to find out what is fastest, and longer where it
+tries worker processes. They take turns, in another order each round: whole epochs for 0.7 seconds. A turn is over when
+the side has read ahead again what it had read ahead as the turn began: `Loader` loads on after an epoch, with the
+processors that the next side is measured on. All give the same samples, which is checked before.
 
 Printed: samples per second of the best DataLoader, and both ratios to it, as medians with the least and the most over
 rounds; at the end the least median. Nothing else should run.
@@ -55,13 +56,30 @@ class Side:
         self.batches, self.count, self.rates = batches, count, list[float]()
 
     def run(self, seconds: float) -> float:
-        """Run whole epochs, one at least; return samples a second."""
+        """Run whole epochs, one at least, until nothing is read ahead any more; return samples a second."""
         begin, epochs = time.perf_counter(), 0
         while not epochs or time.perf_counter() - begin < seconds:
             epochs += 1
             for _ in self.batches:
                 pass
+            del _  # whose place it loads into, too
+        while loads(self.batches):
+            time.sleep(1e-3)
         return epochs * self.count / (time.perf_counter() - begin)
+
+
+def loads(batches: Any) -> bool:
+    """Return whether a side loads although nobody asks for a batch: DataLoaders do so within an epoch only."""
+    if not isinstance(batches, penstock.torch.Loader):
+        return False
+    engine = batches._engine
+    return engine._scheduler.loads_running > 0 or not engine._loads.empty()
+
+
+def tries(loader: penstock.torch.Loader) -> bool:
+    """Return whether a loader tries worker processes, and has not decided yet."""
+    trial = loader._switching
+    return trial is not None and trial._starting is not None and not trial._is_settled
 
 
 def of_torch(kind: str, count: int, workers: int, made: Any = torch.utils.data.DataLoader) -> Side:
@@ -98,6 +116,8 @@ def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, 
             if are_other(sums_of(side.batches), expected):
                 raise SystemExit(f"{kind}: {side.batches!r} gives other samples")
         sides[2].run(10 * seconds)
+        while tries(loader):
+            sides[2].run(seconds)
         for number in range(rounds):
             for side in random.Random(number).sample(sides, len(sides)):
                 side.rates.append(side.run(0.7 * seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -212,7 +213,7 @@ def test_threads_and_processes_take_turns_and_the_batches_are_the_same(
     monkeypatch.setattr(switching, "_MOST_PAIRS", 1 << 30)
     monkeypatch.setattr(switching, "_LEAST_PAIRS", 1 << 30)
     monkeypatch.setattr(switching, "_CLEAR", 1e9)
-    monkeypatch.setattr(switching.Switching, "_leaves_processors_idle", lambda self, seen: True)
+    monkeypatch.setattr(switching.Switching, "_may_pay", lambda self, seen, rate: True)
     monkeypatch.setattr("penstock.loader.setup.cpu_limit", lambda: (2, "of this test"))
     # Several threads in turns of threads, too: one alone would give all Loads of the next turn to the first process.
     fix_threads = Engine.fix_threads
@@ -242,6 +243,7 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
         busy, busy, lambda count: busy.processes, lines.append, cpus=2, samples=np.inf, clock=lambda: now[0]
     )
     switch.watch(busy)
+    pauses = itertools.count(1)
 
     while not switch._is_settled:
         switch.fetch(Request(ONE, print))
@@ -249,6 +251,12 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
         now[0] += 0.01 / (speed if switch._in_use else 1.0)
         if switch._starting is not None:
             switch._starting.join()
+        if not next(pauses) % 150:  # in each turn the training validates for a minute, and then finds a batch
+            now[0] += 60.0
+            busy.is_waited_for = False
+            switch.fetch(Request(ONE, print))
+            switch.decode(NO_LOAD, Brought([0], ONE, [None]), (), print)
+            busy.is_waited_for = True
 
     assert f"{chosen} from here on" in lines[0]
     assert f"2 worker processes load {speed:.2f} x as fast" in lines[0]
@@ -257,10 +265,18 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
 
 
 @for_each(
-    ("waits", "processors", "samples"),
-    [(False, 1.0, np.inf), (True, 0.1, np.inf), (True, 1.9, np.inf), (True, 1.0, 2000)],
+    ("waits", "processors", "samples", "size"),
+    [
+        (False, 1.0, np.inf, 1),
+        (True, 0.1, np.inf, 1),
+        (True, 1.9, np.inf, 1),
+        (True, 1.0, 2000, 1),
+        (True, 1.0, np.inf, 200),  # of 50 us each, which is what handing over takes, too
+    ],
 )
-def test_no_process_starts_where_none_can_help(waits: bool, processors: float, samples: float) -> None:
+def test_no_process_starts_where_none_can_help(
+    waits: bool, processors: float, samples: float, size: int
+) -> None:
     now = [0.0]
     busy: Any = Busy(waits, processors)
     switch = switching.Switching(
@@ -268,9 +284,10 @@ def test_no_process_starts_where_none_can_help(waits: bool, processors: float, s
     )
     switch.watch(busy)
 
+    ids = np.zeros(size, np.int64)
     for _ in range(2000):
-        switch.fetch(Request(ONE, print))
-        switch.decode(NO_LOAD, Brought([0], ONE, [None]), (), print)
+        switch.fetch(Request(ids, print))
+        switch.decode(NO_LOAD, Brought(range(size), ids, [None] * size), (), print)
         now[0] += 0.01
 
     assert switch._starting is None

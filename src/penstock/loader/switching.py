@@ -36,6 +36,9 @@ _LOOK_SECONDS = 1.0
 _WAITED_SHARE = 0.5
 # Processors that threads use while all have work: less, and they wait for a store; more, and nothing can be gained.
 _LEAST_PROCESSORS, _MOST_SHARE = 0.6, 0.8
+# What a sample takes of a processor beyond what a thread takes for it, where a process makes it: seeding generators,
+# sending its Load and the answer. Measured: 50 us for two tensors of 256 bytes in all, 100 us for two of 4 KB.
+_HANDOVER_SECONDS = 50e-6
 # Then threads and processes take turns of so long, whose beginnings do not count, in so many pairs: other programs
 # change rates as much as either does.
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 2.0, 0.5, 2, 4
@@ -74,7 +77,9 @@ class Switching(FetcherOver):
         self._inside = self._loaded = self._loads = self._waited = 0
         self._looking = threading.Lock()
         self._began: float | None = None
-        self._window_began, self._window_loaded = 0.0, 0
+        #: When it was looked at last, and what had been loaded by then; seconds and samples of the window.
+        self._looked, self._looked_loaded = 0.0, 0
+        self._window_seconds, self._window_samples = 0.0, 0
         #: Samples per second in each turn, of threads and of processes.
         self._rates: tuple[list[float], list[float]] = [], []
         self._starting: threading.Thread | None = None
@@ -155,37 +160,47 @@ class Switching(FetcherOver):
         if engine is None or self._is_closed:
             return
         if self._began is None:
-            self._began = self._window_began = now
+            self._began = self._looked = now
+        seconds, samples = now - self._looked, self._loaded - self._looked_loaded
+        self._looked, self._looked_loaded = now, self._loaded
         is_trial = self._processes is not None and self._is_ready
         if is_trial and now - self._began < _BEGINNING_SECONDS:
-            self._begin_window(now)
+            self._begin_window()
             return
+        is_waited_for = engine.is_waited_for
         self._loads += 1
-        self._waited += engine.is_waited_for
-        seconds = now - self._window_began
-        if seconds < (_TURN_SECONDS if is_trial else _LOOK_SECONDS):
+        self._waited += is_waited_for
+        if is_waited_for:
+            # A training that pauses, as to validate, finds batches: how long it paused says nothing about a rate.
+            self._window_seconds += seconds
+            self._window_samples += samples
+        if self._window_seconds < (_TURN_SECONDS if is_trial else _LOOK_SECONDS):
             return
-        rate = (self._loaded - self._window_loaded) / max(seconds, 1e-9)
-        is_waited_for = self._waited >= _WAITED_SHARE * self._loads
-        self._begin_window(now)
-        if not is_waited_for:
+        rate = self._window_samples / max(self._window_seconds, 1e-9)
+        is_mostly_waited_for = self._waited >= _WAITED_SHARE * self._loads
+        self._begin_window()
+        if not is_mostly_waited_for:
             return
         if is_trial:
             self._judge(rate)
         elif self._starting is None and now - self._began >= _LEAST_SECONDS:
             left_seconds = (self._samples - self._loaded) / max(rate, 1e-9)
-            if left_seconds >= _LEAST_LEFT_SECONDS and self._leaves_processors_idle(engine.lock_use):
+            if left_seconds >= _LEAST_LEFT_SECONDS and self._may_pay(engine.lock_use, rate):
                 self._processors = engine.lock_use.processors
                 self._starting = threading.Thread(target=self._start, name="penstock-start", daemon=True)
                 self._starting.start()
 
-    def _begin_window(self, now: float) -> None:
-        self._window_began, self._window_loaded = now, self._loaded
+    def _begin_window(self) -> None:
+        self._window_seconds, self._window_samples = 0.0, 0
         self._loads = self._waited = 0
 
-    def _leaves_processors_idle(self, seen: LockUse) -> bool:
-        """Whether threads compute, and use fewer processors than there are. It may be the lock; the trial shows it."""
-        return seen.is_enough and _LEAST_PROCESSORS <= seen.processors <= _MOST_SHARE * self._cpus
+    def _may_pay(self, seen: LockUse, rate: float) -> bool:
+        """Whether threads compute and use fewer processors than there are, so many that handing over leaves a gain.
+
+        It may be the lock that keeps them from using more; the trial shows it. rate: samples a second of all threads.
+        """
+        leaves_some = seen.is_enough and _LEAST_PROCESSORS <= seen.processors <= _MOST_SHARE * self._cpus
+        return leaves_some and _WORTH * (seen.processors + _HANDOVER_SECONDS * rate) <= self._cpus
 
     def _start(self) -> None:
         """Start processes and have them do what comes, once all are ready."""
