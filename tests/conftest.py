@@ -48,7 +48,7 @@ from tests.patience import patient  # noqa: E402
 gc.disable()
 
 # pytest-timeout takes it from here: a limit in pyproject.toml would be the same on every machine.
-os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(120):.0f}")
+os.environ.setdefault("PYTEST_TIMEOUT", f"{patient(600):.0f}")
 
 # No test fails because the machine is busy: neither by what an example takes, nor by what drawing one does.
 settings.register_profile(

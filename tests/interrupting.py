@@ -1,14 +1,20 @@
-"""Ctrl-C at every place in turn at which Python may raise KeyboardInterrupt."""
+"""Ctrl-C at every place in turn at which Python may raise KeyboardInterrupt, and where the main thread waits."""
 
 from __future__ import annotations
 
 import dis
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from tests.patience import wait_until
 
 #: After these instructions the interpreter looks for signals, and raises what a handler raises.
 SIGNALS_COME_AFTER = {
@@ -88,3 +94,40 @@ def every_place(traces: Callable[[CodeType], bool], stride: int = 1) -> Iterator
         yield interrupter
         if not interrupter.has_struck:
             return
+
+
+def is_asleep() -> bool:
+    """Return whether the main thread waits in a call of the system."""
+    stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "S"
+
+
+def interrupt_main_in(function: str) -> threading.Thread:
+    """Start a thread that sends Ctrl-C to the main thread once that waits inside of a function of this name.
+
+    One that came earlier, as on a busy machine after so many seconds, would end pytest.
+    """
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def place() -> tuple[int, int] | None:
+        frame = sys._current_frames()[main]
+        found = id(frame), frame.f_lasti
+        outer: FrameType | None = frame
+        while outer is not None and outer.f_code.co_name != function:
+            outer = outer.f_back
+        return None if outer is None or not is_asleep() else found
+
+    seen: list[tuple[int, int] | None] = [None]
+
+    def waits() -> bool:
+        seen.append(place())
+        return seen[-1] is not None and seen[-1] == seen[-2]
+
+    def interrupt() -> None:
+        wait_until(waits)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread

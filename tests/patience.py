@@ -20,7 +20,12 @@ def patient(seconds: float) -> float:
     return seconds * float(os.environ[SLOWNESS_VARIABLE])
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 20) -> None:
+def brief(seconds: float) -> float:
+    """Return a time-out that a test waits for in full: on a slow machine it is longer, but four times at most."""
+    return min(patient(seconds), 4 * seconds)
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
     """Look again and again until something holds that nothing announces, and leave the processor to others meanwhile.
 
     Raises: AssertionError if it does not within so many `patient` seconds.

@@ -381,13 +381,15 @@ def test_the_examples_in_the_docstrings_give_what_they_show(name: str) -> None:
 @pytest.fixture
 def small_suite(tmp_path: Path) -> Path:
     """Return a project of its own with this project's configuration, guards and an empty list of skips."""
-    (tmp_path / "tests").mkdir()
+    for folder in ("tests", "memory"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "tests" / "skips.txt").write_text("", "utf-8")
     for name in ("pyproject.toml", "tests/conftest.py", "tests/few_readers.py", "tests/patience.py"):
         text = (REPOSITORY / name).read_text("utf-8")
         impatient = re.sub(r"^GRACE_SECONDS = .*$", "GRACE_SECONDS = 0.2", text, flags=re.MULTILINE)
-        # Its tests need no kernel.
-        (tmp_path / name).write_text(impatient.replace("def pytest_sessionstart", "def _compile"), "utf-8")
+        # What it leaves there no test beside it sees. Its tests need no kernel.
+        own = impatient.replace('SHARED_MEMORY = Path("/dev/shm")', 'SHARED_MEMORY = Path("memory")')
+        (tmp_path / name).write_text(own.replace("def pytest_sessionstart", "def _compile"), "utf-8")
     return tmp_path
 
 
@@ -431,7 +433,7 @@ HANGS_AND_LEAKS = """
         children.append(subprocess.Popen(["sleep", "60"]))
 
     def test_shared_memory():
-        with open(f"/dev/shm/penstock-test-{os.getppid()}", "w") as file:
+        with open("memory/forgotten", "w") as file:
             file.write("forgotten")
 
     def test_open_file():
@@ -445,8 +447,6 @@ HANGS_AND_LEAKS = """
 def test_a_test_that_hangs_or_leaves_something_behind_fails_and_the_run_continues(small_suite: Path) -> None:
     result = run_suite(small_suite, HANGS_AND_LEAKS)
 
-    # Named by this process, so that tests which run beside do not lose theirs.
-    Path(f"/dev/shm/penstock-test-{os.getpid()}").unlink(missing_ok=True)
     assert result.returncode == 1, result.stdout
     assert "1 failed, 6 passed" in result.stdout
     assert "in a_worker_that_waits_for_ever" in result.stdout + result.stderr, "the stack of every thread"

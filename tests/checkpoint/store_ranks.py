@@ -195,8 +195,9 @@ def be_killed(report: Report, ranks: Ranks, victim: int) -> None:
     """Save, and lose a rank in the middle of the next save."""
     rank, size = ranks.rank, ranks.size
     folder = FOLDER / f"killed-{victim}"
+    with SnapshotStore(folder, report=None) as store:
+        store.save(1, state_of(1, rank, size)).wait()
     store = SnapshotStore(folder, ranks=functools.partial(ranks_of_this_job, timeout_seconds=3), report=None)
-    store.save(1, state_of(1, rank, size)).wait()
     if rank == victim:
         local.LocalWriter.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     report["killed"] = outcome(store.save(2, state_of(2, rank, size)).wait)

@@ -17,6 +17,7 @@ import pytest
 from tests.checkpoint.snapshot_files import opened, same, save_all, training
 from tests.forking import Forks
 from tests.interpreters import Interpreters
+from tests.interrupting import interrupt_main_in
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
@@ -58,12 +59,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     monkeypatch.setattr(local.LocalWriter, "write", held_write)
     yield hold
     hold.go_on.set()
-
-
-def interrupt_main() -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, signal.SIGINT)
 
 
 # -- Beside training -------------------------------------------------------------------------------------------
@@ -391,11 +386,10 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(folder: Path, held: He
     with opened(folder) as store:
         saving = store.save(1, training(1))
         assert held.writes_began.wait(PATIENCE)
-        timer = threading.Timer(0.05, interrupt_main)
-        timer.start()
+        interrupter = interrupt_main_in("wait")
         with pytest.raises(KeyboardInterrupt):
             saving.wait()
-        timer.join()
+        interrupter.join()
 
         assert not saving.is_done
         assert saving.saved is None
@@ -408,11 +402,10 @@ def test_a_close_that_is_interrupted_leaves_the_save_to_end(folder: Path, held: 
     store = opened(folder)
     saving = store.save(1, training(1))
     assert held.writes_began.wait(PATIENCE)
-    timer = threading.Timer(0.05, interrupt_main)
-    timer.start()
+    interrupter = interrupt_main_in("close")
     with pytest.raises(KeyboardInterrupt):
         store.close()
-    timer.join()
+    interrupter.join()
 
     held.go_on.set()
     saving.wait()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.interrupting import interrupt_main_in
 from tests.patience import patient
 
 from penstock.flow.ordered import Workers, in_groups
@@ -188,10 +189,7 @@ def test_an_interrupted_close_does_not_take_living_threads_for_ended() -> None:
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert works.wait(patient(30))
-    main = threading.main_thread().ident
-    assert main is not None
-    interrupter = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    interrupter.start()
+    interrupter = interrupt_main_in("close")
     with pytest.raises(KeyboardInterrupt):
         workers.close()
 

@@ -15,6 +15,7 @@ import pytest
 from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
 from tests.for_each import for_each
 from tests.graph.graphs import constant, evaluate, node
+from tests.patience import patient
 
 from penstock.graph import Graph, GraphError, Session
 from penstock.graph.state import resources
@@ -584,7 +585,7 @@ def test_a_save_that_writes_holds_no_draw_back(tmp_path: Path, monkeypatch: pyte
 
         def write(*given: Any) -> None:
             thread, _ = in_thread(lambda: session.run("draw:0"))
-            thread.join(5)
+            thread.join(patient(20))
             was_free.append(not thread.is_alive())
 
         monkeypatch.setattr(resources, "write_tensors", write)

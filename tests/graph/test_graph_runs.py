@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.for_each import for_each
 from tests.graph.graphs import body, constant, evaluate, node
+from tests.patience import patient
 
 from penstock.errors import WaitTimeout
 from penstock.graph import Graph, GraphError, Session, Statistics, gradients
@@ -465,7 +466,7 @@ def test_threads_that_run_something_first_at_once_share_one_plan(monkeypatch: py
             found = super().get(key, default)
             if len(looked) < 2:
                 looked.append(key)
-                both.wait(5)
+                both.wait(patient(20))
             return found
 
     made: list[Plan] = []

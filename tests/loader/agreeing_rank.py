@@ -102,7 +102,7 @@ if rank == size - 1:
 report["a file appeared"] = load(listed)
 
 # The last rank makes no loader; its process stays alive.
-hasty = functools.partial(ranks_of_this_job, timeout_seconds=1)
+hasty = functools.partial(ranks_of_this_job, timeout_seconds=2)
 report["missing"] = load(ranks=hasty) if rank != size - 1 else hasty().rank
 meeting.all_gather("the others gave up", None)
 report["afterwards"] = load(seed=3, batch_size=17)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import brief
 from tests.ranks.in_memory import MemoryJob, run
 
 from penstock.errors import ConfigError, DataError, PenstockError, RankError, WaitTimeout
@@ -289,12 +290,15 @@ def test_a_source_that_is_no_path_on_one_rank_is_an_error_of_all(folder: Path) -
 
 
 def test_a_rank_that_makes_no_loader_is_named_on_the_others(folder: Path) -> None:
-    outcomes = run(RANKS, lambda ranks: ranks.rank == 2 or make(folder, ranks), timeout_seconds=0.5)
+    timeout_seconds = brief(1)
+    outcomes = run(RANKS, lambda ranks: ranks.rank == 2 or make(folder, ranks), timeout_seconds)
 
     assert outcomes[2] is True
     for error in outcomes[:2]:
         assert isinstance(error, WaitTimeout)
-        assert str(error).startswith("rank 2 of 3 did not arrive at the start of a loader within 0.5 s")
+        assert str(error).startswith(
+            f"rank 2 of 3 did not arrive at the start of a loader within {timeout_seconds:g} s"
+        )
 
 
 def test_one_rank_compares_nothing_even_where_others_are(folder: Path) -> None:
@@ -428,7 +432,7 @@ def test_states_that_are_loaded_must_be_of_one_step(folder: Path) -> None:
                 loader.load_state_dict(loader.state_at(0, step_of(ranks.rank)))
                 return loader.position
 
-        return run(RANKS, part, timeout_seconds=2.0)
+        return run(RANKS, part)
 
     assert goes_on(lambda rank: 1) == [(0, 1)] * RANKS
     for error in goes_on(lambda rank: rank // 2):
@@ -475,8 +479,9 @@ def test_a_rank_that_loads_no_state_is_named_on_the_others(folder: Path) -> None
     def part(ranks: Ranks) -> None:
         with make(folder, ranks) as loader:
             if ranks.rank == 0:
+                ranks._timeout_seconds = 0.5
                 loader.load_state_dict(loader.state_at(0, 1))
 
-    error, *_ = run(RANKS, part, timeout_seconds=2.0)
+    error, *_ = run(RANKS, part)
     assert isinstance(error, WaitTimeout)
     assert "ranks 1, 2" in str(error)

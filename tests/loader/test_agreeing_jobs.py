@@ -88,7 +88,7 @@ def test_a_rank_that_makes_no_loader_is_named_on_the_others_which_go_on_afterwar
         kind, message = report["missing"]
         assert kind == "WaitTimeout"
         assert message.startswith(
-            f"rank {last} of {last + 1} did not arrive at the start of a loader within 1 s"
+            f"rank {last} of {last + 1} did not arrive at the start of a loader within 2 s"
         )
     assert sorted(number for report in reports for number in report["afterwards"][1]) == list(
         range(COUNT + 1)

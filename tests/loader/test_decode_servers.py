@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 import pytest
 from tests.interpreters import Interpreters
-from tests.patience import patient, wait_until
+from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, decode_work
@@ -180,8 +180,8 @@ def test_readers_that_want_something_of_one_server_meanwhile_share_a_request() -
 
 @pytest.mark.usefixtures("servers_first")
 def test_a_server_that_is_gone_costs_time_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", 0.05)
-    monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", brief(0.5))
+    monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", brief(0.5))
     monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", 0.3)
     alone = batches_of(photos, RANDOM, [])
     lines: list[str] = []

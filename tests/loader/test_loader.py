@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 import PIL
 import pytest
-from tests.patience import wait_until
+from tests.patience import patient, wait_until
 from tests.store.test_ranged import CHUNK, Chunks
 
 import penstock.torch
@@ -1303,12 +1303,16 @@ def test_large_samples_in_flight_stay_within_the_memory(folder: Path) -> None:
             super().__init__(source)
             self.sizes_bytes = np.full(COUNT, 1 << 20)
             self.lock, self.reading, self.most = threading.Lock(), 0, 0
+            self.several = threading.Event()
 
         def read(self, sample: int) -> bytes:
             with self.lock:
                 self.reading += 1
                 self.most = max(self.most, self.reading)
-            time.sleep(0.01)
+                if self.reading > 1:
+                    self.several.set()
+            self.several.wait(patient(20))
+            time.sleep(0.01)  # for as many as are allowed to come
             with self.lock:
                 self.reading -= 1
             return super().read(sample).ljust(1 << 20, b"\0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from penstock.flow.cpus import memory_limit_bytes
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
 from penstock.plan import Explicit, FullShuffle
+from penstock.store.calls import Calls
 
-COUNT = 10
+COUNT, TIMEOUT_SECONDS = 10, 3600.0
 
 
 class RandomApply:
@@ -151,31 +152,43 @@ def test_a_user_without_a_home_is_named_as_the_folder_that_is_missing() -> None:
         make("~nobody-of-that-name/photos")
 
 
-def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience() -> None:
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bool]]:
+    """A call that does not answer before the test ends; once it is made, the time for an answer is over."""
+    hangs, gate = threading.Event(), threading.Event()
+
+    def call(*_: object) -> bool:
+        hangs.set()
+        return gate.wait(patient(20))
+
+    silent = property(lambda self: TIMEOUT_SECONDS if hangs.is_set() else 0.0)
+    monkeypatch.setattr(Calls, "silent_seconds", silent)
+    monkeypatch.setattr("penstock.store.calls._LEAVE_SECONDS", 0.01)
+    yield call
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("penstock-ask"):
+            thread.join(patient(20))
+
+
+def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience(
+    hang: Callable[..., bool],
+) -> None:
     """As one that lists its files when it is asked."""
-    gate = threading.Event()
 
     class Lists:
         def __len__(self) -> int:
-            gate.wait(patient(20))
+            hang()
             return 1
 
         def __getitem__(self, index: int) -> int:
             return index
 
-    try:
-        with (
-            pytest.warns(RuntimeWarning, match=r"left while .* the length of Lists"),
-            pytest.raises(
-                WaitTimeout, match=r"the loader has been starting .* waits for the length of Lists"
-            ),
-        ):
-            Loader(Lists(), batch_size=1, epochs=1, timeout_seconds=0.1, report=None)
-    finally:
-        gate.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("penstock-ask"):
-                thread.join(patient(20))
+    with (
+        pytest.warns(RuntimeWarning, match=r"left while .* the length of Lists"),
+        pytest.raises(WaitTimeout, match=r"the loader has been starting .* waits for the length of Lists"),
+    ):
+        Loader(Lists(), batch_size=1, epochs=1, timeout_seconds=TIMEOUT_SECONDS, report=None)
 
 
 @pytest.mark.parametrize(
@@ -186,22 +199,20 @@ def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience() -> 
     ],
 )
 def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hangs: str
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hang: Callable[..., bool],
+    name: str,
+    hangs: str,
 ) -> None:
-    gate = threading.Event()
-    monkeypatch.setattr(hangs, lambda *_: gate.wait(patient(20)))
+    monkeypatch.setattr(hangs, hang)
     path = tmp_path / "file"
-    try:
-        with (
-            pytest.warns(RuntimeWarning, match=f"left while .* {name} .*{path}"),
-            pytest.raises(WaitTimeout, match=f"the loader has been starting .* waits for {name} .*{path}"),
-        ):
-            make(folder, **{name: path}, timeout_seconds=patient(0.05))
-    finally:
-        gate.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("penstock-ask"):
-                thread.join(patient(20))
+    with (
+        pytest.warns(RuntimeWarning, match=f"left while .* {name} .*{path}"),
+        pytest.raises(WaitTimeout, match=f"the loader has been starting .* waits for {name} .*{path}"),
+    ):
+        make(folder, **{name: path}, timeout_seconds=TIMEOUT_SECONDS)
 
 
 class Own:

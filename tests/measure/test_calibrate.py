@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import itertools
 import math
 import os
 import pty
@@ -213,13 +214,13 @@ def test_ctrl_c_ends_the_readers() -> None:
     """Somebody presses Ctrl-C while all read; no thread goes on for the minute, which every test is checked for."""
 
     class Interrupted(FakeSource):
-        reads = 0
+        reads = itertools.count(1)  # no two threads have one number
 
         def read_into(self, sample: int, buffer: memoryview) -> int:
-            self.reads += 1
-            if self.reads == 100:
+            read = next(self.reads)
+            if read == 100:
                 _thread.interrupt_main()
-            if self.reads >= 100:
+            if read >= 100:
                 time.sleep(0.01)
             return super().read_into(sample, buffer)
 
@@ -228,11 +229,12 @@ def test_ctrl_c_ends_the_readers() -> None:
 
 
 def test_ctrl_c_ends_a_calibration_whose_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
+    answers, reads = threading.Event(), itertools.count()
 
     class Hangs(FakeSource):
         def read_into(self, sample: int, buffer: memoryview) -> int:
-            _thread.interrupt_main()
+            if next(reads) == 0:  # a second Ctrl-C might come after the calibration
+                _thread.interrupt_main()
             answers.wait()
             return super().read_into(sample, buffer)
 

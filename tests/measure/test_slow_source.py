@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.for_each import for_each
+from tests.patience import patient
 
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.measure import slow_source as slow_module
@@ -277,7 +278,7 @@ def test_a_child_forked_while_another_thread_holds_the_lock_can_still_read() -> 
         if child == 0:
             os._exit(0 if wire.reserve(0.0, 1) == 1.0 else 1)
         try:
-            assert wait_for(child, seconds=10) == 0
+            assert wait_for(child, seconds=patient(60)) == 0
         finally:
             release.set()
             holder.join()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.patience import patient
+
 from penstock.ranks import Ranks
 
 
@@ -25,12 +27,12 @@ class MemoryJob:
     def wait_until_sent(self, messages: int, by: list[int]) -> None:
         """Return once each of these ranks has sent so many messages, whoever took them."""
         with self.changed:
-            assert self.changed.wait_for(lambda: all(self.sent[rank] >= messages for rank in by), 30)
+            assert self.changed.wait_for(lambda: all(self.sent[rank] >= messages for rank in by), patient(30))
 
     def wait_until_read(self, sender: int, to: int) -> None:
         """Return once no message from one rank to the other is left."""
         with self.changed:
-            assert self.changed.wait_for(lambda: not self.boxes[sender, to], 30)
+            assert self.changed.wait_for(lambda: not self.boxes[sender, to], patient(30))
 
     def transport(self, rank: int) -> MemoryTransport:
         return MemoryTransport(self, rank)
@@ -58,7 +60,10 @@ class MemoryTransport:
 
 
 def run(
-    size: int, part: Callable[[Ranks], Any], timeout_seconds: float = 30, job: MemoryJob | None = None
+    size: int,
+    part: Callable[[Ranks], Any],
+    timeout_seconds: float = patient(30),
+    job: MemoryJob | None = None,
 ) -> list[Any]:
     """Return what each rank's part returns or raises."""
     job = job or MemoryJob(size)

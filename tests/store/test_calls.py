@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import patient
 
 from penstock.errors import DataError
 from penstock.store import open_source
@@ -36,15 +38,15 @@ def giving_up_once(is_stuck: threading.Event) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_answers_come_in_the_order_of_the_items(waits: bool) -> None:
+def test_answers_come_in_the_order_of_the_items(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads ask once the first calls have shown that they wait; the last to begin may be the first to end."""
     turns = threading.Barrier(2)
+    if waits:
+        never_work(monkeypatch)
 
     def call(item: int) -> int:
-        if waits and item < 4:
-            threading.Event().wait(0.001)
-        elif waits:
-            turns.wait(20)  # needs two threads
+        if waits and item >= 4:
+            turns.wait(patient(20))  # needs two threads
         return item * item
 
     assert Calls().each(call, range(24)) == [item * item for item in range(24)]
@@ -72,7 +74,7 @@ def test_a_caller_that_gives_up_leaves_a_call_that_hangs_and_names_it(gate: thre
         calls.at(f"/data/{item}")
         if item == 2:
             is_stuck.set()
-            gate.wait(20)
+            gate.wait(patient(20))
         begun.append(item)
 
     begun: list[int] = []
@@ -83,7 +85,9 @@ def test_a_caller_that_gives_up_leaves_a_call_that_hangs_and_names_it(gate: thre
     assert begun == [0, 1]
 
 
-def test_a_caller_that_gives_up_leaves_no_thread_where_the_store_answers(gate: threading.Event) -> None:
+def test_a_caller_that_gives_up_leaves_no_thread_where_the_store_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The calls go on and on: a thread ends where it asks next."""
     is_busy = threading.Event()
 
@@ -92,6 +96,7 @@ def test_a_caller_that_gives_up_leaves_no_thread_where_the_store_answers(gate: t
             calls.at("/data")
             is_busy.set()
 
+    monkeypatch.setattr("penstock.store.calls._LEAVE_SECONDS", patient(20))
     calls = Calls(giving_up_once(is_busy))
     with pytest.raises(GivenUp):
         calls.each(call, [None])
@@ -104,12 +109,9 @@ def test_at_the_limit_of_threads_those_that_run_make_all_calls(
     monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     limit_threads(monkeypatch, threads)
+    never_work(monkeypatch)
 
-    def call(item: int) -> int:
-        threading.Event().wait(0.001)  # it waits more than it works, so that more threads would help
-        return item * item
-
-    assert Calls().each(call, range(24)) == [item * item for item in range(24)]
+    assert Calls().each(lambda item: item * item, range(24)) == [item * item for item in range(24)]
 
 
 def test_where_no_thread_can_be_started_the_error_says_what_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +119,11 @@ def test_where_no_thread_can_be_started_the_error_says_what_to_raise(monkeypatch
 
     with pytest.raises(DataError, match=r"can't start new thread: .* raise `ulimit -u` or the container's"):
         Calls().one("/data", lambda: 0)
+
+
+def never_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls wait more than they work, so that more threads would help."""
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
 
 
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -130,21 +137,23 @@ def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(threading.Thread, "start", start_some)
 
 
-def test_a_line_names_the_oldest_call_and_how_many_there_are(gate: threading.Event) -> None:
+def test_a_line_names_the_oldest_call_and_how_many_there_are(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_work(monkeypatch)
     lines: list[str] = []
 
     def watch() -> float:
-        if len(calls._at) == 2:
+        if len(calls._at) == 2 and not gate.is_set():  # after that they end
             lines.append(calls.line())
             gate.set()
         return 0.001
 
     def call(item: int) -> None:
         if item < 4:
-            threading.Event().wait(0.001)  # it waits more than it works
             return
         calls.at(f"/data/{item}")
-        gate.wait(20)
+        gate.wait(patient(20))
 
     calls = Calls(watch)
     calls.each(call, range(6))
@@ -166,7 +175,7 @@ def test_a_folder_that_does_not_answer_does_not_hold_up_a_caller_that_gives_up(
     def hanging(path: str, **options: object) -> object:
         if path == stuck:
             is_stuck.set()
-            gate.wait(20)
+            gate.wait(patient(20))
         return answer(path, **options)
 
     monkeypatch.setattr(f"penstock.store.listing.os.{call}", hanging)

@@ -43,7 +43,7 @@ from tests.contracts.test_source_contract import (
 )
 from tests.for_each import for_each
 from tests.interpreters import Interpreters
-from tests.patience import patient, wait_until
+from tests.patience import brief, patient, wait_until
 from tests.store.test_litdata import GOLDEN as LITDATA
 from tests.store.web_server import Answer, Request, WebServer, serving
 
@@ -205,18 +205,23 @@ class TestEachSource:
 CONTENT = np.random.default_rng(0).bytes(100_000)
 
 
+def records_of(server: WebServer, **options: float) -> Records:
+    server.objects["data.bin"] = CONTENT
+    return Records(f"{server.address}/data.bin", "u1", 10_000, storage_options=options)
+
+
 @pytest.fixture
 def records(server: WebServer) -> Iterator[Records]:
-    """Ten records of 10,000 bytes in one object, which fail for good after a tenth of a second."""
-    server.objects["data.bin"] = CONTENT
-    source = Records(
-        f"{server.address}/data.bin",
-        "u1",
-        10_000,
-        storage_options={"retry_seconds": 0.1, "timeout_seconds": 0.5},
-    )
-    yield source
-    source.close()
+    """Ten records of 10,000 bytes in one object."""
+    with closing(records_of(server)) as source:
+        yield source
+
+
+@pytest.fixture
+def hasty_records(server: WebServer) -> Iterator[Records]:
+    """The same, which fail for good after a tenth of a second."""
+    with closing(records_of(server, retry_seconds=0.1, timeout_seconds=brief(1))) as source:
+        yield source
 
 
 def record(number: int) -> bytes:
@@ -273,23 +278,25 @@ def test_what_does_not_pass_is_an_error_at_once(
 
 
 def test_what_fails_for_longer_than_its_budget_is_an_error_that_says_how_often(
-    server: WebServer, records: Records
+    server: WebServer, hasty_records: Records
 ) -> None:
     server.fault = lambda request: Answer(status=503)
 
     with pytest.raises(
         DataError, match=r"data.bin cannot be read: 503 Service Unavailable; \d+ attempts in .* failed"
     ):
-        records.read(3)
+        hasty_records.read(3)
 
 
-def test_a_request_without_an_answer_is_given_up_and_made_again(server: WebServer, records: Records) -> None:
+def test_a_request_without_an_answer_is_given_up_and_made_again(
+    server: WebServer, hasty_records: Records
+) -> None:
     server.fault = first(Answer(silent=True))
 
     # The time-out is longer than the budget here, and the last attempt comes after it.
     with pytest.raises(DataError, match=r"cannot be read: no answer in time; 1 attempt in .* failed"):
-        records.read(3)
-    assert records.read(3) == record(3)
+        hasty_records.read(3)
+    assert hasty_records.read(3) == record(3)
 
 
 def test_a_server_without_ranges_is_read_as_a_whole(server: WebServer, records: Records) -> None:
@@ -488,7 +495,7 @@ def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(
 
 
 def test_the_requests_of_a_group_are_under_way_at_once(server: WebServer, records: Records) -> None:
-    server.seconds = 0.05
+    server.together = 8
     ids = np.arange(8)
     into = np.zeros(80_000, np.uint8)
 
@@ -508,7 +515,7 @@ def test_merged_reads_of_a_group_are_under_way_at_once(
     reads = merge_reads(extents, lambda requests, nbytes: requests * 1e-6 + nbytes * 1e-9)
     assert len(reads) == 3
     into = np.zeros(60_000, np.uint8)
-    server.seconds = 0.05
+    server.together = 3
     server.fault = lambda request: Answer(status=403) if request.between == (40_000, 60_000) else None
     before = len(server.requests)
 

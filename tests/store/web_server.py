@@ -47,12 +47,14 @@ class WebServer:
     """Serves `objects`, by path without the first "/".
 
     fault: asked for each request; what it returns is answered. seconds: before each answer.
+    together: nothing is answered before so many requests were under way at once.
     requests: all that were made. most_at_once: that were under way.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     fault: Callable[[Request], Answer | None] = lambda request: None
     seconds: float = 0.0
+    together: int = 1
     lists: bool = True
     requests: list[Request] = field(default_factory=list)
     under_way: int = 0
@@ -85,6 +87,8 @@ class WebServer:
         try:
             if self.seconds:
                 await asyncio.sleep(self.seconds)
+            while self.most_at_once < self.together:
+                await asyncio.sleep(0.001)
             fault = self.fault(request) or Answer()
             if fault.silent:
                 await asyncio.sleep(3600)

@@ -109,7 +109,7 @@ class Training:
             pytest.fail(f"it did not end:\n{self.stderr}")
         assert f"penstock-waits-{self.pid}-" not in Path("/proc/net/unix").read_text()
         assert not list(self.temporary.iterdir())
-        assert not processes_of_session(self.pid)
+        wait_until(lambda: not processes_of_session(self.pid))  # what ends with it may be about to
         return self.process.returncode
 
     def kill(self) -> None:
@@ -708,7 +708,7 @@ if what == "listing alone":
     open_source(root)
 options.update(shuffle=False, memory="4 MB", patience_seconds=0.1, report=say)
 if what.endswith("time-out"):
-    options["timeout_seconds"] = 0.2
+    options["timeout_seconds"] = 1.0
 from penstock.loader.transforms import ToTensor
 Loader(root if what.startswith("listing") else source, transforms=[ToTensor()], **options)
 """

@@ -23,7 +23,7 @@ import pytest
 import torch
 from tests.for_each import for_each
 from tests.forking import Forks
-from tests.patience import patient
+from tests.patience import patient, wait_until
 from tests.torch.dataloader_data import COUNT as TOLD
 from tests.torch.dataloader_data import Telling, Wholes, note_worker, unchanged
 from torch.utils.data import (
@@ -532,21 +532,24 @@ def test_more_workers_than_processors_warn(DataLoader: Any) -> None:
 
 def test_a_batch_that_does_not_come_is_a_runtime_error() -> None:
     """PyTorch's case needs processes that are killed at its end; the message is its own."""
-    is_over = threading.Event()
+    is_over, done = threading.Event(), set[int]()
 
     def wait(index: int) -> int:
         if index == 3:
             is_over.wait()
+        done.add(index)
         return index
 
     loader = Penstocks(Of(wait), batch_size=2, num_workers=2, timeout=1)
     batches = iter(loader)
+    wait_until(lambda: done >= {0, 1, 2})
     next(batches)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds") as caught:
         next(batches)
     assert "sample 3, Of[3]" in str(caught.value.__cause__)
 
     is_over.set()
+    wait_until(lambda: 3 in done)
     assert next(batches).tolist() == [2, 3], "it is waited for again"
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from tests.checkpoint.boxes import save_rows
 from tests.checkpoint.slow_tier import BIG, SlowTier, state_of
 from tests.forking import Forks
+from tests.interrupting import is_asleep
 from tests.patience import patient
 
 from penstock.checkpoint import Keep, SnapshotStore
@@ -655,12 +656,6 @@ def test_what_a_killed_process_did_not_drain_the_next_store_drains_and_so_does_t
         with SnapshotStore(folder, report=None) as store:
             for step in steps:
                 assert_is(store.restore(step=step), step)
-
-
-def is_asleep() -> bool:
-    """Return whether the main thread waits in a call of the system."""
-    stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "S"
 
 
 def test_ctrl_c_while_close_waits_ends_at_once_and_the_next_store_goes_on(top: Path) -> None:
