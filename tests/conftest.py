@@ -64,7 +64,7 @@ EXAMPLES_SHARE = 8
 
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
-GRACE_SECONDS = patient(3.0)
+GRACE_SECONDS = patient(10.0)
 
 FORK_SERVER = "penstock.forkserver:_serve"
 # Threads and processes of the tools, which outlive a test by design.
