@@ -62,7 +62,10 @@ def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids]
     spaces = ((size + 2 * BLOCK_BYTES - 2) // BLOCK_BYTES * BLOCK_BYTES for size in each)
     begins = list(accumulate(spaces, initial=0))
     memory = memory_for(begins[-1] + BLOCK_BYTES)
-    return memory[-memory.ctypes.data % BLOCK_BYTES :], np.array(begins)
+    address = memory.__array_interface__["data"][
+        0
+    ]  # `ctypes` is Python code, which is slow behind a wait for a disk
+    return memory[-address % BLOCK_BYTES :], np.array(begins)
 
 
 class DirectFile:
