@@ -128,7 +128,7 @@ def draw_saving(found: SavingResults) -> Figure:
     parts = [("without saves", np.full(len(saving), none), Colour.PALE), ("for saves", lost, Colour.RED)]
     stack_bars(top, places, parts, 0.6)
     top.set_xticks(places, [f"{each.way.saver}\n{_PLACES[each.way.place]}" for each in saving], fontsize=8.5)
-    name_axes(top, f"{found.saves} saves in {found.steps} steps", y="run (s)")
+    name_axes(top, f"{format_count(found.saves, 'save')} in {found.steps} steps", y="run (s)")
     top.legend(frameon=False, fontsize=8.5)
     style_axes(bottom)
     for colour, each in zip((Colour.FAINT, Colour.ORANGE, Colour.BLUE), _over_time(found), strict=False):

@@ -33,6 +33,8 @@ _ARRAY_BYTES = 8 << 20
 _CHANGE = 1e-4
 #: Of what snapshots take, for the tables beside them.
 _SPACE_FACTOR = 1.05
+#: Of a run, unless its steps are given.
+_FEWEST_SAVES = 2
 #: Run times that differ by this factor differ for a reason.
 _NOTABLE = 1.1
 
@@ -227,7 +229,7 @@ def measure_saving(
     check_repeats(repeats, "run")
     ranks = alone() if ranks is None else ranks
     found, left_out = installed(peers, saver_named)
-    saved = _saved_steps(max(every, MOST_STEPS) if steps is None else steps, every)
+    saved = _saved_steps(fitting_steps(every, 1.0, math.inf) if steps is None else steps, every)
     needed = max((KEPT + 1) * workload.state_bytes, own_bytes(workload.state_bytes, saved))
     for folder in (slow, fast):
         ranks.on_rank_zero(f"checking {folder}", partial(check_space, folder, int(_SPACE_FACTOR * needed)))
@@ -251,14 +253,15 @@ def measure_saving(
 
 
 def fitting_steps(every: int, one_save_seconds: float, left_seconds: float) -> int:
-    """Return the steps of runs that have time for a round, with one save at least, `MOST_STEPS` at most otherwise.
+    """Return the steps of runs that a round has time for: `MOST_STEPS` at most, and two saves at least.
 
+    What a save does in the background would cost no step if it were the only one, at the end.
     one_save_seconds: of a round whose runs have one save each.
 
-    >>> fitting_steps(5, 10.0, 25.0), fitting_steps(5, 10.0, 1000.0), fitting_steps(5, 10.0, -3.0)
-    (10, 20, 5)
+    >>> fitting_steps(5, 10.0, 35.0), fitting_steps(5, 10.0, 1000.0), fitting_steps(5, 10.0, -3.0)
+    (15, 20, 10)
     """
-    return every * max(1, int(min(MOST_STEPS // every, left_seconds / one_save_seconds)))
+    return every * max(_FEWEST_SAVES, int(min(MOST_STEPS // every, left_seconds / one_save_seconds)))
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -19,7 +19,7 @@ from penstock.cli.bench_options import (
 from penstock.cli.options import parsed_size, refuse_together
 from penstock.cli.output import Table, add_command, needing, show
 from penstock.errors import ConfigError
-from penstock.units import format_bytes, format_rate, format_seconds
+from penstock.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from penstock.bench.saving import SavingResults
@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        help=f"steps of a run (default: {MOST_STEPS}, or what --seconds allows with one save or more)",
+        help=f"steps of a run (default: {MOST_STEPS}, or fewer where --seconds asks for that, with two saves at least)",
     )
     parser.add_argument(
         "--every", type=int, metavar="STEPS", default=5, help="steps between saves (%(default)s)"
@@ -148,7 +148,7 @@ def _show(options: argparse.Namespace, found: SavingResults) -> None:
             )
         )
     columns = ("", "run", "blocked", "durable", "done after", "written during", "written after", "at most")
-    title = f"{found.saves} saves of {format_bytes(found.state_bytes)} in {found.steps} steps"
+    title = f"{format_count(found.saves, 'save')} of {format_bytes(found.state_bytes)} in {found.steps} steps"
     title += f" by {found.ranks} ranks" if found.ranks > 1 else ""
 
     def draw() -> Any:
