@@ -6,17 +6,22 @@ Where no file is compressed, samples lie in files as they are and are read so.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Unpack
 
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.store.columns import import_pyarrow
-from penstock.store.decoded import DecodedFiles, Turns
+from penstock.store.catalog import Catalog
+from penstock.store.columns import AUTO_LABEL, ColumnLabel, check_label, import_pyarrow
+from penstock.store.decoded import DECODED_MEMORY, DecodedFiles, Turns
 from penstock.store.group import Bytes
-from penstock.store.listing import Lister, ListingArguments
+from penstock.store.labels import check_names
+from penstock.store.listing import Asking, ListingArguments
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, opened_object
+from penstock.store.patterns import place_of_paths
 
 #: How shards are compressed, as their indexes and the ends of their names have it; and what pyarrow calls it.
 _CODECS = {"zstd": "zstd", "br": "brotli", "gz": "gzip", "bz2": "bz2"}
@@ -25,30 +30,39 @@ _CODECS = {"zstd": "zstd", "br": "brotli", "gz": "gzip", "bz2": "bz2"}
 class CompressedShards(DecodedFiles, CataloguedFiles):
     """Samples of shards of rows, compressed or not; made to be used by what indexes a format.
 
-    codec_of: returns how a file is compressed, by its name; "" where it is not.
-    memory: for files that are unpacked, beside the loader's. The rest is as of `CataloguedFiles`.
-    Raises: ConfigError if an unpacked file is larger than memory.
+    folder: path or address of what has an index and the shards beside it. The rest is as of the formats.
     """
 
     units_are = "shards"
 
     def __init__(
         self,
-        place: str,
-        list_anew: Lister,
-        listing: ListingArguments,
+        folder: str | os.PathLike[str],
         *,
-        codec_of: Callable[[str], str],
-        memory: str | int,
-        **options: Any,
+        sample: str | None = None,
+        label: ColumnLabel = AUTO_LABEL,
+        classes: Sequence[str] | None = None,
+        memory: str | int = DECODED_MEMORY,
+        **listing: Unpack[ListingArguments],
     ) -> None:
-        super().__init__(place, list_anew, listing, **options)
-        self._codecs = [codec_of(path) for path in self.files]
+        check_names(sample=sample)
+        check_label(label)
+        place = place_of_paths(folder)
+        list_anew = partial(self._list, place, sample, label, memory)
+        super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
+        self._codecs = [codec_by_ending(path) for path in self.files]
         if any(self._codecs):
             # What lies behind the last sample of a shard is nobody's.
             firsts = np.concatenate(([0], self._ends[:-1]))
             nbytes = np.maximum.reduceat(self._offsets + self.sizes_bytes, firsts)
             self._decode_in(memory, nbytes, np.arange(len(self.files)))
+
+    @staticmethod
+    @abstractmethod
+    def _list(
+        place: str, sample: str | None, label: ColumnLabel, memory: str | int, asking: Asking
+    ) -> Catalog:
+        """Index the shards."""
 
     def _unit_named(self, unit: int) -> str:
         return "all samples"

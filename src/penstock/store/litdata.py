@@ -9,23 +9,20 @@ Source: litdata 0.2.76, `streaming/writer.py` and `streaming/item_loader.py`.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.arrow import index_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
-from penstock.store.columns import AUTO_LABEL, ColumnLabel, Columns, check_label
+from penstock.store.columns import ColumnLabel, Columns
 from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
-from penstock.store.labels import check_names
-from penstock.store.listing import Asking, ListingArguments
+from penstock.store.listing import Asking
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
-from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
 from penstock.store.row_shards import (
     INDEX_NAME,
@@ -71,30 +68,11 @@ class LitDataChunks(CompressedShards):
         ConfigError if there is no such column, or an unpacked chunk is larger than memory.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        sample: str | None = None,
-        label: ColumnLabel = AUTO_LABEL,
-        classes: Sequence[str] | None = None,
-        memory: str | int = DECODED_MEMORY,
-        **listing: Unpack[ListingArguments],
-    ) -> None:
-        check_names(sample=sample)
-        check_label(label)
-        place = place_of_paths(folder)
-        list_anew = partial(list_litdata, place, sample, label, memory=memory)
-        super().__init__(
-            place,
-            list_anew,
-            listing,
-            codec_of=codec_by_ending,
-            memory=memory,
-            sample=sample,
-            label=label,
-            classes=classes,
-        )
+    @staticmethod
+    def _list(
+        place: str, sample: str | None, label: ColumnLabel, memory: str | int, asking: Asking
+    ) -> Catalog:
+        return list_litdata(place, sample, label, asking, memory)
 
 
 def is_litdata(front: bytes) -> bool:

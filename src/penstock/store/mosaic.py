@@ -9,21 +9,18 @@ Source: mosaicml-streaming 0.13, `streaming/base/format/mds/writer.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
-from penstock.store.columns import AUTO_LABEL, ColumnLabel, check_label
+from penstock.store.columns import ColumnLabel
 from penstock.store.compressed_shards import CompressedShards, check_codec, codec_by_ending, index_unpacked
 from penstock.store.decoded import DECODED_MEMORY, Turns
-from penstock.store.labels import check_names
-from penstock.store.listing import Asking, ListingArguments
+from penstock.store.listing import Asking
 from penstock.store.object_store import joined
 from penstock.store.packed_listing import Indexed, Opened, index_files
-from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
 from penstock.store.row_shards import (
     INDEX_NAME,
@@ -65,30 +62,11 @@ class MosaicShards(CompressedShards):
         columns than the first; ConfigError if there is no such column, or an unpacked shard is larger than memory.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        sample: str | None = None,
-        label: ColumnLabel = AUTO_LABEL,
-        classes: Sequence[str] | None = None,
-        memory: str | int = DECODED_MEMORY,
-        **listing: Unpack[ListingArguments],
-    ) -> None:
-        check_names(sample=sample)
-        check_label(label)
-        place = place_of_paths(folder)
-        list_anew = partial(list_mosaic, place, sample, label, memory=memory)
-        super().__init__(
-            place,
-            list_anew,
-            listing,
-            codec_of=codec_by_ending,
-            memory=memory,
-            sample=sample,
-            label=label,
-            classes=classes,
-        )
+    @staticmethod
+    def _list(
+        place: str, sample: str | None, label: ColumnLabel, memory: str | int, asking: Asking
+    ) -> Catalog:
+        return list_mosaic(place, sample, label, asking, memory)
 
 
 def is_mosaic(front: bytes) -> bool:
