@@ -257,7 +257,7 @@ def without_watched_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_watched_bars")
 def test_a_model_is_shared_out_over_files_as_transformers_reads_it(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=8)
     source = GPT2LMHeadModel(config)
@@ -281,7 +281,7 @@ def test_a_model_is_shared_out_over_files_as_transformers_reads_it(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:Exception ignored")  # safetensors' own mapping of the files
 @pytest.mark.usefixtures("without_watched_bars")
 def test_a_folder_of_transformers_is_read(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
     source = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=8))
     source.save_pretrained(tmp_path, max_shard_size="8KB")
