@@ -1,6 +1,6 @@
 """What a step costs as a graph, against the same step in PyTorch's eager mode.
 
-    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--only NAME,...] [--quick]
+    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--wall] [--only NAME,...] [--quick]
 
 Printed for each workload: processor time of a step in both, as medians over short rounds that take turns, also in who
 is first; the median ratio of a round, with the least and the most, and the ratio of the least times, which other
@@ -14,7 +14,10 @@ programs disturb least. Before it is timed, both give the same result. Workloads
     tiny    40 additions of scalars: what the engine itself costs
     loop    1,000 iterations of x * w + 1 on scalars: what the executor costs per iteration
 
-Nothing else should run.
+Nothing else should run. With MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824 in the environment,
+memory that a step frees stays with the process. Otherwise glibc may return it to the system after a step, as it happens
+to lie, to fetch it again in the next: up to 1,100 pages, at 3 us each, in either of the two, by chance. With several
+threads, the others spin while one runs Python or fetches pages, which processor time counts for each: see --wall.
 """
 
 from __future__ import annotations
@@ -276,18 +279,19 @@ WORKLOADS: dict[str, Callable[..., tuple[Step, Step]]] = {
 }
 
 
-def seconds_of(step: Step, repeats: int) -> float:
-    """Return the processor time of a step."""
-    begin = time.process_time()
+def seconds_of(step: Step, repeats: int, clock: Callable[[], float]) -> float:
+    """Return the time of a step."""
+    begin = clock()
     for _ in range(repeats):
         step()
-    return (time.process_time() - begin) / repeats
+    return (clock() - begin) / repeats
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Steps as graphs, against PyTorch's eager mode.")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch's kernels")
+    parser.add_argument("--wall", action="store_true", help="elapsed time in place of processor time")
     parser.add_argument("--only", default="", metavar="NAME,...", help="these workloads alone")
     parser.add_argument("--no-regions", action="store_true", help="run each node by itself")
     parser.add_argument("--quick", action="store_true", help="once, for a test")
@@ -303,16 +307,17 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def report(name: str, options: argparse.Namespace, stack: ExitStack) -> None:
     """Measure a workload and print what came of it."""
-    make = WORKLOADS[name]
+    make, clock = WORKLOADS[name], time.perf_counter if options.wall else time.process_time
     graph, eager = make(not options.no_regions, stack) if make is files else make(not options.no_regions)
     # Enough steps that gradients are traced, which is not what is timed.
     for _ in range(2 if options.quick else 12):
         one, other = graph(), eager()
         assert abs(one - other) <= 1e-3 * abs(other), f"{name}: {one} is not {other}"
-    repeats = 1 if options.quick else max(1, int(0.1 / seconds_of(eager, 3)))
+    repeats = 1 if options.quick else max(1, int(0.1 / seconds_of(eager, 3, clock)))
     rounds = []
     for number in range(1 if options.quick else options.rounds):
-        both = [(place, seconds_of((graph, eager)[place], repeats)) for place in (number % 2, 1 - number % 2)]
+        turns = (number % 2, 1 - number % 2)
+        both = [(place, seconds_of((graph, eager)[place], repeats, clock)) for place in turns]
         rounds.append(tuple(seconds for _, seconds in sorted(both)))
     ours, theirs = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
     ratios = sorted(each / max(reference, 1e-9) for each, reference in rounds)

@@ -169,7 +169,7 @@ class Step:
             raise WaitTimeout(f"the run took longer than its timeout, in {where}")
 
     def run(self) -> list[Any]:
-        """Return the fetched values. Raises: GraphErrors, once it is as if nothing had been asked of queues."""
+        """Return the fetched values. Raises: GraphErrors; by then queues have back what they gave."""
         try:
             with torch.no_grad():
                 self._run()
