@@ -223,6 +223,62 @@ def test_errors_in_later_batches_cost_no_slot_either() -> None:
         gc.enable()
 
 
+def test_what_a_thread_that_delivers_a_batch_still_refers_to_is_not_taken_for_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is held up, as on a busy machine, right after a batch whose error the training gets, and loads on after."""
+    next_epoch_is_loaded, is_delivering, is_seen = (threading.Event() for _ in range(3))
+    reads = 0
+
+    class LateToBreak(Numbers):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
+            nonlocal reads
+            reads += index == BROKEN
+            if index == BROKEN and reads == 1:
+                assert next_epoch_is_loaded.wait(patient(20))
+            return super().__getitem__(index)
+
+    class WatchedLock:
+        """Says when the training, which has no slot left, sees that a thread has it."""
+
+        def __init__(self, lock: Any) -> None:
+            self.lock, self.acquire, self.release = lock, lock.acquire, lock.release
+
+        def locked(self) -> bool:
+            if is_locked := self.lock.locked():
+                is_seen.set()
+            return bool(is_locked)
+
+        def __enter__(self) -> None:
+            self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.release()
+
+    with make(LateToBreak(), epochs=2, shuffle=False) as loader:
+        engine, deliver = loader._engine, loader._engine._wake_consumer
+
+        def hold_up() -> None:
+            if (1, 0) in engine._arrived:
+                next_epoch_is_loaded.set()
+            has_error = (0, 2) in engine._arrived
+            if has_error:
+                is_delivering.set()
+            deliver()
+            if has_error:
+                is_seen.wait(patient(20))
+
+        monkeypatch.setattr(engine, "_lock", WatchedLock(engine._lock))
+        monkeypatch.setattr(engine, "_wake_consumer", hold_up)
+        try:
+            for _ in range(2):
+                with pytest.raises(ValueError, match="broken"):
+                    seen_in(loader)
+        finally:
+            is_seen.set()
+        assert is_delivering.is_set()
+
+
 def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch_unnoticed() -> None:
     with (
         make(Numbers(StopIteration), epochs=1) as loader,

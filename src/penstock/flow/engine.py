@@ -382,12 +382,14 @@ class Engine:
                 if (batch := self._ready(key)) is not None:
                     return batch
                 self._check_usable()
-                self._make_space(key)
+                is_soon = self._make_space(key)
                 if self._own is not None:
                     self._work(self._own, key)
                     continue
                 waited = self._clock() - begin
                 pause = patience.look(waited, waited)
+                if is_soon:
+                    pause = _POLL_HELD_SECONDS
                 if self._staging.is_held:
                     self._post(self._poll_held)
                     pause = _POLL_HELD_SECONDS
@@ -551,19 +553,27 @@ class Engine:
         for earlier in [arrived for arrived in self._arrived.copy() if arrived < key]:
             self._arrived.pop(earlier, None)
 
-    def _make_space(self, key: tuple[int, int]) -> None:
-        """Keep a slot in the workers' hands, as far as the memory limit lets."""
+    def _make_space(self, key: tuple[int, int]) -> bool:
+        """Keep a slot in the workers' hands, as far as the memory limit lets; return whether to look again soon."""
         in_use = self._scheduler.slots_in_use
         if in_use < self._slots and sum(map(self._staging.is_referred_to, range(self._slots))) >= in_use:
             self._post(self._scheduler.use_all_slots)
-            return
-        if len(self._lent) < self._slots or not all(map(self._staging.is_referred_to, range(self._slots))):
-            return
+            return False
+        if not self._are_all_kept():
+            return False
+        # A thread that has delivered a batch refers to it while it has the lock, and by its errors to what the training
+        # had when it got these: slots may come back by themselves.
+        if self._lock.locked():
+            return True
         # A slot may have come back since it was counted, and be lent again. Then it is missing from `_lent` until its
         # batch has arrived: asked in this order, `key` has, or has no slot.
-        if len(self._lent) < self._slots or key in self._arrived:
-            return
-        self.add_slot()
+        if self._are_all_kept() and len(self._lent) >= self._slots and key not in self._arrived:
+            self.add_slot()
+        return False
+
+    def _are_all_kept(self) -> bool:
+        slots = range(self._slots)
+        return len(self._lent) >= self._slots and all(map(self._staging.is_referred_to, slots))
 
     def _consumer_line(self) -> str:
         if self._consumer_waits is None:
