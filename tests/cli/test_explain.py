@@ -83,6 +83,11 @@ def test_a_record_of_several_ranks_is_replayed_rank_by_rank_and_a_cut_one_says_w
     found = json.loads(capsys.readouterr().out)
     assert [each["change"] for each in found["changes"]] == ["memory 1.07 GB"]
     assert any(note.startswith("each of the 2 ranks was replayed by itself") for note in found["notes"])
+    assert main(["report", str(out), "-o", "-"]) == 0
+    page = capsys.readouterr().out
+    assert "no prediction to compare with" not in page
+    assert all(f"rank {rank}, epoch 0" in page for rank in (0, 1))
+    assert "Each of the 2 ranks is predicted by itself" in page
     whole = (out / "1.trace").read_bytes()
     shutil.rmtree(out)
     (tmp_path / "cut.trace").write_bytes(whole[:-20])

@@ -40,7 +40,7 @@ def add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from penstock.measure.recorded import read_run
+    from penstock.measure.recorded import open_run
     from penstock.measure.report import report_of, write_report
     from penstock.recordings.devices import FILE, read_devices
 
@@ -52,8 +52,8 @@ def _report(options: argparse.Namespace) -> None:
     devices = read_devices(options.trace) if (options.trace / FILE).exists() else None
     has_trace = devices is None or any(options.trace.glob("*.trace"))
     with naming(options.trace):
-        trace = read_run(options.trace) if has_trace else None
-        report = report_of(trace, devices) if is_printed else write_report(trace, out, devices)
+        run = open_run(options.trace) if has_trace else None
+        report = report_of(run, devices) if is_printed else write_report(run, out, devices)
     if is_printed:
         print(report.html(), end="")
         return

@@ -16,6 +16,7 @@ from penstock.measure import charts
 from penstock.measure.charts import Colour, Layer, escaped
 from penstock.measure.compare import lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
+from penstock.measure.recorded import Run
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.units import format_bytes, format_rate, format_seconds
@@ -101,21 +102,23 @@ class Report:
         )
 
 
-def report_of(trace: Trace | None, devices: DeviceRecord | None = None) -> Report:
+def report_of(run: Trace | Run | None, devices: DeviceRecord | None = None) -> Report:
     """Return the report of a run, of what a loader recorded and, beside it or alone, of what `penstock watch` did.
 
     Raises: ConfigError if nobody waited for a batch in it, or there is neither.
     """
-    if trace is None:
+    if run is None:
         if devices is None:
             raise ConfigError("there is neither a trace nor the record of a watch: record a run first")
         return _report_of_devices(devices)
+    run = run if isinstance(run, Run) else Run.of(run)
+    trace = run.trace()
     explained = explain(trace)
     notes = list(explained.notes)
     parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
     parts += [_accesses(trace), *_timelines(trace), _snapshots(trace)]
     try:
-        parts.append(_against_prediction(trace))
+        parts.append(_against_prediction(run.of_ranks()))
     except ConfigError as error:
         notes.append(f"no prediction to compare with: {error}")
     if devices is not None:
@@ -173,13 +176,13 @@ def _of_devices(devices: DeviceRecord) -> list[Section]:
 
 
 def write_report(
-    trace: Trace | None, path: str | os.PathLike[str], devices: DeviceRecord | None = None
+    run: Trace | Run | None, path: str | os.PathLike[str], devices: DeviceRecord | None = None
 ) -> Report:
     """Write the report of a run as HTML; the file is replaced at once, when all of it is there.
 
     Raises: as `report_of`; OSError where the file cannot be written.
     """
-    report = report_of(trace, devices)
+    report = report_of(run, devices)
     write_whole(Path(path), report.html().encode())
     return report
 
@@ -480,8 +483,10 @@ def _snapshots(trace: Trace) -> Section | None:
     return Section(title, charts.lanes(title, drawn), ("what", "step", "began", "took", "bytes"), rows)
 
 
-def _against_prediction(trace: Trace) -> Section:
-    comparison = lay_over(trace)
+def _against_prediction(ranks: Sequence[Trace]) -> Section:
+    """Return the picture of one rank, of several the one that waited longest, and the table of all."""
+    comparisons = [(rank, lay_over(trace)) for rank, trace in enumerate(ranks)]
+    shown_rank, comparison = max(comparisons, key=lambda each: each[1].stall_seconds[1])
     grown = []
     for side in (comparison.measured, comparison.predicted):
         waits = side.spans[side.spans["kind"] == Kind.WAIT]
@@ -495,12 +500,19 @@ def _against_prediction(trace: Trace) -> Section:
     ]
     title = "Stall so far, predicted and measured"
     picture = charts.lines(title, shown, layers, lambda each: f"step {each:g}", format_seconds)
+    several = len(ranks) > 1
     rows = [
         (
-            f"epoch {pair.epoch}",
+            f"rank {rank}, epoch {pair.epoch}" if several else f"epoch {pair.epoch}",
             format_seconds(pair.predicted.stall_seconds),
             format_seconds(pair.measured.stall_seconds),
         )
-        for pair in comparison.epochs
+        for rank, of_rank in comparisons
+        for pair in of_rank.epochs
     ]
-    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(comparison.notes))
+    notes = comparison.notes
+    if several:
+        notes += (
+            f"Each of the {len(ranks)} ranks is predicted by itself; shown is rank {shown_rank}, which waited longest.",
+        )
+    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(notes))
