@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, DataError
+from penstock.policy.peer_patience import PeerPatience
 from penstock.ranks.carrier_zmq import KeyPair, ZmqCarrier
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING, address_of
 from penstock.ranks.decode_server import DecodeServer, digest_of
@@ -103,9 +104,21 @@ def read(peers: RemotePeers, *ids: int) -> list[list[int] | None]:
 
 
 @pytest.mark.usefixtures("nobody_is_late")
-def test_what_is_described_is_made_and_what_cannot_be_is_a_miss() -> None:
+def test_what_is_described_is_made_and_what_cannot_be_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for the greeting reads at once: the server has been heard of by then."""
+    is_there, heard = threading.Event(), PeerPatience.heard
+    was_greeted: list[bool] = []
+
+    def note(patience: PeerPatience) -> bool:
+        assert is_there.wait(patient(20))
+        was_greeted.append(peers.greeted.is_set())
+        return heard(patience)
+
+    monkeypatch.setattr(PeerPatience, "heard", note)
     with running() as (_, carrier), asking(carrier.offer) as peers:
+        is_there.set()
         assert peers.greeted.wait(patient(20))
+        assert was_greeted[0] is False
         assert read(peers, 7, 500, 0, 1 << 39) == [[7] * 6, None, [0] * 6, None]
         assert (peers.absent, peers.wrong, peers.late) == (2, 0, 0)
 

@@ -320,12 +320,17 @@ class RemotePeers:
             return
         if message.kind == REFUSE:
             self.refused[rank] = b"".join(map(bytes, parts[1:])).decode("utf-8", "replace")
+        if message.kind in (LEAVE, REFUSE):
+            self._miss(rank)
+        else:
+            self._take(rank, message, parts)
+        # Last: who waits for it asks the rank at once.
         self._not_heard_of.discard(rank)
         if not self._not_heard_of:
             self.greeted.set()
-        if message.kind in (LEAVE, REFUSE):
-            self._miss(rank)
-            return
+
+    def _take(self, rank: int, message: Message, parts: list[Any]) -> None:
+        """Take an answer, news, or a sign of life."""
         with self._lock:
             was_away = self._patience[rank].heard()
             asked = self._asked.get(message.number) if message.kind == ANSWER else None
