@@ -327,7 +327,8 @@ def print_costs(costs: Costs) -> None:
         f"{costs.delta_share:.3f}; copied at {format_rate(costs.copy)}, encoded at {format_rate(costs.encode)}; slow "
         f"tier written at {format_rate(costs.slow.write)}, fast one at {format_rate(costs.fast.write)}, each "
         f"snapshot there {format_seconds(costs.slow.commit_seconds)} and {format_seconds(costs.fast.commit_seconds)} "
-        f"beyond that; a drain starts in {format_seconds(costs.drain_start_seconds)}"
+        f"beyond that; a drain starts in {format_seconds(costs.drain_start_seconds)}",
+        flush=True,
     )
 
 
@@ -354,7 +355,8 @@ def print_comparison(name: str, predicted: PredictedSaves, runs: Sequence[dict[i
             f"{name}, {kind.removesuffix('_seconds')}: {means[0]:.3f}, {means[1]:.3f} "
             f"({min(measured):.3f} to {max(measured):.3f}); {min(ratios):.2f} to {max(ratios):.2f}, "
             f"{sum(is_near(*pair) for pair in both)} of {len(both)} predicted well"
-            + (f"; drained in one alone: {other_drains}" if other_drains else "")
+            + (f"; drained in one alone: {other_drains}" if other_drains else ""),
+            flush=True,
         )
     return far
 
