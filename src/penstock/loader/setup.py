@@ -1095,10 +1095,11 @@ def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) ->
 
 def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, most_bytes: int) -> int:
     """Return how many steps a slot of so many bytes at most has space for: several where they are small."""
-    # Without threads a batch is loaded when it is asked for, and no other; with prefetch so many; with mix_images a
-    # slot holds what is mixed. What collate_fn makes is as large as it likes: of lists of any length, each is one step.
-    collates_lists = config.collate_fn is not None and config.batch_sampler is not None
-    if config.decoders == 0 or config.prefetch is not None or config.mix_images is not None or collates_lists:
+    # Without threads a batch is loaded when it is asked for, and no other; with prefetch so many; with collate_fn a
+    # slot holds what it made, with mix_images what is mixed.
+    if config.decoders == 0 or any(
+        each is not None for each in (config.prefetch, config.collate_fn, config.mix_images)
+    ):
         return 1
     most_bytes = min(_STAGED_TOGETHER_BYTES, most_bytes)
     return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))
