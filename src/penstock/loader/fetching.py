@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import resource
 import threading
 import time
@@ -24,15 +23,13 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
+from penstock.store.direct import LEAST_MAPPED_BYTES, new_memory
 from penstock.store.group import Bytes, Ids, was_mapped
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
 from penstock.store.write_behind import WriteBehind
 from penstock.trace.schema import SOURCE, STAGING
 
-#: From here on a file's bytes get a mapping of their own. The C library would keep the memory of larger ones for each
-#: thread after they are freed: twice the largest file, times 32 readers.
-_MAPPED_BYTES = 128 << 10
 #: No disk answers so fast. A read from memory takes this long where others want the processors, and there finding out
 #: which samples are read together takes longer than reading them.
 _CHEAP_SECONDS = 20e-6
@@ -325,15 +322,15 @@ class SourceFetcher:
         return known[: ids.size + 1]
 
     def _memory_for(self, nbytes: int, request: Request, *, is_alone: bool) -> Bytes:
-        if nbytes >= _MAPPED_BYTES and (request.lasting or is_alone):
-            return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-        return np.empty(nbytes, np.uint8) if request.lasting else self._buffer(nbytes, request.origin)
+        if request.lasting or (is_alone and nbytes >= LEAST_MAPPED_BYTES):
+            return new_memory(nbytes)
+        return self._buffer(nbytes, request.origin)
 
     def _buffer(self, nbytes: int, origin: int) -> Bytes:
         """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
         buffers: dict[int, Bytes] = self._threads.__dict__.setdefault("buffers", {})
         if origin not in buffers or buffers[origin].size < nbytes:
-            buffers[origin] = np.empty(2 * nbytes, np.uint8)
+            buffers[origin] = new_memory(2 * nbytes)
         return buffers[origin]
 
 

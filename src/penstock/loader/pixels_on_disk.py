@@ -16,6 +16,7 @@ from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
+from penstock.store.direct import new_memory
 from penstock.store.group import Bytes
 from penstock.store.write_behind import WriteBehind
 
@@ -73,7 +74,7 @@ class PixelsOnDisks:
     ) -> list[Pixels | Failed]:
         """Return uint8[rows, columns, 3] of each sample of a tier, read-only, or `Failed`.
 
-        memory_for: returns uint8 of so many bytes at least, and some behind them.
+        memory_for: returns uint8 of so many bytes at least, as for `WriteBehind.read`.
         """
         tier, ids = self._tiers[number], np.array(samples)
         sizes = tier.sizes_of(ids)
@@ -97,7 +98,7 @@ class PixelsOnDisks:
         """Return a sample that a disk has, whichever shall keep it."""
         for number, tier in self._tiers.items():
             if tier.contains(sample):
-                (found,) = self.read(number, [sample], lambda nbytes: np.empty(nbytes, np.uint8))
+                (found,) = self.read(number, [sample], new_memory)
                 return None if isinstance(found, Failed) else found
         return None
 

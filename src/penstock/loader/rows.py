@@ -18,6 +18,7 @@ from penstock.flow.work import Failed, Fetcher, FetcherOver, Request
 from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.structure import is_same
 from penstock.store import MemoryTier
+from penstock.store.direct import new_memory
 from penstock.trace.schema import SOURCE, STAGING
 
 #: A sample as it is kept.
@@ -103,9 +104,7 @@ class KeepingFetcher(FetcherOver):
         tier, ids = self._slow[request.origin], request.ids
         sizes = tier.sizes_of(ids)
         there = np.flatnonzero(sizes >= 0)
-        memory, begins, failed = tier.read(
-            ids[there], sizes[there], lambda nbytes: np.empty(nbytes, np.uint8)
-        )
+        memory, begins, failed = tier.read(ids[there], sizes[there], new_memory)
         begin_of = dict(zip(there.tolist(), begins, strict=True))
         for lost, _ in failed:
             del begin_of[int(there[lost])]

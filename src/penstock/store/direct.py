@@ -38,6 +38,9 @@ _BUFFER_BYTES = 1 << 20
 #: The page cache holds what was used last, and each epoch reads in another order. Of a tier of which it could hold the
 #: share x, that finds 1 - a + a ln(a), a = 1 - x, there: half for x = 0.8. A read past it takes half as long.
 _CACHED_SHARE = 0.8
+#: From here on new memory is a mapping of its own. The C library would keep the memory of larger ones for each thread
+#: after it is freed: twice the largest file, times 32 readers.
+LEAST_MAPPED_BYTES = 128 << 10
 #: Smaller samples are copied: blocks that they have only a part of would take more than an eighth of the memory.
 _LEAST_LOOSE_BYTES = 64 << 10
 
@@ -50,10 +53,21 @@ def pays(file_bytes: int, page_cache_bytes: float) -> bool:
     return page_cache_bytes < _CACHED_SHARE * file_bytes
 
 
+def new_memory(nbytes: int) -> Bytes:
+    """Return uint8[nbytes]; from `LEAST_MAPPED_BYTES` on a mapping that forked processes share.
+
+    Direct reads need one: beside a fork, a read into memory that is copied on write may end in the other process's
+    copy of a page (open(2), O_DIRECT).
+    """
+    if nbytes < LEAST_MAPPED_BYTES:
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
 def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids] | None:
     """Return memory for samples with all of their blocks, and int64[n + 1]: where the first block of each begins.
 
-    sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least.
+    sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least, from `new_memory`.
     None: they are better copied.
     """
     each = sizes.tolist()  # few: arrays would take longer
@@ -61,10 +75,9 @@ def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids]
         return None
     spaces = ((size + 2 * BLOCK_BYTES - 2) // BLOCK_BYTES * BLOCK_BYTES for size in each)
     begins = list(accumulate(spaces, initial=0))
-    memory = memory_for(begins[-1] + BLOCK_BYTES)
-    address = memory.__array_interface__["data"][
-        0
-    ]  # `ctypes` is Python code, which is slow behind a wait for a disk
+    memory = memory_for(max(begins[-1] + BLOCK_BYTES, LEAST_MAPPED_BYTES))
+    # `ctypes` is Python code, which is slow behind a wait for a disk.
+    address = memory.__array_interface__["data"][0]
     return memory[-address % BLOCK_BYTES :], np.array(begins)
 
 
@@ -118,5 +131,5 @@ class DirectFile:
         """Return aligned memory of this thread's own."""
         found: Bytes | None = getattr(self._threads, "buffer", None)
         if found is None:
-            found = self._threads.buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)
+            found = self._threads.buffer = new_memory(_BUFFER_BYTES)
         return found

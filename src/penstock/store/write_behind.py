@@ -91,7 +91,8 @@ class WriteBehind:
     ) -> tuple[Bytes, list[int], Failed]:
         """Read samples to memory; return that, where in it each begins, and those that failed, as `read_group`.
 
-        sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least.
+        sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least, from
+            `penstock.store.direct.new_memory`.
         """
         waiting = self._waiting_of(ids)
         disk = self.tier if isinstance(self.tier, DiskTier) and self.tier.is_direct else None
