@@ -92,9 +92,9 @@ lint: $(FOR_LINT)
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --cache-dir .import_linter_cache
 
-# Needs no more than Penstock itself, and may run beside pip, which takes the package out and puts it in again.
+# Needs no more than Penstock itself, and so may run beside pip, which takes the package out and puts it in again.
 compile: $(VENV)/.base
-	PYTHONPATH=$(CURDIR)/src $(RUN) -m penstock compile
+	PYTHONPATH="$(CURDIR)/src" $(RUN) -m penstock compile
 
 bench: $(FOR_TEST)
 	@if [ -n "$(NAME)" ]; then set -x; $(RUN) benchmarks/$(NAME).py $(ARGS); else \

@@ -444,6 +444,7 @@ class _SkipGuard:
         self._allowed = _read_skips(SKIPS_FILE.read_text("utf-8"))
         self._unlisted: list[str] = []
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
 
@@ -455,6 +456,7 @@ class _SkipGuard:
             return
         if not any(fnmatchcase(report.nodeid, pattern) for pattern in self._allowed):
             self._unlisted.append(report.nodeid)
+            report.outcome = "failed"  # so that a second run of what failed is of it, too
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._unlisted:

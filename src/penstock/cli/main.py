@@ -86,9 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _ShowVersion(argparse.Action):
+    """Looks the version up when it is asked for: it is in what pip installed, which may just be at work."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"penstock {version('penstock')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock", description="Training input, computed ahead.")
-    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     summary = "train beside PyTorch's loader on a slow store, and compare"
