@@ -102,8 +102,8 @@ def is_asleep() -> bool:
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
-def interrupt_main_in(function: str) -> threading.Thread:
-    """Start a thread that sends Ctrl-C to the main thread once that waits inside of a function of this name.
+def interrupt_main_in(function: Callable[..., Any]) -> threading.Thread:
+    """Start a thread that sends Ctrl-C to the main thread once that waits inside of a function.
 
     One that came earlier, as on a busy machine after so many seconds, would end pytest.
     """
@@ -114,7 +114,7 @@ def interrupt_main_in(function: str) -> threading.Thread:
         frame = sys._current_frames()[main]
         found = id(frame), frame.f_lasti
         outer: FrameType | None = frame
-        while outer is not None and outer.f_code.co_name != function:
+        while outer is not None and outer.f_code is not function.__code__:
             outer = outer.f_back
         return None if outer is None or not is_asleep() else found
 

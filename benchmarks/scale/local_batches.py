@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             accuracies.append(accuracy(split, seed, samples, epochs))
         both = ", ".join(f"{split} {100 * accuracies[-1]:.2f} %" for split, accuracies in found.items())
         print(f"seed {seed}: {both}", flush=True)
+    if seeds == 1:
+        return
     spread = ", ".join(
         f"{split} {100 * mean(each):.2f} +- {100 * stdev(each):.2f} %" for split, each in found.items()
     )

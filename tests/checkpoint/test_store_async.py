@@ -23,6 +23,7 @@ from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.state import staging
 from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers import local
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.policy.retention import Keep
@@ -386,7 +387,7 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(folder: Path, held: He
     with opened(folder) as store:
         saving = store.save(1, training(1))
         assert held.writes_began.wait(PATIENCE)
-        interrupter = interrupt_main_in("wait")
+        interrupter = interrupt_main_in(Saving.wait)
         with pytest.raises(KeyboardInterrupt):
             saving.wait()
         interrupter.join()
@@ -402,7 +403,7 @@ def test_a_close_that_is_interrupted_leaves_the_save_to_end(folder: Path, held: 
     store = opened(folder)
     saving = store.save(1, training(1))
     assert held.writes_began.wait(PATIENCE)
-    interrupter = interrupt_main_in("close")
+    interrupter = interrupt_main_in(SnapshotStore.close)
     with pytest.raises(KeyboardInterrupt):
         store.close()
     interrupter.join()

@@ -189,7 +189,7 @@ def test_an_interrupted_close_does_not_take_living_threads_for_ended() -> None:
     consumer = threading.Thread(target=consume)
     consumer.start()
     assert works.wait(patient(30))
-    interrupter = interrupt_main_in("close")
+    interrupter = interrupt_main_in(Workers.close)
     with pytest.raises(KeyboardInterrupt):
         workers.close()
 

@@ -182,7 +182,7 @@ def test_readers_that_want_something_of_one_server_meanwhile_share_a_request() -
 def test_a_server_that_is_gone_costs_time_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", brief(0.5))
     monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", brief(0.5))
-    monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", brief(1))
     alone = batches_of(photos, RANDOM, [])
     lines: list[str] = []
     with server(photos) as (running, address):

@@ -215,14 +215,16 @@ def measure_saving(
     The first round is left out.
 
     slow, fast: folders on the two storages, which all ranks see; what is written there is removed. steps: of a run;
-        unless given, as many as a second round has time for, `MOST_STEPS` at most, and the first round has one save.
+        unless given, see `fitting_steps`, and the first round has one save.
         every: steps between saves. ranks: of the job, alone unless given; all train and save one state together, and
         the slowest counts.
     Raises: ConfigError for a run without a save, or less than two repeats; DataError naming a folder that is missing,
         cannot be written or has too little space.
     """
     begin = time.perf_counter()
-    if not 1 <= every <= (every if steps is None else steps):
+    if every < 1:
+        raise ConfigError(f"every is {every}; save after one step or more")
+    if steps is not None and every > steps:
         raise ConfigError(
             f"every is {every} and steps {steps}; at least one save falls into a run: 1 to {steps}"
         )
@@ -253,7 +255,7 @@ def measure_saving(
 
 
 def fitting_steps(every: int, one_save_seconds: float, left_seconds: float) -> int:
-    """Return the steps of runs that a round has time for: `MOST_STEPS` at most, and two saves at least.
+    """Return the steps of runs that a round has time for, up to `MOST_STEPS`; two saves at least, whatever they take.
 
     What a save does in the background would cost no step if it were the only one, at the end.
     one_save_seconds: of a round whose runs have one save each.

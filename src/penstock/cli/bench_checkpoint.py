@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        help=f"steps of a run (default: {MOST_STEPS}, or fewer where --seconds asks for that, with two saves at least)",
+        help=f"steps of a run (default: up to {MOST_STEPS}, as --seconds allows, and two saves at least)",
     )
     parser.add_argument(
         "--every", type=int, metavar="STEPS", default=5, help="steps between saves (%(default)s)"

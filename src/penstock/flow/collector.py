@@ -176,7 +176,7 @@ class Collector:
     def epoch_by_now(self, epoch: int) -> EpochMetrics | None:
         """Return the sums of one epoch; None where no span of it is summed up.
 
-        With what was recorded since the last collection, unless another thread is at the next one: not waited for.
+        With what was not summed up yet, unless another thread is at that: not waited for.
         """
         if self._is_forked or not self._sums_lock.acquire(blocking=False):
             return self._sums.epoch(epoch)

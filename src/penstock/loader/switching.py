@@ -77,6 +77,7 @@ class Switching(FetcherOver):
         self._inside = self._loaded = self._loads = self._waited = 0
         self._looking = threading.Lock()
         self._began: float | None = None
+        self._was_waited_for = False
         #: When it was looked at last, and what had been loaded by then; seconds and samples of the window.
         self._looked, self._looked_loaded = 0.0, 0
         self._window_seconds, self._window_samples = 0.0, 0
@@ -170,7 +171,8 @@ class Switching(FetcherOver):
         is_waited_for = engine.is_waited_for
         self._loads += 1
         self._waited += is_waited_for
-        if is_waited_for:
+        was_waited_for, self._was_waited_for = self._was_waited_for, is_waited_for
+        if is_waited_for and was_waited_for:
             # A training that pauses, as to validate, finds batches: how long it paused says nothing about a rate.
             self._window_seconds += seconds
             self._window_samples += samples

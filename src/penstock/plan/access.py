@@ -30,8 +30,8 @@ Ids = NDArray[np.int64]
 _CHUNK = 1 << 20
 #: Samples that `AccessPlan.batches` asks the order for at once.
 _AHEAD = 1 << 14
-#: Epochs in which the first reader of a sample is looked for.
-_FIRST_EPOCHS = 1 << 10
+#: Epochs in which the first reader of a sample is looked for: a sample that is read in none may be in no epoch.
+_FIRST_EPOCHS = 16
 #: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
 _MOST = 1 << 48
 
@@ -472,7 +472,7 @@ class AccessPlan:
         """Return the access strings of all ranks: what `string` returns for each of them, in the order of ranks.
 
         Each position of the order is asked for once and dealt out, instead of N times over where an order arranges
-        whole batches (`penstock.plan.local.Local`).
+        whole batches (`penstock.plan.arranged.Arranged`).
         Time: O(E F + N) and a call of NumPy per rank and about a million positions. Memory: 8 bytes per read of all
         ranks, for plans that fit, and 8 MB or one global batch.
         """
