@@ -1,6 +1,6 @@
 """Whether Penstock is ever more than 10 % slower than PyTorch's DataLoader at its best, on eight kinds of data set.
 
-    python benchmarks/loader/promise.py [--rounds N] [--data NAME...] [--quick]    # about five minutes
+    python benchmarks/loader/promise.py [--rounds N] [--data NAME...] [--quick]    # about seven minutes
 
 Data sets as their users write them (workers_data.py), batches of 64. First DataLoader alone: with 0, 1, 2 and 4
 persistent workers, and 8 and 16 where samples wait for a store, each for half a second after an epoch; the best stays
