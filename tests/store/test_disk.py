@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,9 +206,22 @@ class TestDamage:
             file.seek(begin + 50_000)
             file.write(bytes([byte ^ 1]))
 
+        undamaged = {s: content for s, content in enumerate(CONTENTS) if s != 5}
         tier = reopen()
+        with monkeypatch.context() as patched:
+            read = tier._read
 
-        assert found_in(tier) == {s: content for s, content in enumerate(CONTENTS) if s != 5}
+            def read_beside(*arguments: Any) -> list[int]:
+                """Another thread reads the same, and finds out, before this one compares."""
+                wrong = read(*arguments)
+                patched.setattr(tier, "_read", read)
+                assert found_in(tier) == undamaged
+                return wrong
+
+            patched.setattr(tier, "_read", read_beside)
+            assert found_in(tier) == undamaged
+
+        assert found_in(tier) == undamaged
         assert tier.mismatches == 1
         lines = list[str]()
         with (

@@ -216,11 +216,13 @@ class DiskTier:
         is_loose: begins are as `penstock.store.direct.lay_out` returns them, and written: where each sample begins.
         """
         file, failed = self._open_file(), Failed()
+        # Asked before the bytes are read: another thread that finds a sample damaged meanwhile takes its mark away.
+        was_unread = self._is_unread[ids] if self._unread_count else None
         wrong = self._read(file, ids, into, begins, is_loose)
         if not self._is_whole(file):
             wrong = list(range(ids.size))
         # Mostly all are there and were compared before.
-        if not wrong and not self._unread_count:
+        if not wrong and was_unread is None:
             return failed
         places = self._places.of(ids)
         for index in wrong:
@@ -232,7 +234,7 @@ class DiskTier:
             self._is_written = False
             self._lose(sample, failed, index, "cannot be read, so that no more are kept on this disk")
         lost = {index for index, _ in failed}
-        for index in np.flatnonzero(self._is_unread[ids]).tolist() if self._is_unread.size else ():
+        for index in () if was_unread is None else np.flatnonzero(was_unread).tolist():
             sample = int(ids[index])
             content = into[begins[index] : begins[index] + places[index, 1] - places[index, 0]]
             if index not in lost and xxhash.xxh3_64_intdigest(content.data) != self._checksums[sample]:
@@ -316,8 +318,9 @@ class DiskTier:
 
     def _lose(self, sample: int, failed: Failed, index: int, why: str) -> None:
         with self._lock:
-            self.mismatches += 1
-            is_first = self.mismatches == 1
+            is_new = self._places.contains(sample)  # unless another thread found out meanwhile
+            self.mismatches += is_new
+            is_first = is_new and self.mismatches == 1
         if is_first:
             self._report(
                 f"sample {sample} in {self.samples_path} {why}: it is read anew, as are others like it"
