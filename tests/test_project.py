@@ -64,6 +64,8 @@ PUBLIC_NAMES = [
 
 
 LONGEST_LINES = 80
+#: More are fields of a configuration. The columns of a span are as many.
+MOST_ARGUMENTS = 11
 
 
 def file_of(module: str) -> Path:
@@ -167,9 +169,9 @@ def test_no_files_import_each_other() -> None:
 
 
 @functools.cache
-def _outline(name: str) -> tuple[list[str], list[str]]:
-    """Return what a module imports, and its functions that are longer than LONGEST_LINES: each is parsed once."""
-    imported, long = list[str](), list[str]()
+def _outline(name: str) -> tuple[list[str], list[str], list[str]]:
+    """Return what a module imports, and its functions that are too long or take too much: each is parsed once."""
+    imported, long, wide = list[str](), list[str](), list[str]()
     nodes: list[ast.AST] = [ast.parse(file_of(name).read_text("utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -183,6 +185,9 @@ def _outline(name: str) -> tuple[list[str], list[str]]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 long += [f"{name}.{node.name}, {lines} lines"] * (lines > LONGEST_LINES)
+                taken = [each.arg for each in (*node.args.args, *node.args.kwonlyargs) if each.arg != "self"]
+                is_wide = len(taken) > MOST_ARGUMENTS and not re.match("_[^_]", node.name)
+                wide += [f"{name}.{node.name}, {len(taken)} arguments"] * is_wide
             for inner in (
                 "body",
                 "orelse",
@@ -191,7 +196,7 @@ def _outline(name: str) -> tuple[list[str], list[str]]:
                 "cases",
             ):  # statements stand nowhere else
                 nodes.extend(getattr(node, inner, ()))
-    return imported, long
+    return imported, long, wide
 
 
 def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:
@@ -500,3 +505,13 @@ def test_no_function_is_longer_than_a_reader_can_hold() -> None:
     plain = [name for name in MODULES if not name.endswith("_kernels")]
 
     assert [function for name in plain for function in _outline(name)[1]] == []
+
+
+def test_no_documented_call_takes_more_than_a_configuration_should() -> None:
+    """Fields of dataclasses, which are the configurations, are not counted."""
+    reference = "".join(page.read_text("utf-8") for page in (REPOSITORY / "docs" / "reference").glob("*.md"))
+    names = set(re.findall(r"^.*auto\w+::? ([\w.]+)$", reference, re.MULTILINE))
+    documented = {name if name in IS_MODULE else name.rpartition(".")[0] for name in names} - {"penstock"}
+    documented |= set(penstock._HOMES.values())
+
+    assert [call for name in sorted(documented) for call in _outline(name)[2]] == []

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 
 from tests.for_each import for_each
 
+from penstock.bench.training import MODELS
 from penstock.cli.blocks import blocks_parser
 from penstock.cli.main import _parser
+from penstock.recordings.references import FORMATS
 from penstock.simulate.caches import EVICTIONS
 from penstock.simulate.policies import POLICY_NAMES
-from penstock.simulate.snapshots import METHODS, OWN_METHOD
+from penstock.simulate.snapshots import METHODS, OWN_METHOD, recorded_sizes
+from penstock.simulate.wear import WARM_UPS
 
 #: What another word stands for in every command.
 _OTHER_WORDS = {
@@ -57,6 +60,11 @@ NAMES = {
     ("penstock plan", "--policies"): POLICY_NAMES,
     ("penstock simulate loading", "--policies"): POLICY_NAMES,
     ("penstock simulate caches", "--policies"): EVICTIONS,
+    ("penstock simulate caches", "--format"): FORMATS,
+    ("penstock simulate wear", "--models"): [model.name for model in recorded_sizes()],
+    ("penstock simulate wear", "--warm-up"): WARM_UPS,
+    ("penstock bench train", "--model"): MODELS,
+    ("penstock bench checkpoint", "--model"): MODELS,
     ("penstock simulate wear", "--encodings"): [method.name for method in (*METHODS, OWN_METHOD)],
 }
 

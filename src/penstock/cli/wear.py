@@ -66,7 +66,9 @@ def add(commands: Any) -> None:
         "--seed", type=int, default=0, metavar="SEED", help="seed of a random warm-up (%(default)s)"
     )
     snapshots = parser.add_argument_group("snapshots")
-    snapshots.add_argument("--models", metavar="NAMES", help="recorded models, with commas (all)")
+    snapshots.add_argument(
+        "--models", metavar="NAMES", help="recorded models, with commas: digits-cnn, text-gpt (all)"
+    )
     snapshots.add_argument(
         "--parameters", metavar="P", help=f"scale every model to P weights ({_PARAMETERS:,})"
     )
