@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -19,3 +20,17 @@ def get_within(queue: SimpleQueue[T], seconds: float | None) -> T:
     with suppress(Empty):
         return queue.get_nowait()
     return queue.get(timeout=seconds)
+
+
+class WakingQueue(SimpleQueue[T]):
+    """A queue whose reader may wait for other things, too: what is put calls `wake`, where that is set.
+
+    The reader sets it, then looks whether the queue is empty, then waits.
+    """
+
+    wake: Callable[[], None] | None = None
+
+    def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        if (wake := self.wake) is not None:
+            wake()

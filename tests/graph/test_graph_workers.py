@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 from random import Random
 from typing import Any
 
@@ -40,11 +41,13 @@ from penstock.graph import (
 from penstock.graph.workers import LocalWorkers, SessionConfig
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
+from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.mail import Mail
 from penstock.graph.workers.session import WorkerSession
 from penstock.graph.workers.wire import packed, packed_values, unpacked
 from penstock.graph.workers.worker import Worker
 from penstock.measure.chrome import write_chrome
+from penstock.queues import WakingQueue
 from penstock.trace import read_trace
 
 SECRET = os.urandom(32)
@@ -269,6 +272,31 @@ def test_large_tensors_lie_in_memory_of_both_and_its_blocks_are_used_again() -> 
         each.close()
 
 
+def test_a_thread_that_waits_receives_itself_and_hears_of_what_others_put() -> None:
+    received: WakingQueue[threading.Thread | None] = WakingQueue()
+    there = HostLink(SECRET, "there", lambda parts: received.put(threading.current_thread()))
+    here = HostLink(SECRET, "here", lambda parts: None)
+    here.connect(["there"])
+    with pytest.raises(Empty):
+        there.get_within(received, 0.0)
+    by = None
+    while (
+        by is not threading.current_thread()
+    ):  # what comes before it waits is received by a thread of the link
+        sender = threading.Thread(target=here.send, args=("there", [b"some"]))
+        sender.start()
+        by = there.get_within(received, None)
+        sender.join()
+    other = threading.Thread(target=lambda: found.append(there.get_within(received, None)))
+    found: list[threading.Thread | None] = []
+    other.start()
+    received.put(None)  # whether it waits already or not
+    other.join()
+    assert found == [None]
+    for link in (here, there):
+        link.close()
+
+
 def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:
     """The first worker has all of eight tensors at once; the second needs one after the other."""
     graph, costs = Graph(), {}
@@ -467,8 +495,8 @@ def test_a_worker_that_runs_one_node_for_too_long_is_given_up_though_it_answers(
     w = graph.variable("float32", [], initial=1.0, name="w")
     stuck = graph.add("Call", graph.add("Read", w), function="stuck", outputs=[["float32", []]], name="stuck")
     init = graph.initialize_all()
-    lag = {"lag_seconds": patient(0.5)}
-    with contextlib.closing(worker), opened(graph, {TASKS[0]: worker.address}, **lag) as session:
+    most = {"node_seconds": patient(0.5)}
+    with contextlib.closing(worker), opened(graph, {TASKS[0]: worker.address}, **most) as session:
 
         def train() -> Any:
             session.run(init)
@@ -487,6 +515,24 @@ def test_a_worker_that_runs_one_node_for_too_long_is_given_up_though_it_answers(
             with contextlib.suppress(WorkerLostError):  # a busy machine lags, too
                 found = train()
         assert found == 1.0
+
+
+def test_a_worker_whose_python_answers_no_health_check_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a long call into C: its connection lives. By default it is found within 5 s."""
+    monkeypatch.setitem(hosting._ANSWERS, "ping", lambda *_: None)
+    graph = Graph()
+    queue = graph.add("FIFOQueue", capacity=1, components=[["float32", []]], name="queue")
+    got = graph.add("Dequeue", queue, name="got")
+    worker = new_worker(TASKS[0])
+    with (
+        contextlib.closing(worker),
+        opened(graph, {TASKS[0]: worker.address}, lag_seconds=0.3) as session,
+        pytest.raises(WorkerLostError, match=rf"{TASKS[0]} \(process .* lags: Python there answers nothing"),
+    ):
+        run_until_lost(session, got)
+    default = SessionConfig().lag_seconds
+    assert default is not None
+    assert 1.25 * default < 5
 
 
 def test_silence_counts_only_while_the_client_listens() -> None:
@@ -598,6 +644,7 @@ def test_arguments_beside_a_config_are_refused_before_a_worker_is_asked(workers:
         ("lost_seconds", math.inf),
         ("lag_seconds", 0.0),
         ("lag_seconds", "4 s"),
+        ("node_seconds", -1),
         ("link_latency_seconds", -1e-6),
         ("link_bytes_per_second", 0),
         ("link_bytes_per_second", math.nan),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from penstock.graph.run.plan import (
 )
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Lane
-from penstock.queues import get_within
+from penstock.queues import WakingQueue, get_within
 
 _DEAD = object()
 
@@ -136,7 +136,9 @@ class Step:
         self.number = number
         self._lane = lane
         self._observe = observe
-        self.events: SimpleQueue[tuple[Waiter | None, Any, BaseException | None]] = SimpleQueue()
+        self.events: WakingQueue[tuple[Waiter | None, Any, BaseException | None]] = WakingQueue()
+        mail = resources.mail
+        self._next_event = get_within if mail is None else mail.get_within
         self.waiting: set[Waiter] = set()
         self._feeds = list(feeds)
         self._resources = resources
@@ -235,7 +237,7 @@ class Step:
         left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
         begin = 0.0 if self._lane is None else time.perf_counter()
         try:
-            waiter, values, error = get_within(self.events, left)
+            waiter, values, error = self._next_event(self.events, left)
         except Empty:
             raise WaitTimeout(f"the run took longer than its timeout: {'; '.join(self.waits())}") from None
         if self._lane is not None:

@@ -24,6 +24,7 @@ class SessionArguments(TypedDict, total=False):
     objective: str
     lost_seconds: float
     lag_seconds: float | None
+    node_seconds: float | None
     shares_memory: bool
     is_lossy: bool
     orders_receives: bool
@@ -39,8 +40,10 @@ class SessionConfig:
         them, a node costs nothing anywhere. link_...: between any two workers, for the placement. machine: or its file,
         with devices of these workers, the preferred ones first, their memory, links between them and the network, in
         place of link_bytes_per_second. objective: as of `place_graph`.
-    lost_seconds: a worker that is silent for so long is lost; one that ends is at once. lag_seconds: one that runs a
-        node for so long is given up, too, though it answers; None: a node takes as long as it takes.
+    lost_seconds: a worker whose messages' own thread is silent for so long is lost; one that ends is at once.
+    lag_seconds: one whose Python answers no health check for so long is given up: a node that computes does not keep
+        it from that, one call into C that keeps Python's lock for so long does. None: never. node_seconds: one that
+        runs a node for so long is given up, though it answers; None: a node takes as long as it takes.
     shares_memory: whether workers of one host send each other tensors by memory that both map. is_lossy: workers
         send each other float32 as its upper 16 bits, and zeros take the place of the others; feeds and fetches are
         exact. orders_receives: workers ask for what they need late, by `costs`, instead of keeping it. regions,
@@ -57,7 +60,8 @@ class SessionConfig:
     machine: Machine | str | os.PathLike[str] | None = None
     objective: str = "search"
     lost_seconds: float = 3.0
-    lag_seconds: float | None = None
+    lag_seconds: float | None = 3.5
+    node_seconds: float | None = None
     shares_memory: bool = True
     is_lossy: bool = False
     orders_receives: bool = True
@@ -67,8 +71,9 @@ class SessionConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_seed(self.seed))
         check_above_zero("lost_seconds", self.lost_seconds)
-        if self.lag_seconds is not None:
-            check_above_zero("lag_seconds", self.lag_seconds)
+        for name, seconds in (("lag_seconds", self.lag_seconds), ("node_seconds", self.node_seconds)):
+            if seconds is not None:
+                check_above_zero(name, seconds)
         check_seconds("link_latency_seconds", self.link_latency_seconds)
         check_rate("link_bytes_per_second", self.link_bytes_per_second)
 

@@ -3,8 +3,9 @@
     sender     copies a large part into a block that the receiver maps, too, and small ones into the message
     receiver   uses the block as it lies there, and clears its first byte once nothing refers to it any more
 
-The thread of a step sends; one thread of the worker receives. Nothing is encrypted: the kernel says that both ends are
-of one user. A socket's address is made of the cluster's secret and of that by which the others know the worker, so who
+The thread of a step sends. Of the steps that wait, one receives, for all: a tensor that it waits for itself changes no
+thread. Where none waits, a thread of the worker receives. Nothing is encrypted: the kernel says that both ends are of
+one user. A socket's address is made of the cluster's secret and of that by which the others know the worker, so who
 is on another host, or behind a proxy, finds none and is sent to over ZeroMQ.
 """
 
@@ -18,15 +19,20 @@ import select
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from queue import Empty
+from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.local_sockets import peer_of
+from penstock.queues import WakingQueue, get_within
+
+T = TypeVar("T")
 
 #: Larger parts go by blocks.
 _SMALL_BYTES = 16 << 10
@@ -48,7 +54,8 @@ _MOST_DESCRIPTORS = 253
 class HostLink:
     """A worker's connections to those of its host.
 
-    address: by which the others know this worker. on_parts: called with the parts of messages, in a thread of its own.
+    address: by which the others know this worker. on_parts: called with the parts of messages, in a thread of its own
+    or one that is in `get_within`.
     """
 
     def __init__(self, secret: bytes, address: str, on_parts: Callable[[list[Any]], None]) -> None:
@@ -62,7 +69,17 @@ class HostLink:
         except OSError:  # another worker has this address, so nobody can mean this one
             self._listening.close()
             self._listening = None
-        self._over = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: By descriptor.
+        self._in: dict[int, _In] = {}
+        self._over, self._stir = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        #: Who waits here hears of a message; if nobody does, the own thread.
+        self._first, self._last = select.epoll(), select.epoll()
+        self._first.register(self._stir, select.EPOLLIN)
+        self._last.register(self._over, select.EPOLLIN)
+        if self._listening is not None:
+            self._last.register(self._listening, select.EPOLLIN)
+        #: Held by the thread that waits at `_first`.
+        self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="penstock-graph-host", daemon=True)
         self._thread.start()
 
@@ -91,51 +108,85 @@ class HostLink:
         out = self._out.get(address)
         return out is not None and out.send(parts)
 
+    def get_within(self, queue: WakingQueue[T], seconds: float | None) -> T:
+        """Return the next item of a queue, as `penstock.queues.get_within`; receive what comes meanwhile."""
+        with contextlib.suppress(Empty):
+            return queue.get_nowait()
+        if not self._turn.acquire(blocking=False):
+            return get_within(queue, seconds)
+        until = None if seconds is None else time.monotonic() + seconds
+        try:
+            while True:
+                queue.wake = self._wake
+                left = 0.0 if not queue.empty() else None if until is None else until - time.monotonic()
+                ready = self._first.poll(None if left is None else max(left, 0.0))
+                queue.wake = None
+                for descriptor, _ in ready:
+                    self._receive(descriptor)
+                with contextlib.suppress(Empty):
+                    return queue.get_nowait()
+                if until is not None and time.monotonic() >= until:
+                    raise Empty
+        finally:
+            queue.wake = None
+            self._turn.release()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._stir, 1)
+
     def close(self) -> None:
-        """End all connections. Once."""
+        """End all connections. Once, when nobody is in `get_within`."""
         os.eventfd_write(self._over, 1)
         self._thread.join()
-        for out in self._out.values():
-            out.close()
-        if self._listening is not None:
-            self._listening.close()
-        os.close(self._over)
+        for each in (*self._out.values(), *self._in.values(), self._first, self._last, self._listening):
+            if each is not None:
+                each.close()
+        for descriptor in (self._over, self._stir):
+            os.close(descriptor)
 
     def _name(self, address: str) -> str:
         named = hashlib.blake2b(address.encode("utf-8"), key=self._secret, digest_size=16)
         return f"\0penstock-graph-{named.hexdigest()}"
 
     def _run(self) -> None:
-        connections: dict[int, _In] = {}
-        with select.epoll() as polled:
-            polled.register(self._over, select.EPOLLIN)
-            if self._listening is not None:
-                polled.register(self._listening, select.EPOLLIN)
-            try:
-                while True:
-                    for descriptor, _ in polled.poll():
-                        if descriptor == self._over:
-                            return
-                        if descriptor not in connections:
-                            self._accept(polled, connections)
-                        elif (parts := connections[descriptor].receive()) is not None:
-                            self._on_parts(parts)
-                        else:
-                            polled.unregister(descriptor)
-                            connections.pop(descriptor).close()
-            finally:
-                for connection in connections.values():
-                    connection.close()
+        while True:
+            for descriptor, _ in self._last.poll():
+                if descriptor == self._over:
+                    return
+                if self._listening is not None and descriptor == self._listening.fileno():
+                    self._accept(self._listening)
+                else:
+                    self._receive(descriptor)
 
-    def _accept(self, polled: select.epoll, connections: dict[int, _In]) -> None:
-        assert self._listening is not None, "it is ready"
+    def _receive(self, descriptor: int) -> None:
+        """Receive all that lies there: of two threads, one alone may have been told of it."""
+        if descriptor == self._stir:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(descriptor)
+            return
+        connection = self._in.get(descriptor)
+        if connection is None:
+            return
+        try:
+            while (parts := connection.receive()) is not None:
+                self._on_parts(parts)
+        except EOFError:
+            with self._lock:
+                if self._in.get(descriptor) is connection:
+                    del self._in[descriptor]
+            connection.close()
+
+    def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):  # who connected has left
-            connection, _ = self._listening.accept()
+            connection, _ = listening.accept()
             if peer_of(connection).uid != os.geteuid():
                 connection.close()
                 return
-            polled.register(connection, select.EPOLLIN)
-            connections[connection.fileno()] = _In(connection)
+            with self._lock:
+                self._in[connection.fileno()] = _In(connection)
+            # Of those that wait for it, the first that has a thread there is told.
+            for epoll in (self._first, self._last):
+                epoll.register(connection, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
 
 class _Out:
@@ -236,38 +287,50 @@ class _Out:
 
 
 class _In:
-    """A connection from a worker of this host, in the receiving thread."""
+    """A connection from a worker of this host, from which any thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         connection.setblocking(False)
+        #: Of what follows, and of the order in which blocks are learned of.
+        self._lock = threading.Lock()
         self._buffer = bytearray(2 * _MOST_MESSAGE_BYTES)
         self._blocks: list[Arena] = []
 
     def receive(self) -> list[Any] | None:
-        """Return the parts of a message, or None where there are no more. They are views of its blocks."""
-        try:
-            size, more = _received(self._connection, self._buffer)
-            for descriptor in more:
-                self._blocks.append(Arena.attach(descriptor))
-            message = memoryview(bytearray(memoryview(self._buffer)[:size]))
-            count, _ = _PART.unpack_from(message)
-            begin = _PART.size * (count + 1)
-            parts: list[Any] = []
-            for nbytes, block in _PART.iter_unpack(message[_PART.size : begin]):
-                if block:
-                    parts.append(_lent(self._blocks[block - 1], nbytes))
-                else:
-                    parts.append(message[begin : begin + nbytes])
-                    begin += nbytes + -nbytes % _ALIGNMENT
-            return parts if len(parts) == count else None
-        except (OSError, struct.error, ValueError, IndexError, ConfigError):
-            return None  # it has ended, or is no worker
+        """Return the parts of a message, views of its blocks among them; None where none is there.
+
+        Raises: EOFError when there will be no more.
+        """
+        with self._lock:
+            try:
+                size, more = _received(self._connection, self._buffer)
+                for descriptor in more:
+                    self._blocks.append(Arena.attach(descriptor))
+                message = memoryview(bytearray(memoryview(self._buffer)[:size]))
+                count, _ = _PART.unpack_from(message)
+                begin = _PART.size * (count + 1)
+                parts: list[Any] = []
+                for nbytes, block in _PART.iter_unpack(message[_PART.size : begin]):
+                    if block:
+                        parts.append(_lent(self._blocks[block - 1], nbytes))
+                    else:
+                        parts.append(message[begin : begin + nbytes])
+                        begin += nbytes + -nbytes % _ALIGNMENT
+                if len(parts) != count:
+                    raise EOFError("the message is too short")
+            except BlockingIOError:
+                return None
+            except (OSError, struct.error, ValueError, IndexError, ConfigError) as error:
+                raise EOFError("it has ended, or is no worker") from error
+            return parts
 
     def close(self) -> None:
-        self._connection.close()
-        for block in self._blocks:
-            block.close()
+        with self._lock:
+            self._connection.close()
+            for block in self._blocks:
+                block.close()
+            self._blocks.clear()
 
 
 def _lent(block: Arena, nbytes: int) -> np.ndarray[Any, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from penstock.queues import WakingQueue, get_within
+
 Values = Mapping[int, Any]
 _Give = Callable[[Any, Values], None]
 _Key = tuple[int, str]
@@ -21,11 +23,15 @@ class Mail:
     """The values on their way to the Recvs of one session's steps on one worker.
 
     send: sends a message to a task: its name, the number of the step, the name of a node, and its outputs by port; None
-    asks for them.
+    asks for them. get_within: waits for what happens to a step, as `penstock.queues.get_within`.
     """
 
-    def __init__(self, send: Callable[[str, int, str, Values | None], None]) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[str, int, str, Values | None], None],
+        get_within: Callable[[WakingQueue[Any], float | None], Any] = get_within,
+    ) -> None:
+        self._send, self.get_within = send, get_within
         #: By step, node and task: what waits until that asks, with who waits; and who asked for what is not there yet.
         self._offers: dict[tuple[int, str, str], tuple[Any, Values]] = {}
         self._asked: set[tuple[int, str, str]] = set()

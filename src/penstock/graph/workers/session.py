@@ -119,7 +119,9 @@ class WorkerSession:
             carrier,
             self._take,
             on_tick=self._ping,
-            tick_seconds=min(_PING_SECONDS, (config.lag_seconds or _PING_SECONDS) / 4),
+            tick_seconds=min(
+                [_PING_SECONDS, *(each / 4 for each in (config.lag_seconds, config.node_seconds) if each)]
+            ),
             on_cut=self._notice,
             cut_seconds=config.lost_seconds,
             report=report,
@@ -152,8 +154,8 @@ class WorkerSession:
         """Run what the fetches and targets need, on all workers that it needs, and return the fetched values.
 
         As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; WorkerLostError when
-        a worker ends or stops, which names it and nodes that it had to run. The next run begins with the state of the
-        last save, or anew where there is none.
+        a worker ends, stops or lags, which names it and nodes that it had to run. The next run begins with the state
+        of the last save, or anew where there is none.
         """
         self._check_open()
         wanted, arrange = arranged(fetches)
@@ -484,12 +486,11 @@ class WorkerSession:
             is_of_this = self._name and message.get("session") == self._name
             if is_of_this and self._is_opened and peer.is_here and not message.get("has"):
                 self._lose(task, "was started again, or forgot this session")
-            elif is_of_this and peer.is_here and self._config.lag_seconds is not None:
+            elif is_of_this and peer.is_here and (most_seconds := self._config.node_seconds) is not None:
                 node, seconds = max(message["busy"], key=lambda each: each[1], default=("", 0.0))
-                if seconds >= self._config.lag_seconds:
+                if seconds >= most_seconds:
                     self._lose(
-                        task,
-                        f"lags: {node!r} runs for {seconds:.1f} s; lag_seconds is {self._config.lag_seconds:g}",
+                        task, f"lags: {node!r} runs for {seconds:.1f} s; node_seconds is {most_seconds:g}"
                     )
             return
         with self._lock:
@@ -505,10 +506,12 @@ class WorkerSession:
         for task in here:
             if task in silent:
                 self._lose(
-                    task, f"lags: Python there answers nothing for {silent[task]:.1f} s, as in one long call"
+                    task,
+                    f"lags: Python there answers nothing for {silent[task]:.1f} s: it is stopped, or in one long call; "
+                    f"lag_seconds is {self._config.lag_seconds:g}",
                 )
             else:
-                asks_busy = self._config.lag_seconds is not None
+                asks_busy = self._config.node_seconds is not None
                 ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
                 self._link.ask(self.tasks.index(task), ping)
 

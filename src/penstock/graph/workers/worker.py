@@ -4,8 +4,8 @@
     worker    values: outputs of a node, for a step of a session
 
 One thread has the connections, another those to workers of this host; each step has one while it is under way, which
-sends. A session ends with `close`, or when its client
-says nothing for long.
+sends, and receives from workers of this host while it waits. A session ends with `close`, or when its client says
+nothing for long.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Worker:
             self._close(name)
         self._threads.shutdown()
         self.link.close()
-        self.host.close()
         if self._mpi is not None:
             self._mpi[0].close()
+        self.host.close()  # the last: others wake a step that listens to it
         self._is_over.set()
 
     # -- In the link's thread ---------------------------------------------------------------------------------
@@ -141,18 +141,18 @@ class Worker:
                 self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(wrong)})
 
     def _take_parts(self, parts: list[Any]) -> None:
-        """Act on what a worker of this host sent, in the thread of `host`."""
+        """Act on what a worker of this host sent, in the thread of `host` or of a step."""
         with contextlib.suppress(CorruptError):
             self._take_values(unpacked(parts))
 
     def _take_values(self, message: dict[str, Any]) -> None:
-        hosted = self._sessions.get(message.get("session", ""))
-        if hosted is not None and message["kind"] == "asked":
-            # What is sent then may be large, and this thread is for all.
-            self._threads.submit(hosted.mail.asked, message["step"], message["node"], message["by"])
-        elif hosted is not None and message["kind"] == "values":
-            # Another worker's fault is not this one's end.
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+        # Another worker's fault is not this one's end.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            hosted = self._sessions.get(message.get("session", ""))
+            if hosted is not None and message["kind"] == "asked":
+                # What is sent then may be large, and this thread is for all.
+                self._threads.submit(hosted.mail.asked, message["step"], message["node"], message["by"])
+            elif hosted is not None and message["kind"] == "values":
                 values = {int(port): value for port, value in message["values"]}
                 hosted.mail.put(int.from_bytes(message["step"], "little"), message["node"], values)
 
@@ -278,7 +278,7 @@ class _Hosted:
         self.heard = time.monotonic()
         self._task = worker.task
         self.parts: dict[int, Future[Session]] = {}
-        self.mail = Mail(send)
+        self.mail = Mail(send, worker.host.get_within)
         self.resources = Resources(seed, *worker._brought)
         self.resources.mail = self.mail
         self._slowness = worker._slowness
