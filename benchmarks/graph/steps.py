@@ -14,10 +14,9 @@ programs disturb least. Before it is timed, both give the same result. Workloads
     tiny    40 additions of scalars: what the engine itself costs
     loop    1,000 iterations of x * w + 1 on scalars: what the executor costs per iteration
 
-Nothing else should run. With MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824 in the environment,
-memory that a step frees stays with the process. Otherwise glibc may return it to the system after a step, as it happens
-to lie, to fetch it again in the next: up to 1,100 pages, at 3 us each, in either of the two, by chance. With several
-threads, the others spin while one runs Python or fetches pages, which processor time counts for each: see --wall.
+Nothing else should run. The first session makes glibc keep what a step frees, for both sides: without, it fetches up to
+1,500 pages a step from the system again, at 3 us each, in either of the two, by chance. With several threads, the
+others spin while one runs Python, which processor time counts for each: see --wall.
 """
 
 from __future__ import annotations

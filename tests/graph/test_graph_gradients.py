@@ -11,7 +11,7 @@ import torch
 from tests.for_each import for_each
 from tests.graph.graphs import body, constant, node
 
-from penstock.graph import Graph, GraphError, Session, Statistics, gradients
+from penstock.graph import Graph, GraphError, Session, Statistics, UnsupportedError, gradients
 
 F = "float64"
 
@@ -57,6 +57,14 @@ def given(*shapes: list[int]) -> list[dict[str, Any]]:
 
 A = np.array([[1.5, 0.5], [0.25, 2.0]])
 B = np.array([0.5, 1.25])
+LAYER_NORM = "aten.native_layer_norm.default"
+NORM_OF = [{"input": 0}, [2], {"input": 1}, {"input": 2}, 0.5]
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, [2], weight, bias, 0.5)
+
+
 OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] = {
     "Add": ([node("o", "Add", "x:0 y:0")], lambda x, y: x + y),
     "Sub": ([node("o", "Sub", "y:0 x:0")], lambda x, y: y - x),
@@ -86,6 +94,23 @@ OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] 
         ],
         lambda x, y: x[1:] * torch.cat([x, x[:, 1:]], 1).square().sum(),
     ),
+    "SoftMax of ATen": (
+        [
+            node("s", "aten.softmax.int", "x:0", args=[{"input": 0}, 0]),
+            node("l", "aten.log_softmax.int", "s:0", args=[{"input": 0}, 1]),
+            node("o", "Mul", "l:0 x:0"),
+        ],
+        lambda x, y: torch.log_softmax(torch.softmax(x, 0), 1) * x,
+    ),
+    "layer norm": (
+        [
+            node("n", LAYER_NORM, "x:0 y:0 y:0", args=NORM_OF),
+            node("m", LAYER_NORM, "n:0 y:0", args=[*NORM_OF[:3], None, 0.5]),
+            node("k", LAYER_NORM, "m:0", args=[*NORM_OF[:2], None, None, 0.5]),
+            node("o", "Square", "k:0"),
+        ],
+        lambda x, y: _norm(_norm(_norm(x, y, y), y), None).square(),
+    ),
     "through integers": ([node("o", "Mul", "x:0 y:0"), node("s", "Shape", "x:0")], lambda x, y: x * y),
 }
 
@@ -95,6 +120,22 @@ def test_gradients_of_operations_are_those_of_pytorch(name: str) -> None:
     nodes, reference = OPERATIONS[name]
 
     check([*given([2, 2], [2]), *nodes], "o:0", reference, {"x": A, "y": B})
+
+
+@for_each("op", [LAYER_NORM, "aten.layer_norm.default"])
+def test_the_third_derivative_of_a_norm_is_refused_as_pytorch_gives_a_wrong_one(op: str) -> None:
+    graph = Graph([*given([2, 2], [2]), node("n", op, "x:0 y:0 y:0", args=NORM_OF)])
+    total = graph.add("Square", "n:0")
+    for _ in range(2):
+        (slope,) = gradients(graph, total, ["x:0"])
+        assert slope is not None
+        total = graph.add("Square", slope)
+
+    with pytest.raises(UnsupportedError, match=r"the third derivative of .*[lL]ayer"):
+        gradients(graph, total, ["x:0"])
+    if op == LAYER_NORM:
+        with pytest.raises(UnsupportedError, match="no gradient of the mean"):
+            gradients(graph, "n:1", ["x:0"])
 
 
 def test_gradients_of_convolutions_and_pools() -> None:

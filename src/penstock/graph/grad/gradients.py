@@ -33,6 +33,12 @@ _BY_RESULT = {
     "Exp": "ExpBackward",
     "aten.exp.default": "ExpBackward",
 }
+#: The same of those that also have an axis.
+_SOFTMAX = {
+    "aten.softmax.int": "aten._softmax_backward_data.default",
+    "aten.log_softmax.int": "aten._log_softmax_backward_data.default",
+}
+_MEANS_ARE_SAVED = ("layer_norm", "batch_norm", "instance_norm")
 #: From an endpoint of the forward pass to one with its value where the gradient is built.
 Forward = Callable[[Endpoint], Endpoint]
 
@@ -196,6 +202,10 @@ class _Builder:
             return [(inputs[0], self.one("Unshuffle", cotangents[0], forward(Endpoint(node.name, 1))))]
         if op in _BY_RESULT:
             return [(inputs[0], self.one(_BY_RESULT[op], forward(Endpoint(node.name)), cotangents[0]))]
+        if op in _SOFTMAX and _is_softmax(node):
+            return [(inputs[0], self._softmax(node, cotangents[0], forward))]
+        if op == "aten.native_layer_norm.default" and node.attr.get("args"):
+            return self._layer_norm(node, cotangents, followed, forward)
         if op == "aten.max_pool2d_with_indices.default" and not node.attr.get("kwargs"):
             return [(inputs[0], self._aten_pool(node, cotangents[0], forward))]
         if op == "MaxPool" and 0 in cotangents:
@@ -211,6 +221,42 @@ class _Builder:
         attr = {name: value for name, value in node.attr.items() if name != "indices"}
         places = forward(Endpoint(node.name, 1))
         return self.one("MaxPoolBackward", forward(node.inputs[0]), places, cotangent, **attr)
+
+    def _softmax(self, node: Node, cotangent: Endpoint, forward: Forward) -> Endpoint:
+        (spec,), axis = node.outputs, node.attr["args"][1]
+        return self.one(
+            _SOFTMAX[node.op],
+            cotangent,
+            forward(Endpoint(node.name)),
+            args=[{"input": 0}, {"input": 1}, axis, {"dtype": spec.dtype}],
+            kwargs={},
+        )
+
+    def _layer_norm(
+        self, node: Node, cotangents: dict[int, Endpoint], followed: set[Endpoint], forward: Forward
+    ) -> Iterable[tuple[Endpoint, Endpoint]]:
+        if set(cotangents) != {0}:
+            raise UnsupportedError(
+                "there is no gradient of the mean and the deviation: compute them by nodes"
+            )
+        value, shape, weight, bias, _ = node.attr["args"]
+        places: list[int | None] = [None if each is None else each["input"] for each in (value, weight, bias)]
+        wrt = [place is not None and node.inputs[place] in followed for place in places]
+        given = [node.inputs[place] for place in places if place is not None]
+        found = self.add(
+            "LayerNormBackward",
+            cotangents[0],
+            forward(given[0]),
+            *(forward(Endpoint(node.name, port)) for port in (1, 2)),
+            *(forward(each) for each in given[1:]),
+            axes=len(shape),
+            has=[each is not None for each in (weight, bias)],
+            wrt=wrt,
+        )
+        sought = [
+            node.inputs[place] for place in places if place is not None and node.inputs[place] in followed
+        ]
+        return list(zip(sought, found, strict=True))
 
     def _aten_pool(self, node: Node, cotangent: Endpoint, forward: Forward) -> Endpoint:
         defaults: list[Any] = [None, None, [], 0, 1, False]
@@ -233,6 +279,7 @@ class _Builder:
             raise UnsupportedError(
                 "it takes a Variable itself: Read it, so that the gradient uses what was read"
             )
+        _refuse_third_order(node)
         places = [place for place, endpoint in enumerate(node.inputs) if endpoint in followed]
         ports = sorted(cotangents)
         attr = vjp_node(node, ports, places).attr
@@ -350,6 +397,24 @@ class _Again:
             _give_places(self._scope, node)
         # The control keeps it from being merged with the first, and from running before it is needed.
         return self._build.again(node, [self._there(each) for each in node.inputs], self._build.cotangent)
+
+
+def _refuse_third_order(node: Node) -> None:
+    """Refuse the gradient of a second one where PyTorch's is wrong: it takes saved means for constants."""
+    depth, op, attr = 0, node.op, node.attr
+    while op == "Vjp":
+        depth, op, attr = depth + 1, attr["of"]["op"], attr["of"]["attr"]
+    name: str = op
+    is_such = name == "LayerNormBackward" or any(each in name for each in _MEANS_ARE_SAVED)
+    if is_such and depth + (name == "LayerNormBackward") >= 2:
+        raise UnsupportedError(f"the third derivative of {name} is wrong in PyTorch: compute it by nodes")
+
+
+def _is_softmax(node: Node) -> bool:
+    """Return whether it is called as add_module calls it, and changes no dtype."""
+    args: Sequence[Any] = node.attr.get("args") or ()
+    is_plain = len(args) == 2 or (len(args) == 3 and args[2] is None)
+    return is_plain and not node.attr.get("kwargs") and isinstance(args[1], int)
 
 
 def _is_simple(node: Node) -> bool:

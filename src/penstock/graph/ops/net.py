@@ -217,6 +217,51 @@ register(
         differentiable=True,
     )
 )
+
+
+def _infer_norm_backward(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
+    has, wrt = node.attr["has"], node.attr["wrt"]
+    if len(specs) != 4 + sum(has) or len(wrt) != 3:
+        raise MismatchError("it takes cotangent, values, mean, 1 / deviation, and the weight and bias it has")
+    given = iter(specs[4:])
+    sought = [specs[1], *(next(given) if is_there else None for is_there in has)]
+    return [
+        Spec(each.dtype, each.shape)
+        for each, is_wanted in zip(sought, wrt, strict=True)
+        if is_wanted and each
+    ]
+
+
+def _norm_backward(node: Node) -> Any:
+    (weighs, adds), axes, wrt = node.attr["has"], node.attr["axes"], list(node.attr["wrt"])
+    is_one = sum(wrt) == 1
+
+    def kernel(
+        cotangent: torch.Tensor,
+        values: torch.Tensor,
+        mean: torch.Tensor,
+        rstd: torch.Tensor,
+        *given: torch.Tensor,
+    ) -> Any:
+        weight, bias = given[0] if weighs else None, given[-1] if adds else None
+        shape = values.shape[values.dim() - axes :]
+        found = _aten.native_layer_norm_backward(cotangent, values, shape, mean, rstd, weight, bias, wrt)
+        found = tuple(each for each, is_wanted in zip(found, wrt, strict=True) if is_wanted)
+        return found[0] if is_one else found
+
+    return kernel
+
+
+register(
+    Operation(
+        "LayerNormBackward",
+        _infer_norm_backward,
+        inputs=(4, 6),
+        attributes={"axes": REQUIRED, "has": REQUIRED, "wrt": REQUIRED},
+        kernels={"cpu": _norm_backward},
+        differentiable=True,
+    )
+)
 _aten = torch.ops.aten
 for _name, _kernel in (
     ("ReLU", lambda value, cotangent: _aten.threshold_backward(cotangent, value, 0)),

@@ -17,7 +17,10 @@ from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph
 from penstock.graph.ops.aten import encode
 
 #: What computes the same and gives behind it what the gradient needs, which would else compute it again.
-_GIVES_MORE = {"aten.max_pool2d.default": "aten.max_pool2d_with_indices.default"}
+_GIVES_MORE = {
+    "aten.max_pool2d.default": "aten.max_pool2d_with_indices.default",
+    "aten.layer_norm.default": "aten.native_layer_norm.default",
+}
 
 
 def add_module(
@@ -118,6 +121,8 @@ class _Importer:
         args = [template(each) for each in node.args]
         kwargs = {key: template(each) for key, each in node.kwargs.items()}
         op = f"aten.{target._opname}.{target._overloadname}"
+        if op == "aten.layer_norm.default":
+            args = [*args, *(None, None, None, None, 1e-5)[len(args) :]][:5]  # less whether cuDNN may
         ports = self._graph.add_node(_GIVES_MORE.get(op, op), *inputs, args=args, kwargs=kwargs).endpoints()
         return ports[0] if len(ports) == 1 or op in _GIVES_MORE else ports
 
