@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -1082,6 +1083,25 @@ def test_what_workers_hand_back_to_readers_is_for_the_batch_that_waits_for_it_no
     (move,) = moves_in(scheduler.loaded(second, {}, [OwnRead(SOURCE, 1, 0.5)], 0.0))
 
     assert (move.batch, move.samples) == (2, [3])
+
+
+def test_pauses_of_the_training_say_nothing_about_the_number_of_threads() -> None:
+    """It takes four batches and pauses for a minute, again and again; two threads load twice as fast as one."""
+    limits = StagingLimits(slots=4, readers=0, decoders=1, undecoded_bytes=10**6, most_decoders=2)
+    scheduler = scheduler_of(Sequential(800), 1, limits, [])
+    coming: list[tuple[float, Any]] = [(0.1, load) for load in loads_in(scheduler.start(0.0))]
+    for burst in range(1, 60):
+        coming += [(60.0 * burst + 0.05 * slot, slot) for slot in range(4)]
+        while coming:
+            now, what = coming.pop(coming.index(min(coming, key=itemgetter(0))))
+            is_load = isinstance(what, Load)
+            told = scheduler.loaded(what, {}, [], now, 0.1) if is_load else scheduler.slot_freed(what, now)
+            coming += [(now + 0.1, load) for load in loads_in(told)]
+
+    threads = scheduler.threads
+    fewer, ratio = threads.fewer or (0, 0.0)
+    assert (threads.threads, fewer) == (2, 1)
+    assert ratio == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,8 @@ class Scheduler:
             (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
         )
         self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
-        #: Whether all threads that may load had work when the last event was over, and all that may read.
+        #: Whether all threads that may load have had work since the last Load ended, and all that may read since the
+        #: last move did. A pause of the training, in which they run out of it, says nothing about them.
         self._were_busy = self._readers_were_busy = False
         #: None where their number is fixed.
         self._readers = ThreadCount(limits.readers, limits.most_readers) if limits.most_readers else None
@@ -354,6 +355,7 @@ class Scheduler:
         if self._readers is not None:
             # A thread that reads mostly waits, whatever it computes.
             self._readers.load_done(len(move.samples), seconds, 0.0, now, self._readers_were_busy)
+            self._readers_were_busy = True
         self._mark(move.entries, dict.fromkeys(failed, decisions.UNREAD))
         return self._event(now, decisions.MOVED, count=len(move.entries), seconds=seconds)
 
@@ -374,6 +376,7 @@ class Scheduler:
         """
         count = len(load.rows)
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
+        self._were_busy = True
         for read in own_reads:
             if read.origin == SOURCE and self._limits.reads_ahead:
                 continue  # of the first sample, by which a worker finds out whether it should read by itself
@@ -569,8 +572,8 @@ class Scheduler:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         if self._dropping is not None:
             self._drop(self._dropping, now, out)
-        self._were_busy = self._ints[decisions.LOADS] >= threads
-        self._readers_were_busy = self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
+        self._were_busy &= self._ints[decisions.LOADS] >= threads
+        self._readers_were_busy &= self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
         return out
 
     def _use_slots(self, most: int, now: float) -> list[Instruction]:
