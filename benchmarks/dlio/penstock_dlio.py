@@ -103,7 +103,8 @@ class PenstockCheckpointing(BaseCheckpointing):  # type: ignore[misc]  # of a pa
         super().__init__("penstock")
         self._state: dict[str, Any] = {}
         folder = f"{self.args.checkpoint_folder}/penstock-{self.args.my_rank}"
-        self._store = SnapshotStore(folder, keep=2, report=None)
+        # As many threads as read: DLIO's own saves by one, and steps wait for batches while these write.
+        self._store = SnapshotStore(folder, keep=2, threads=max(1, self.args.read_threads), report=None)
         atexit.register(self._store.close)
         super().checkpoint(0, 0)  # gathers the state, for which memory is taken before the first save
         self._store.prepare(self._state)
