@@ -306,7 +306,8 @@ def _new_segments(before: set[str]) -> list[str]:
     return [
         f"shared memory {SHARED_MEMORY / name}"
         for name in sorted(_shared_memory_files() - before)
-        if not name.startswith("tmp")  # a temporary file or folder of some other program, not a segment
+        if not name.startswith("tmp")  # a temporary file of some other program, not a segment
+        and not (SHARED_MEMORY / name).is_dir()  # nor is a folder
         and not _is_held_by_another_process(SHARED_MEMORY / name)
     ]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
 from tests.for_each import for_each
 from tests.graph.graphs import constant, evaluate, node
 from tests.patience import patient
@@ -279,6 +278,8 @@ def test_a_mutex_lets_one_step_in_and_a_failed_step_gives_it_back() -> None:
 
 
 def test_records_are_those_that_another_program_wrote_each_to_one_run(tmp_path: Path) -> None:
+    from tensorboardX.record_writer import RecordWriter  # type: ignore[import-untyped]
+
     records = [bytes([k]) * k * 100 for k in range(7)]
     for part in range(2):
         writer = RecordWriter(str(tmp_path / f"{part}"))

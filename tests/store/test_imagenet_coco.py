@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.io import savemat
 from tests.for_each import for_each
 from tests.store.web_server import serving
 
@@ -43,6 +42,8 @@ def write_val(samples: int = 3) -> None:
 
 
 def write_devkit(truth: str = "1\n3\n2\n") -> Path:
+    from scipy.io import savemat
+
     Path("devkit/data").mkdir(parents=True)
     kind = [("ILSVRC2012_ID", "f8"), ("WNID", "O"), ("words", "O"), ("num_children", "f8")]
     savemat("devkit/data/meta.mat", {"synsets": np.array(SYNSETS, kind)})

@@ -28,6 +28,8 @@ Ids = NDArray[np.int64]
 
 #: Samples handled at once where a whole run is listed: bounds the memory beside the result.
 _CHUNK = 1 << 20
+#: Samples whose first reads are found at once: 100 MB. An order that is a table may make it anew for each block.
+_FIRST_AT_ONCE = 1 << 22
 #: Samples that `AccessPlan.batches` asks the order for at once.
 _AHEAD = 1 << 14
 #: Epochs in which the first reader of a sample is looked for: a sample that is read in none may be in no epoch.
@@ -93,7 +95,7 @@ class AccessPlan:
         object.__setattr__(self, "_arranged", self.order)
         if isinstance(self.split, Local) and self.ranks > 1:
             split = Balanced()
-            held = partial(_first_readers, replace(self.of_first(_FIRST_EPOCHS), split=split))
+            held = partial(first_readers, replace(self.of_first(_FIRST_EPOCHS), split=split))
             order = arranged(self.order, self.batch_size, self.ranks, split, held)
             object.__setattr__(self, "_arranged", order)
 
@@ -622,17 +624,37 @@ class AccessPlan:
         check_rank(rank, self.ranks)
 
 
-def _first_readers(plan: AccessPlan) -> NDArray[np.int32]:
-    """Return the rank that reads each sample first: int32[F], -1 where nobody does."""
-    found = np.full(plan.samples, -1, np.int32)
-    for begin in range(0, plan.samples, _CHUNK):
-        pending = np.arange(begin, min(begin + _CHUNK, plan.samples))
-        for epoch in range(plan.epochs):
-            found[pending] = plan.reader_of(epoch, pending)[0]
-            pending = pending[found[pending] < 0]
+def first_readers(
+    plan: AccessPlan,
+    steps: Ids | None = None,
+    *,
+    among: Sequence[int] | None = None,
+    first: tuple[int, int] = (0, 0),
+) -> NDArray[np.int32]:
+    """Return the rank that reads each sample first: int32[F], -1 where nobody does.
+
+    steps: int64[F], gets the step of that read, counted over the epochs before it too, where there is one.
+    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count. With either, an order
+        that repeats samples within an epoch is none for this: `AccessPlan.reader_of` tells an epoch's first read alone.
+    """
+    counts = np.zeros(plan.ranks + 1, bool)  # the last is of nobody, -1
+    counts[list(range(plan.ranks) if among is None else among)] = True
+    ranks = np.full(plan.samples, -1, np.int32)
+    begins = np.cumsum([0, *map(plan.steps, range(plan.epochs))]) if steps is not None else None
+    for begin in range(0, plan.samples, _FIRST_AT_ONCE):
+        pending = np.arange(begin, min(begin + _FIRST_AT_ONCE, plan.samples))
+        for epoch in range(first[0], plan.epochs):
+            readers, in_epoch = plan.reader_of(epoch, pending)
+            found = counts[readers]
+            if epoch == first[0]:
+                found &= in_epoch >= first[1]
+            ranks[pending[found]] = readers[found]
+            if steps is not None and begins is not None:
+                steps[pending[found]] = begins[epoch] + in_epoch[found]
+            pending = pending[~found]
             if not pending.size:
                 break
-    return found
+    return ranks
 
 
 def epochs_of_steps(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan.access import AccessPlan
+from penstock.plan.access import AccessPlan, first_readers
 from penstock.plan.orders import RepeatingOrder
 from penstock.plan.splits import Split
 
@@ -157,36 +157,24 @@ def first_reads(
     among: the ranks that count, all unless given. first: (epoch, step) from which on reads count.
     """
     check_partition(plan)
+    steps = np.full(plan.samples, -1, np.int64)
+    if not isinstance(plan.order, RepeatingOrder) or (among is None and not first[1]):
+        return FirstReads(first_readers(plan, steps, among=among, first=first), steps)
+    # One that counts may follow an epoch's first read of a sample.
     counts = np.zeros(plan.ranks + 1, bool)  # the last is of nobody, -1
     counts[list(range(plan.ranks) if among is None else among)] = True
     ranks = np.full(plan.samples, -1, np.int32)
-    steps = np.full(plan.samples, -1, np.int64)
     begins = first_steps(plan)
-    if isinstance(plan.order, RepeatingOrder) and (among is not None or first[1]):
-        # `reader_of` tells an epoch's first read of a sample alone, and one that counts may follow it.
-        for epoch in range(first[0], plan.epochs):
-            positions = np.arange(plan.length(epoch))
-            readers, in_epoch = plan.reader_at(epoch, positions)
-            wanted = counts[readers] & (in_epoch >= (first[1] if epoch == first[0] else 0))
-            ids, at = np.unique(plan.sample_at(epoch, positions[wanted]), return_index=True)
-            is_new = ranks[ids] < 0
-            ids, at = ids[is_new], np.flatnonzero(wanted)[at[is_new]]
-            ranks[ids], steps[ids] = readers[at], begins[epoch] + in_epoch[at]
-            if (ranks >= 0).all():
-                break
-        return FirstReads(ranks, steps)
-    for begin in range(0, plan.samples, _READERS_AT_ONCE):
-        pending = np.arange(begin, min(begin + _READERS_AT_ONCE, plan.samples))
-        for epoch in range(first[0], plan.epochs):
-            readers, in_epoch = plan.reader_of(epoch, pending)
-            found = counts[readers]
-            if epoch == first[0]:
-                found &= in_epoch >= first[1]
-            ranks[pending[found]] = readers[found]
-            steps[pending[found]] = begins[epoch] + in_epoch[found]
-            pending = pending[~found]
-            if pending.size == 0:
-                break
+    for epoch in range(first[0], plan.epochs):
+        positions = np.arange(plan.length(epoch))
+        readers, in_epoch = plan.reader_at(epoch, positions)
+        wanted = counts[readers] & (in_epoch >= (first[1] if epoch == first[0] else 0))
+        ids, at = np.unique(plan.sample_at(epoch, positions[wanted]), return_index=True)
+        is_new = ranks[ids] < 0
+        ids, at = ids[is_new], np.flatnonzero(wanted)[at[is_new]]
+        ranks[ids], steps[ids] = readers[at], begins[epoch] + in_epoch[at]
+        if (ranks >= 0).all():
+            break
     return FirstReads(ranks, steps)
 
 
