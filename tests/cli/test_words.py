@@ -39,6 +39,22 @@ _OTHER_WORDS = {
     "--replace": "--overwrite",
 }
 
+#: And in every JSON document: of a job, of results, of times and shares.
+_OTHER_WORDS_OF_JSON = {
+    *(
+        "batch_per_rank",
+        "clients",
+        "seeds",
+        "schemes",
+        "methods",
+        "headroom",
+        "waited",
+        "waited_seconds",
+        "run_time",
+    ),
+    *("hit_rate", "ssd_bytes", "ram_bytes", "cache_bytes", "string", "recorder"),
+}
+
 
 def commands(
     parser: argparse.ArgumentParser, name: str = "penstock"
@@ -102,6 +118,7 @@ def test_help_says_that_json_lists_results(name: str) -> None:
 
     assert "--json" in parser.format_help()
     assert "results[]" in text
+    assert _OTHER_WORDS_OF_JSON.isdisjoint(re.findall(r"\w+", text.partition("JSON")[2]))
     assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)
 
 
