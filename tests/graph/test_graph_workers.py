@@ -372,10 +372,10 @@ def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for
 
 
 class Counting:
-    """A proxy that counts the bytes of its connections, both ways."""
+    """A proxy that counts the bytes of each of its connections, both ways; a client's is the first."""
 
     def __init__(self, address: str) -> None:
-        self.nbytes = 0
+        self.nbytes: list[int] = []
         self._to = (address.split(":")[1].strip("/"), int(address.rpartition(":")[2]))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -389,14 +389,16 @@ class Counting:
                 here, _ = self._listening.accept()
                 there = socket.create_connection(self._to)
                 self._open += [here, there]
+                self.nbytes.append(0)
                 for pair in ((here, there), (there, here)):
-                    self._threads.append(threading.Thread(target=self._pass_on, args=pair))
+                    args = (len(self.nbytes) - 1, *pair)
+                    self._threads.append(threading.Thread(target=self._pass_on, args=args))
                     self._threads[-1].start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, number: int, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                self.nbytes += len(data)
+                self.nbytes[number] += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
@@ -424,7 +426,37 @@ def test_no_batch_that_a_worker_reads_passes_through_the_client() -> None:
         assert [session.run(total) for _ in batches] == [float(number << 17) for number in range(4)]
     worker.close()
     proxy.close()
-    assert 0 < proxy.nbytes < 100_000
+    assert 0 < sum(proxy.nbytes) < 100_000
+
+
+def test_pictures_go_from_a_reader_by_a_worker_that_decodes_to_one_that_trains_and_not_by_the_client(
+    tmp_path: Path,
+) -> None:
+    """All reach each other by proxies. 3 pictures of 200 KB are read by one worker, and cropped by another."""
+    noise = np.random.default_rng(0).integers(0, 256, (3, 256, 256, 3), np.uint8)
+    pictures = [cv2.imencode(".png", each)[1].tobytes() for each in noise]
+    write_tfrecords(tmp_path / "pictures", pictures)
+    tasks = ["/job:read/task:0", "/job:decode/task:0", "/job:worker/task:0"]
+    graph = Graph()
+    with graph.on_device(tasks[0]):
+        file = graph.add("TFRecords", files=[str(tmp_path / "pictures")], name="file")
+    crop = graph.add("DecodeRandomCrop", file, size=[224, 224], name="crop")
+    with graph.on_device(tasks[2]):
+        total = graph.add("Sum", crop)
+    costs = {"crop": {"cost": {f"{task}/device:cpu:0": float(task != tasks[1]) for task in tasks}}}
+    workers = [new_worker(task) for task in tasks]
+    proxies = [Counting(each.address) for each in workers]
+    addresses = {task: proxy.address for task, proxy in zip(tasks, proxies, strict=True)}
+    with opened(graph, addresses, costs=costs) as session, Session(graph) as whole:
+        assert session.placement().device["crop"] == f"{tasks[1]}/device:cpu:0"
+        assert [session.run(total) for _ in pictures] == [whole.run(total) for _ in pictures]
+    for worker, proxy in zip(workers, proxies, strict=True):
+        worker.close()
+        proxy.close()
+    reads, decodes, trains = ([each.nbytes[0], sum(each.nbytes[1:])] for each in proxies)
+    assert reads[0] + decodes[0] + trains[0] < 100_000
+    assert decodes[1] + reads[1] > sum(map(len, pictures))
+    assert trains[1] > 3 * 224 * 224 * 3
 
 
 def test_pictures_are_decoded_and_cropped_where_the_placement_says_and_are_the_same(

@@ -47,8 +47,8 @@ _PART = struct.Struct("<QQ")
 _ALIGNMENT = 16
 _PADDING = [bytes(-nbytes % _ALIGNMENT) for nbytes in range(_ALIGNMENT)]
 _DESCRIPTOR = struct.Struct("i")
-#: Of one message, as Linux has it.
-_MOST_DESCRIPTORS = 253
+#: Of as many as one message may have on Linux.
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(253 * _DESCRIPTOR.size)
 
 
 class HostLink:
@@ -110,7 +110,7 @@ class HostLink:
 
     def get_within(self, queue: WakingQueue[T], seconds: float | None) -> T:
         """Return the next item of a queue, as `penstock.queues.get_within`; receive what comes meanwhile."""
-        with contextlib.suppress(Empty):
+        if not queue.empty():
             return queue.get_nowait()
         if not self._turn.acquire(blocking=False):
             return get_within(queue, seconds)
@@ -123,7 +123,7 @@ class HostLink:
                 queue.wake = None
                 for descriptor, _ in ready:
                     self._receive(descriptor)
-                with contextlib.suppress(Empty):
+                if not queue.empty():
                     return queue.get_nowait()
                 if until is not None and time.monotonic() >= until:
                     raise Empty
@@ -245,15 +245,14 @@ class _Out:
             return is_sent
 
     def _send_small(self, parts: Sequence[Any], sizes: Sequence[int]) -> bool:
-        count = len(parts)
-        numbers = [count, 0] + [0] * (2 * count)
-        numbers[2::2] = sizes
-        buffers = [_numbers(2 * count + 2).pack(*numbers)]
-        for part, nbytes in zip(parts, sizes, strict=True):
-            buffers += (part, _PADDING[nbytes % _ALIGNMENT])
+        head, paddings = _small_head(tuple(sizes))
+        buffers: list[Any] = [head]
+        for part, padding in zip(parts, paddings, strict=True):
+            buffers += (part, padding)
+        message = b"".join(buffers)
         with self._lock:
             try:
-                self._connection.sendmsg(buffers)
+                self._connection.send(message)
             except OSError:  # it is full, or the worker has ended
                 return False
         return True
@@ -342,8 +341,7 @@ def _lent(block: Arena, nbytes: int) -> np.ndarray[Any, Any]:
 
 def _received(connection: socket.socket, buffer: bytearray) -> tuple[int, list[int]]:
     """Return the size of a message that is put into a buffer, and the descriptors that came with it."""
-    space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
-    size, ancillary, _, _ = connection.recvmsg_into([buffer], space, socket.MSG_CMSG_CLOEXEC)
+    size, ancillary, _, _ = connection.recvmsg_into([buffer], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
     found: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -351,9 +349,11 @@ def _received(connection: socket.socket, buffer: bytearray) -> tuple[int, list[i
     return size, found
 
 
-@functools.lru_cache(64)
-def _numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
+@functools.lru_cache(256)
+def _small_head(sizes: tuple[int, ...]) -> tuple[bytes, list[bytes]]:
+    """Return what stands in front of small parts of these sizes, and what follows each."""
+    numbers = [(len(sizes), 0), *((nbytes, 0) for nbytes in sizes)]
+    return b"".join(_PART.pack(*pair) for pair in numbers), [_PADDING[n % _ALIGNMENT] for n in sizes]
 
 
 def _new_socket() -> socket.socket:
