@@ -17,6 +17,7 @@ from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, Order, RepeatingOrder, explicit
+from penstock.plan.serialise import read_plan
 from penstock.trace.schema import SPAN, Kind
 
 
@@ -214,7 +215,7 @@ def test_a_function_that_returns_no_ids_is_refused_when_it_is_asked() -> None:
 
 
 def span(kind: Kind, epoch: int, step: int, rank: int, sample: int, start: float) -> tuple[object, ...]:
-    return (start, start + 1, sample, 100, epoch, step, kind, 0, 0, rank)
+    return (start, start + 1, sample, 100 * (kind != Kind.DECODE), epoch, step, kind, 0, 0, rank)
 
 
 def test_a_recorded_run_is_read_again_step_by_step() -> None:
@@ -258,6 +259,30 @@ def test_a_recorded_run_of_groups_is_told_by_their_ids() -> None:
         ConfigError, match="2 samples from 5 on were loaded by one call, and the trace does not say"
     ):
         Explicit.from_trace(spans_of(rows), 8)
+
+
+def test_steps_that_were_loaded_together_are_told_apart() -> None:
+    """Two ranks loaded steps 0 and 1 together, one of them in two parts, and step 2 by itself."""
+
+    def loaded(rank: int, step: int, samples: int, flow: int, more: int) -> tuple[object, ...]:
+        return (flow, flow + 1.0, 0, more, 0, step, Kind.DECODE, 0, 0, rank, samples, -1, flow)
+
+    rows = [loaded(0, 0, 3, 1, 1), loaded(0, 0, 1, 2, 1), loaded(1, 0, 4, 1, 1), loaded(0, 2, 1, 3, 0)]
+    ids = {(0, 1): [0, 1, 2], (0, 2): [3], (1, 1): [4, 5, 6, 7], (0, 3): [8]}
+    spans, groups = spans_of(rows), {key: np.array(each) for key, each in ids.items()}
+
+    assert epochs_of(Explicit.from_trace(spans, 9, groups), 1) == [[0, 1, 4, 5, 2, 3, 6, 7, 8]]
+    written = {
+        "samples": 9,
+        "batch_size": 2,
+        "epochs": 1,
+        "ranks": 1,
+        "order": None,
+        "split": None,
+        "drop_last": False,
+    }
+    plan, _ = read_plan(written, 0, spans[spans["rank"] == 0], groups)
+    assert [plan.local_batch(0, 0, step).tolist() for step in range(3)] == [[0, 1], [2, 3], [8]]
 
 
 def test_a_recorded_run_without_decoding_is_told_by_its_reads_and_hits() -> None:

@@ -281,6 +281,11 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
     causes = dict.fromkeys(Cause, 0.0)
     if wait.step == -1:
         return {**causes, Cause.NO_BATCH: wait.end - wait.start}
+    joint = [row for row in rows if row.kind == Kind.DECODE and row.bytes and row.step <= wait.step]
+    joint = [row for row in joint if (row.rank, row.epoch) == (wait.rank, wait.epoch)]
+    first = max(reversed(joint), key=lambda row: row.step, default=wait)
+    if wait.step <= first.step + first.bytes:
+        wait = wait._replace(step=first.step)
     critical = last(Kind.DECODE, ("rank", "epoch", "step"), wait, wait.end)
     if critical is None:
         return {**causes, Cause.UNSEEN: wait.end - wait.start}
@@ -320,15 +325,21 @@ OF_BATCHES = [kind for kind in Kind if kind <= Kind.SLOT]
 
 def random_row() -> st.SearchStrategy[Row]:
     mostly_zero = st.sampled_from([0, 0, 0, 1])
+
+    def made(start: int, seconds: int, nbytes: int, more: int, **fields: int) -> Row:
+        of_kind = more if fields["kind"] == Kind.DECODE else nbytes
+        return Row(start, start + seconds, bytes=of_kind, **fields)
+
     return st.builds(
-        lambda start, seconds, **fields: Row(start, start + seconds, **fields),
+        made,
         st.integers(0, 15),
         st.integers(0, 8),
-        sample=mostly_zero,
-        bytes=st.integers(0, 1000),
+        st.integers(0, 1000),
+        mostly_zero,
         epoch=mostly_zero,
-        step=st.sampled_from([0, 0, 0, 1, -1]),
+        step=st.sampled_from([0, 0, 0, 1, 2, -1]),
         kind=st.sampled_from(OF_BATCHES).map(int),
+        sample=mostly_zero,
         place=st.sampled_from([SOURCE, 1, 2]),
         rank=mostly_zero,
         worker=mostly_zero,

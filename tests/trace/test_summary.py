@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.spans import spans_of
 
-from penstock.trace import NO_EPOCH, NO_PLACE, SOURCE, Durations, Kind, Meanwhile, Spans, Stage, epoch_metrics
+from penstock.trace import (
+    NO_EPOCH,
+    NO_PLACE,
+    SOURCE,
+    Cause,
+    Durations,
+    Kind,
+    Meanwhile,
+    Spans,
+    Stage,
+    epoch_metrics,
+)
 from penstock.trace import summary as summary_module
 from penstock.trace.stages import EDGES, stage_durations
 from penstock.trace.summary import RunningMetrics, Summary, joined_epochs, slowest_of
@@ -65,6 +76,26 @@ def test_snapshots_beside_a_run_are_summed_up_as_it_goes_as_from_its_whole_trace
         for kind in (Kind.WRITE, Kind.DRAIN):
             nothing = Meanwhile(0.0, 0.0)
             assert each.meanwhile.get(kind, nothing) == expected.meanwhile.get(kind, nothing)
+
+
+def test_steps_that_were_loaded_together_are_judged_alike_whenever_they_are_summed_up() -> None:
+    """Three steps, loaded together as the first was waited for; the fourth by itself."""
+    rows = [(0.0, 2.0, 7, 2, 0, 0, Kind.DECODE, NO_PLACE, 2, 0, 6)]
+    rows += [(3.0, 5.0, 9, 0, 0, 3, Kind.DECODE, NO_PLACE, 2, 0, 2)]
+    rows += [
+        (begin, begin + 1.5, -1, 0, 0, step, Kind.WAIT, NO_PLACE, 0, 0, 2)
+        for step, begin in enumerate((0.5, 2.0, 3.5, 5.0))
+    ]
+    running = RunningMetrics()
+    for step in range(4):
+        running.add(spans_of([row for row in rows if row[1] == 1.5 * step + 2]), 0, step)
+        running.add(spans_of([row for row in rows if 1.5 * step + 2 < row[1] < 1.5 * step + 3.5]), 0, step)
+    (found,), (expected,) = running.epochs(), epoch_metrics(spans_of(rows))
+
+    assert found == expected
+    assert found.stall_by_cause[Cause.DECODE] == 1.5
+    assert found.stall_by_cause[Cause.HAND_OVER] == 4.5
+    assert found.stages[Stage(Kind.DECODE, NO_PLACE)].bytes == 0
 
 
 def test_what_ran_beside_is_kept_only_as_long_as_it_may_matter() -> None:

@@ -1029,8 +1029,9 @@ class Engine:
                 begin,
                 self._clock(),
                 int(ids[0]),
-                epoch=load.epoch,
-                step=load.step,
+                load.steps - 1,
+                load.epoch,
+                load.step,
                 samples=count,
                 flow=flow,
             )

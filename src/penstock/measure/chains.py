@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.measure.explain import place_name
 from penstock.trace import NO_PEER, NO_STEP, Kind, Spans, Trace
-from penstock.trace.causes import critical_items, latest_of
+from penstock.trace.causes import critical_items
 from penstock.units import format_seconds
 
 
@@ -50,15 +50,13 @@ def largest_waits(trace: Trace, most: int = 5) -> list[Chain]:
     waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP) & (spans["end"] > spans["start"])]
     waits = waits[np.argsort(waits["start"] - waits["end"], kind="stable")[:most]]
     critical = critical_items(spans, waits)
-    decoded = np.where(critical.seen, critical.decode["end"], -np.inf)
-    has_slot, slot = latest_of(spans[spans["kind"] == Kind.SLOT], ("rank", "epoch", "step"), waits, decoded)
     found = []
     for place, wait in enumerate(waits):
         links = []
         if critical.seen[place]:
             last = critical.decode[place]
-            if has_slot[place]:
-                links.append(Link("slot", _seconds(slot[place])))
+            if critical.has_slot[place]:
+                links.append(Link("slot", _seconds(critical.slot[place])))
             for has, move in ((critical.was_read, critical.read), (critical.was_hit, critical.hit)):
                 if has[place]:
                     links.append(_of_move(trace, move[place]))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.trace import NO_FLOW, NO_PEER, NO_SAMPLE, Kind, Spans, Trace
+from penstock.trace.causes import loaded_with
 from penstock.trace.stages import describe_place
 
 _OF_TRAINING, _MOVES = (Kind.WAIT, Kind.STEP), (Kind.READ, Kind.HIT)
@@ -110,8 +111,9 @@ def _arrows(spans: Spans) -> Iterator[tuple[str, int, int]]:
         batch = int(span["rank"]), int(span["epoch"]), int(span["step"])
         if batch not in last or spans[last[batch]]["end"] <= span["end"]:
             last[batch] = place
-    for place in np.flatnonzero(spans["kind"] == Kind.STEP.value).tolist():
-        span = spans[place]
+    steps = np.flatnonzero(spans["kind"] == Kind.STEP.value)
+    loaded = loaded_with(spans[spans["kind"] == Kind.DECODE.value], spans[steps])
+    for place, span in zip(steps.tolist(), loaded, strict=True):
         batch = int(span["rank"]), int(span["epoch"]), int(span["step"])
         if batch in last:
             yield "batch", last[batch], place

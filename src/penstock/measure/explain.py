@@ -526,8 +526,7 @@ def _begun_late(meta: Mapping[str, JSON], spans: Spans, waits: Spans, critical: 
     readers = limits.get("readers") if isinstance(limits, dict) else None
     if not isinstance(readers, int) or readers < 1:
         return late
-    slots, reads = (spans[spans["kind"] == kind] for kind in (Kind.SLOT, Kind.READ))
-    _, slot = latest_of(slots, ("rank", "epoch", "step"), waits, critical.decode["end"])
+    slot, reads = critical.slot, spans[spans["kind"] == Kind.READ]
     wanted = np.maximum(slot["end"] - slot["start"], 0.0)
     for rank in np.unique(waits["rank"]):
         which = np.flatnonzero((waits["rank"] == rank) & (wanted > 0))

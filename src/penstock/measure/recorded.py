@@ -133,7 +133,11 @@ def _still_needed(spans: Spans, waits: Spans, until: float, latest: dict[int, in
         latest[rank] = max(
             latest.get(rank, -1), int(batch_keys(waits[of_batch & (waits["rank"] == rank)]).max())
         )
-    is_ahead = (spans["step"] != NO_STEP) & (batch_keys(spans) > min(latest.values(), default=-1))
+    keys, asked = batch_keys(spans), min(latest.values(), default=-1)
+    is_ahead = (spans["step"] != NO_STEP) & (keys > asked)
+    # Of a batch of several steps, some may be asked for.
+    joint = (spans["kind"] == Kind.DECODE) & (spans["bytes"] > 0)
+    is_ahead |= np.isin(keys, keys[joint][keys[joint] + spans["bytes"][joint] > asked])
     is_ahead |= (spans["kind"] == Kind.WAIT) & (spans["end"] >= until)
     since = min(until, float(spans["start"][is_ahead].min(initial=math.inf))) - ASKED_BEFORE_SECONDS
     if (spans["end"] >= since).sum() > _MOST_KEPT:

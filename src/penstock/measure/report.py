@@ -19,6 +19,7 @@ from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.recorded import Run
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
+from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_rate, format_seconds
 
 #: Bounds what a page takes, whatever the run: points in time, points of a scatter, rows of a table, spans of a step.
@@ -418,10 +419,12 @@ def _timelines(trace: Trace) -> list[Section]:
     order = np.argsort(waits["end"] - waits["start"], kind="stable")
     found = []
     for what, wait in (("median", waits[order[order.size // 2]]), ("longest", waits[order[-1]])):
+        (first,) = loaded_with(spans[spans["kind"] == Kind.DECODE], np.array([wait]))["step"]
+        is_own = np.isin(spans["kind"], (Kind.WAIT, Kind.STEP))
         own = spans[
             (spans["rank"] == wait["rank"])
             & (spans["epoch"] == wait["epoch"])
-            & (spans["step"] == wait["step"])
+            & (spans["step"] == np.where(is_own, wait["step"], first))
         ]
         # Of a step with more spans than are shown, the wait and the step itself are.
         is_less = ~np.isin(own["kind"], (Kind.WAIT, Kind.STEP))

@@ -144,7 +144,8 @@ class Explicit:
         tier for it; first those of rank 0, then of rank 1 and so on, each rank's in the order of their start.
 
         ids: which samples the groups are, as `penstock.Trace.ids` has them; those of a group that was loaded
-            in several parts come with its first part, in their order there.
+            in several parts come with its first part, in their order there. Of several steps that were loaded
+            together, each has its part of all their samples in that order.
         Raises: ConfigError where spans are of groups, and which samples these are was not recorded.
         """
         used = spans[(spans["sample"] >= 0) & (spans["step"] >= 0)]
@@ -221,12 +222,16 @@ def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
     if (spans["samples"] <= 1).all():
         alone: NDArray[np.int64] = spans["sample"]
         return alone
-    found: list[NDArray[np.int64]] = []
+    found: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+    steps: dict[tuple[int, int], int] = {}
     seen: set[tuple[int, int]] = set()
     for span in spans:
+        batch = int(span["step"]), int(span["rank"])
+        of_batch = found.setdefault(batch, [])
+        steps[batch] = int(span["bytes"]) + 1 if span["kind"] == Kind.DECODE else 1
         group = int(span["rank"]), int(span["flow"])
         if span["samples"] <= 1 and group not in ids:
-            found.append(np.array([span["sample"]], np.int64))
+            of_batch.append(np.array([span["sample"]], np.int64))
         elif group not in ids:
             raise ConfigError(
                 f"{span['samples']} samples from {span['sample']} on were loaded by one call, and the trace does not "
@@ -234,5 +239,15 @@ def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
             )
         elif group not in seen:
             seen.add(group)
-            found.append(ids[group])
-    return np.concatenate(found)
+            of_batch.append(ids[group])
+    by_step = {
+        (step + number, rank): part
+        for (step, rank), parts in found.items()
+        if parts
+        for number, part in enumerate(_in_steps(np.concatenate(parts), steps[step, rank]))
+    }
+    return np.concatenate([by_step[step] for step in sorted(by_step)])
+
+
+def _in_steps(ids: NDArray[np.int64], steps: int) -> list[NDArray[np.int64]]:
+    return np.array_split(ids, min(steps, ids.size))

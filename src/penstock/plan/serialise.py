@@ -58,7 +58,8 @@ def read_plan(
 
     spans: SPAN[n] of the rank. Where order or split was not written, the plan is what these read, as the only rank
         of a job: the ids of each step are exact, their order within a step is that of their decoding, and what the
-        run did not come to is missing. Of a run without end the plan has the epochs that these come to.
+        run did not come to is missing. Steps that were loaded together by several calls have the same ids together, in
+        the order of their decoding. Of a run without end the plan has the epochs that these come to.
     ids: which samples groups of them are, by (rank, flow).
 
     Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing, or do not
@@ -149,7 +150,13 @@ def _replayed(spans: Spans, samples: int, ids: GroupIds) -> AccessPlan:
         raise ConfigError("no sample was decoded in the recorded run, so there is no order to replay")
     order = Explicit.from_trace(used, samples, ids)
     _, batch = np.unique(np.stack([used["epoch"], used["step"]]), axis=1, return_inverse=True)
-    sizes = np.bincount(batch.reshape(-1), used["samples"]).astype(np.int64)
+    loaded = np.bincount(batch.reshape(-1), used["samples"]).astype(np.int64)
+    steps = np.ones(loaded.size, np.int64)
+    np.maximum.at(steps, batch.reshape(-1), used["bytes"] + 1)
+    # As `Explicit.from_trace` parts them.
+    steps = np.minimum(steps, loaded)
+    number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+    sizes = np.repeat(loaded // steps, steps) + (number < np.repeat(loaded % steps, steps))
     epochs = int(np.unique(used["epoch"]).size)
     ends = np.searchsorted(np.cumsum(sizes), np.cumsum([order.length(epoch) for epoch in range(epochs)])) + 1
     by_epoch = np.split(sizes, ends[:-1])

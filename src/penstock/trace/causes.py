@@ -8,6 +8,7 @@
 The critical item of a batch is the group whose decoding ended last; a group is one sample or many, which one call
 moved or loaded. What brought its bytes is the read or hit of its flow. Where there is none, it is that of its sample;
 for a group, whose bytes then came by several, the last one for its batch that ended before it was decoded.
+A batch of several steps is ready for all of them at once.
 Each phase counts as far as it overlaps the wait. Waiting for a read to begin counts as the read; waiting for a thread
 that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
 item and is a cause of its own.
@@ -49,12 +50,15 @@ class Critical:
     """What m waits hung on: the critical item's spans, zero where there is none, and the seconds of each cause.
 
     seen: bool[m], whether a `decode` is known. decode: SPAN[m], the group that was ready last.
+    has_slot, slot: bool[m] and SPAN[m], when its batch wanted a slot and got it.
     was_read, read: bool[m] and SPAN[m], the read that brought its bytes. was_hit, hit: likewise the timed hit.
     parts: float64[m] seconds for each of `Cause`, in that order; together each wait's duration.
     """
 
     seen: NDArray[np.bool_]
     decode: Spans
+    has_slot: NDArray[np.bool_]
+    slot: Spans
     was_read: NDArray[np.bool_]
     read: Spans
     was_hit: NDArray[np.bool_]
@@ -78,10 +82,11 @@ def critical_items(spans: Spans, waits: Spans) -> Critical:
     decodes, slots = choose_spans(spans, kind == _DECODE), choose_spans(spans, kind == _SLOT)
     begin, end = waits["start"], waits["end"]
     has_batch = waits["step"] != NO_STEP
-    seen, critical = latest_of(decodes, _BATCH, waits, end)
+    askers = loaded_with(decodes, waits)
+    seen, critical = latest_of(decodes, _BATCH, askers, end)
     seen &= has_batch
     decoded = np.where(seen, critical["end"], -np.inf)
-    has_slot, slot = latest_of(slots, _BATCH, waits, decoded)
+    has_slot, slot = latest_of(slots, _BATCH, askers, decoded)
     was_read, read = _latest_move(choose_spans(spans, kind == _READ), critical, seen)
     hits = choose_spans(spans, kind == _HIT)
     # A hit without duration was not queued for: until then the sample waited for a thread to decode it.
@@ -115,7 +120,20 @@ def critical_items(spans: Spans, waits: Spans) -> Critical:
     parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)
     parts[Cause.NO_BATCH] = np.where(has_batch, 0.0, end - begin)
     parts[Cause.UNSEEN] = np.where(seen | ~has_batch, 0.0, end - begin)
-    return Critical(seen, critical, was_read, read, was_hit, hit, parts)
+    return Critical(seen, critical, has_slot, slot, was_read, read, was_hit, hit, parts)
+
+
+def loaded_with(decodes: Spans, askers: Spans) -> Spans:
+    """Return the askers with the first of the steps that theirs was loaded together with, as `decodes` name it."""
+    joint = choose_spans(decodes, decodes["bytes"] > 0)
+    if not joint.size:
+        return askers
+    joint["end"] = joint["step"]
+    found, first = latest_of(joint, ("rank", "epoch"), askers, askers["step"].astype(np.float64))
+    found &= askers["step"] <= first["step"] + first["bytes"]
+    renamed = askers.copy()
+    renamed["step"][found] = first["step"][found]
+    return renamed
 
 
 def latest_of(

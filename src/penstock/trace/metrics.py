@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.trace.causes import Cause, stall_causes
-from penstock.trace.schema import NO_STEP, Kind, Spans, choose_spans
+from penstock.trace.schema import NO_STEP, Kind, Spans, choose_spans, join_spans
 from penstock.trace.stages import Durations, Stage, distinct, stage_durations
 
 # As plain numbers: NumPy looks for its protocols on an enumeration's members, which runs Python code, and swallows a
@@ -98,10 +98,10 @@ class EpochMetrics:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
+def epoch_metrics(spans: Spans, loaded: Spans | None = None) -> list[EpochMetrics]:
     """Sum a trace up, epoch by epoch.
 
-    spans: SPAN[n], in any order.
+    spans: SPAN[n], in any order. loaded: SPAN[m], of batches that waits among them got, and summed up before.
     Returns: one entry per epoch that any span names, ascending; a save names none. O(n log n).
     """
     beside = is_of_snapshots(spans)
@@ -130,9 +130,10 @@ def epoch_metrics(spans: Spans) -> list[EpochMetrics]:
         for run in (_WRITE, _DRAIN)
         if (others := of_snapshots[of_snapshots["kind"] == run]).size
     }
+    known = spans if loaded is None or not loaded.size else join_spans([loaded, spans])
     stall = total(wait_group, waits["end"] - waits["start"])
     own = total(step_group, steps["end"] - steps["start"])
-    causes = {cause: total(wait_group, part) for cause, part in stall_causes(spans, waits).items()}
+    causes = {cause: total(wait_group, part) for cause, part in stall_causes(known, waits).items()}
     samples = total(group[kind == _DECODE], spans["samples"][kind == _DECODE])
     batches = np.bincount(wait_group[waits["step"] != NO_STEP], minlength=epochs.size)
     stages = stage_durations(spans)

@@ -14,8 +14,8 @@ from penstock.trace.schema import NO_PEER, SOURCE, STAGING, Kind, Spans
 #: Seconds from which on each bucket counts: bucket b >= 1 has what took EDGES[b - 1] or longer, and less than EDGES[b].
 #: Bucket 0 has what took less than a microsecond. Four to each doubling: a quantile is known to 19 %, up to 12 days.
 EDGES = 1e-6 * 2.0 ** (np.arange(161) / 4)
-# As a plain number, see `penstock.trace.metrics`.
-_LAST_KIND = max(Kind).value
+# As plain numbers, see `penstock.trace.metrics`.
+_LAST_KIND, _DECODE = max(Kind).value, Kind.DECODE.value
 
 
 def describe_place(place: int) -> str:
@@ -93,7 +93,7 @@ def stage_durations(spans: Spans) -> dict[int, dict[Stage, Durations]]:
     # In integers: float64 weights of bincount would round above 2**53 bytes.
     samples, sizes = np.zeros((2, keys.size), np.int64)
     np.add.at(samples, group, spans["samples"].astype(np.int64))
-    np.add.at(sizes, group, spans["bytes"].astype(np.int64))
+    np.add.at(sizes, group, np.where(spans["kind"] == _DECODE, 0, spans["bytes"]))
     cells, _, of_cell = distinct(group * (EDGES.size + 1) + np.searchsorted(EDGES, seconds, "right"))
     counts: list[dict[int, int]] = [{} for _ in keys]
     for cell, count in zip(cells.tolist(), of_cell.tolist(), strict=True):

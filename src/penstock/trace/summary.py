@@ -26,7 +26,7 @@ _MOST_BESIDE = 1 << 14
 #: How many of the slowest spans of each kind are kept.
 SLOWEST = 64
 # As plain numbers, see `penstock.trace.metrics`.
-_WAIT, _STEP = Kind.WAIT.value, Kind.STEP.value
+_WAIT, _STEP, _DECODE = Kind.WAIT.value, Kind.STEP.value, Kind.DECODE.value
 #: The sums of an epoch that are numbers, and of one of its stages.
 _COUNTS = ("seconds", "samples", "steps")
 _SECONDS = ("stall_seconds", "own_seconds", "save_seconds")
@@ -99,6 +99,8 @@ class RunningMetrics:
         self._ahead: Spans = np.empty(0, SPAN)
         #: Of snapshots, those that batches yet to be summed up may have run beside.
         self._beside: Spans = np.empty(0, SPAN)
+        #: `DECODE` of several steps of which some were consumed: summed up, and what later waits are judged by.
+        self._joint: Spans = np.empty(0, SPAN)
         self._epochs: list[EpochMetrics] = []
         self._spans = 0
         self._slowest = _Slowest()
@@ -114,7 +116,10 @@ class RunningMetrics:
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
         self._ahead = choose_spans(spans, ~consumed & ~beside)
         done = choose_spans(spans, consumed & ~beside)
-        self._epochs = _bounded(joined_epochs(self._epochs, epoch_metrics(join_spans([done, self._beside]))))
+        more = epoch_metrics(join_spans([done, self._beside]), self._joint)
+        self._epochs = _bounded(joined_epochs(self._epochs, more))
+        joint = join_spans([self._joint, choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))])
+        self._joint = choose_spans(joint, (joint["epoch"] == epoch) & (joint["step"] + joint["bytes"] > step))
         # The training does one thing after the other: its later waits and steps begin after these.
         ends = done["end"][(done["kind"] == _WAIT) | (done["kind"] == _STEP)]
         if self._beside.size and (ends.size or self._beside.size > _MOST_BESIDE):
