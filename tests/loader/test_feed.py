@@ -11,8 +11,10 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.feed import Feed
+from penstock.loader.progress import progress_lines
 from penstock.plan import AccessPlan, CutOrder
 from penstock.plan.growing import Growing
+from penstock.trace import NO_PLACE, Cause, Kind, Stage
 
 COUNT = 50
 
@@ -81,6 +83,29 @@ def test_batches_come_in_the_order_in_which_they_were_asked_for_whenever_that_wa
     found.append(feed.take((1, 59))[0])
 
     assert found == wanted
+
+
+def test_waits_and_steps_of_batches_that_are_asked_for_are_recorded(fed: Callable[..., Feed]) -> None:
+    """Four batches of two epochs, the last not yet asked for when the training wants it."""
+    feed = fed(Numbers())
+    for place in ((1, 0), (1, 1), (2, 0)):
+        feed.ask(place, [4, 5])
+    for place in ((1, 0), (1, 1)):
+        feed.take(place)
+    feed.end_step()
+    feed.take((2, 0))
+    feed.ask((2, 1), [6])
+    feed.take((2, 1))
+    assert feed._loader is not None
+    feed.end_step()
+
+    found = {each.epoch: each for each in feed._loader.metrics}
+
+    assert {epoch: (each.steps, each.samples) for epoch, each in found.items()} == {1: (2, 4), 2: (2, 3)}
+    assert all(each.stages[Stage(Kind.STEP, NO_PLACE)].calls == 2 for each in found.values())
+    assert sum(each.stall_by_cause[Cause.UNSEEN] for each in found.values()) == 0
+    (line,) = progress_lines(feed._loader._collector, feed._loader.plan)
+    assert line.startswith("epoch 2, step 2: ")
 
 
 def test_a_batch_larger_than_any_that_was_foreseen_comes_in_its_turn(fed: Callable[..., Feed]) -> None:

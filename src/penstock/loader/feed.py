@@ -90,6 +90,8 @@ class Feed:
         if loader is None:
             raise ClosedError("what loads these batches has ended: ask for others")
         assert self._left[0] == place, "batches are taken in their order"
+        if loader._asked is None:  # else it timed out before
+            loader._begin_wait()
         staged = loader._engine.take(*place)
         places, _, error = loader._judge(staged)
         batch = None
@@ -98,13 +100,20 @@ class Feed:
         self._left.popleft()
         self._forget_in_plan((place[0], place[1] + 1))
         loader._engine.let_go(*place)
+        loader._end_wait(*place, len(places), staged.fitted)
         return batch, error
+
+    def end_step(self) -> None:
+        """Note that the caller has done with the last batch, as at the end of its epoch."""
+        if self._loader is not None:
+            self._loader._end_step(self._loader._recorder.clock())
 
     def forget_before(self, place: Place) -> None:
         """Give up what was asked for before a place."""
         while self._waiting and self._waiting[0][0] < place:
             self._waiting.popleft()
         if self._left and self._left[0] < place and self._loader is not None:
+            self._loader._end_wait_in_vain(self._left[0][0])
             self._loader._engine.seek(*place)
         while self._left and self._left[0] < place:
             self._left.popleft()

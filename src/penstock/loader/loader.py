@@ -52,9 +52,11 @@ from penstock.loader.transforms.decoders import decoder_versions
 from penstock.loader.worker import MovableDecoder, check_not_importing
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
+from penstock.plan.growing import Growing
 from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks
+from penstock.ranks.transport_of_job import rank_by_launcher
 from penstock.report import checked_report, print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
@@ -198,10 +200,12 @@ class Loader:
         #: Number format of images, None for a data set.
         self._dtype = None if setup.pipeline is None else setup.pipeline.dtype
 
-        self._recorder = Recorder(_RING_SPANS, self._rank)
+        # Who asks for one batch after the other has shared them out between ranks beforehand.
+        is_asked = isinstance(self._plan.order, Growing)
+        self._recorder = Recorder(_RING_SPANS, rank_by_launcher() if is_asked else self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
-            self._recorder, None, to_user, self._fetcher.describe, {self._rank: socket.gethostname()}
+            self._recorder, None, to_user, self._fetcher.describe, {self._recorder.rank: socket.gethostname()}
         )
         self._device = self._front_end.device
         self._ahead = copy_ahead(setup, self._front_end, self._recorder.clock, to_user)
@@ -672,8 +676,7 @@ class Loader:
         if not self._has_reported_start:
             self._ensure_started()
         # What ending the step takes, a drain of the trace perhaps, is the loader's time, which the training waits for.
-        self._asked = self._recorder.clock()
-        self._end_step(self._asked)
+        self._begin_wait()
         if self._ahead is not None:
             self._ahead.passed(self._position)
         try:
@@ -705,15 +708,8 @@ class Loader:
             if batch is None:
                 has_skipped_batch = True
                 continue
-            now = self._recorder.clock()
-            assert self._asked is not None, "a wait that got no batch has not ended yet"
-            # A device that is still at steps before is not waited for in vain.
-            self._asked = min(max(self._asked, staged.fitted), now)
-            self._ring.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=len(kept))
-            self._asked = None
-            self._collector.consumed = (epoch, step)
+            self._end_wait(epoch, step, len(kept), staged.fitted)
             self._pass.delivered += 1
-            self._handed = (epoch, step, now, len(kept))
             return batch
         if self._pass.delivered == 0 and (skips := skip_clause(self._skipped_of(epoch))):
             raise DataError(f"epoch {epoch} has no sample left{skips}")
@@ -729,6 +725,20 @@ class Loader:
             return self._device.hand_over(staged.copied)
         batch = made(self._decoder, self._front_end, self._setup.dtype_in_slot, staged, kept)
         return batch if self._device is None else self._device.move(batch)
+
+    def _begin_wait(self) -> None:
+        self._asked = self._recorder.clock()
+        self._end_step(self._asked)
+
+    def _end_wait(self, epoch: int, step: int, samples: int, fitted: float) -> None:
+        """Record a wait that got a batch, whose step begins. fitted: see `StagedBatch`."""
+        now = self._recorder.clock()
+        assert self._asked is not None, "a wait that got no batch has not ended yet"
+        # A device that is still at steps before is not waited for in vain.
+        begin, self._asked = min(max(self._asked, fitted), now), None
+        self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step, samples=samples)
+        self._collector.consumed = (epoch, step)
+        self._handed = (epoch, step, now, samples)
 
     def _end_wait_in_vain(self, epoch: int) -> None:
         """Record a wait that got no batch: it ended in an error or an interrupt, or all that was left is skipped."""
@@ -821,7 +831,7 @@ class Loader:
             "source": self._fetcher.place,
             "started": self._recorder.started.isoformat(),
             "host": socket.gethostname(),
-            "rank": int(self._rank),
+            "rank": int(self._recorder.rank),
             "versions": {
                 "penstock": version("penstock"),
                 "python": platform.python_version(),

@@ -6,6 +6,7 @@ from collections import Counter
 
 from penstock.flow.collector import Collector
 from penstock.plan import AccessPlan
+from penstock.plan.growing import Growing
 from penstock.trace import EpochMetrics, Kind, stall_share
 from penstock.trace.stages import describe_place
 from penstock.units import format_seconds
@@ -27,8 +28,9 @@ def progress_lines(collector: Collector, plan: AccessPlan) -> list[str]:
     own_seconds = metrics.own_seconds / _ended_steps(metrics)
     seconds = stall_seconds + own_seconds
     steps, epochs = plan.steps(epoch), "" if plan.is_endless else f" of {plan.epochs}"
+    of_steps = "" if isinstance(plan.order, Growing) else f" of {steps}"
     rate = metrics.samples / metrics.steps / (seconds or 1.0)
-    line = f"epoch {epoch}{epochs}, step {step + 1} of {steps}: {rate:,.1f} samples/s"
+    line = f"epoch {epoch}{epochs}, step {step + 1}{of_steps}: {rate:,.1f} samples/s"
     line += f", waited {100 * stall_share(stall_seconds, own_seconds):.1f} % of the time"
     if metrics.stall_seconds:
         line += f", most for {max(metrics.stall_by_cause, key=metrics.stall_by_cause.__getitem__)}"

@@ -69,6 +69,13 @@ def job_of_this_process() -> Job:
     return Job(evidence=f"{variable} is {os.environ[variable]}", remedy=remedy)
 
 
+def rank_by_launcher() -> int:
+    """Return this process's number among those that a launcher started; 0 where none says."""
+    launcher = launcher_of_several()
+    written = "" if launcher is None else os.environ.get(launcher[0], "")
+    return int(written) if written.isdecimal() else 0
+
+
 def launcher_of_several() -> tuple[str, str, str] | None:
     """Return that of `LAUNCHERS` which started this process as one of several; None where none did."""
     given = [launcher for launcher in LAUNCHERS if os.environ.get(launcher[1])]

@@ -478,6 +478,7 @@ class _Ahead(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if not self._drawn:
             self._progress.is_over = True
+            self._feed.end_step()
             raise StopIteration
         place, index = self._drawn[0]
         batch, error = self._loaded(place, index)
