@@ -350,7 +350,11 @@ def test_a_policy_by_name_or_ones_own_runs_and_is_predicted(
     assert lines[1].endswith(f"for later epochs (policy {name})" if kept else f"; policy {name}")
 
 
-def test_a_run_without_end_chooses_by_its_first_epochs_and_drops_nothing() -> None:
+def test_a_run_without_end_chooses_by_its_first_epochs_and_drops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("homes", "placement"):
+        monkeypatch.setattr(f"penstock.policy.{module}._EPOCHS_COUNTED", 32)
     bounded = job(ranks=2)
     plan = AccessPlan(bounded.plan.order, 4, ENDLESS, 2)
     endless = Job(plan, bounded.sizes_bytes, bounded.machine)
