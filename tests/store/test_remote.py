@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote
 
 import fsspec
 import h5py  # type: ignore[import-untyped]
@@ -868,3 +870,92 @@ def test_a_data_set_of_the_hub_is_read_by_its_own_driver(server: WebServer, tmp_
         with pytest.raises(DataError, match=r"hf://datasets/me/rows/data may not be read .*\(403\)"):
             ParquetFiles("hf://datasets/me/rows/data/*.parquet", storage_options=options, refresh="full")
     huggingface_hub.close_session()
+
+
+class Hadoop(dict[str, bytes]):
+    """Files as a cluster has them, by Hadoop's page on WebHDFS: a name node lists, and a data node reads."""
+
+    NAME_NODE, DATA_NODE = "webhdfs/v1/", "datanode/webhdfs/v1/"
+
+    def __init__(self, files: dict[str, bytes], server: WebServer) -> None:
+        super().__init__(files)
+        self.address = server.address
+        server.objects, server.fault = self, self.redirect
+
+    @staticmethod
+    def error(status: int, exception: str) -> Answer:
+        about = {"exception": exception, "javaClassName": f"org.apache.{exception}", "message": "x" * 20_000}
+        return Answer(status, body=json.dumps({"RemoteException": about}).encode())
+
+    def after(self, faults: Iterator[Answer | None], request: Request) -> Answer | None:
+        return next(faults, None) or self.redirect(request)
+
+    def redirect(self, request: Request) -> Answer | None:
+        name, _, query = request.path.partition("?")
+        if name.startswith(self.DATA_NODE):
+            return None
+        name = name.removeprefix(self.NAME_NODE)
+        if not any(each == name or each.startswith(f"{name}/") for each in self):
+            return self.error(404, "FileNotFoundException")
+        place = f"{self.address}/{self.DATA_NODE}{quote(name)}?{query}&namenoderpcaddress=node:9000"
+        return Answer(307, location=place) if "op=OPEN" in query else None
+
+    def status(self, name: str, suffix: str) -> dict[str, Any]:
+        content = super().get(name)
+        return {
+            "pathSuffix": suffix,
+            "type": "DIRECTORY" if content is None else "FILE",
+            "length": len(content or b""),
+            "modificationTime": 1320171722771,
+            "owner": "me",
+            "permission": "644",
+            "replication": 3,
+        }
+
+    def get(self, path: str, default: Any = None) -> Any:
+        name, _, query = path.partition("?")
+        name, asked = name.removeprefix(self.DATA_NODE).removeprefix(self.NAME_NODE), dict(parse_qsl(query))
+        if asked["op"] == "OPEN":
+            begin = int(asked.get("offset", 0))
+            content = self[name][begin:]
+            return content[: int(asked.get("length", len(content)))]
+        if asked["op"] == "GETFILESTATUS":
+            return json.dumps({"FileStatus": self.status(name, "")}).encode()
+        assert asked["op"] == "LISTSTATUS"
+        inside = {
+            each.removeprefix(f"{name}/").partition("/")[0] for each in self if each.startswith(f"{name}/")
+        }
+        found = [self.status(f"{name}/{each}", each) for each in sorted(inside)]
+        return json.dumps({"FileStatuses": {"FileStatus": found}}).encode()
+
+
+def test_files_of_hadoop_are_read_by_its_rest_interface(server: WebServer, tmp_path: Path) -> None:
+    local = image_folder(tmp_path)
+    cluster = Hadoop({f"a b/{name}": data for name, data in objects_of_folder(tmp_path).items()}, server)
+    place = server.address.replace("http", "webhdfs")
+
+    with closing(open_source(f"{place}/a b", storage_options={"user": "me"})) as source:
+        assert isinstance(source, ImageFolder)
+        check_reads(source, local)
+    assert all("user.name=me" in each.path for each in server.requests)
+
+    cluster["data.bin"] = CONTENT
+    with closing(Records(f"{place}/data.bin", "u1", 10_000, storage_options={"user": "me"})) as records:
+        server.requests.clear()
+        assert records.read(3) == record(3)
+        assert sum("op=OPEN" in each.path and "length=10000" in each.path for each in server.requests) == 2
+
+        # What may pass is asked for again: a name node that stands by, a data node that is overloaded.
+        for answer in (cluster.error(403, "StandbyException"), cluster.error(503, "IOException")):
+            faults = iter([answer] if answer.status == 403 else [None, answer])
+            server.fault = partial(cluster.after, faults)
+            assert records.read(4) == record(4)
+            assert next(faults, "all were given") == "all were given"
+
+        # And what a data node says of an error is not taken for the content.
+        forbidden = cluster.error(403, "AccessControlException")
+        server.fault = lambda request: forbidden if "datanode" in request.path else cluster.redirect(request)
+        with pytest.raises(DataError, match=r"data\.bin may not be read .*me"):
+            records.read(5)
+    with pytest.raises(DataError, match=r"not-there\.bin.*(not found|404)"):
+        Records(f"{place}/not-there.bin", "u1", 10_000)

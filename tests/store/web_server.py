@@ -28,12 +28,14 @@ class Request:
 class Answer:
     """What is answered in place of the object. None: as it should be.
 
-    reset: the connection is broken. cut: the body ends so many bytes early. added: it has more. whole: of a range all
-    is sent, with status 200. shifted: another range is sent, and said to be. silent: nothing is answered.
+    body: what follows a status. reset: the connection is broken. cut: the body ends so many bytes early. added: it has
+    more. whole: of a range all is sent, with status 200. shifted: another range is sent, and said to be. silent: no
+    answer.
     """
 
     status: int | None = None
     location: str = ""
+    body: bytes = b""
     reset: bool = False
     cut: int = 0
     added: int = 0
@@ -108,7 +110,8 @@ class WebServer:
     def _written(self, request: Request, fault: Answer) -> bytes:
         if fault.status is not None:
             extra = f"Location: {fault.location}\r\n" if fault.location else ""
-            return f"HTTP/1.1 {fault.status} Fault\r\n{extra}Content-Length: 0\r\n\r\n".encode()
+            lines = f"HTTP/1.1 {fault.status} Fault\r\n{extra}Content-Length: {len(fault.body)}\r\n\r\n"
+            return lines.encode() + fault.body
         content = self.objects.get(request.path)
         if content is None:
             page = self._page(request.path)
