@@ -156,7 +156,10 @@ def test_a_function_that_returns_none_is_named() -> None:
     def forgetful(samples: list[Any]) -> None:
         samples.sort()
 
-    with load(Unequal(), forgetful) as loader, pytest.raises(DataError, match="return the batch") as caught:
+    with (
+        load(Unequal(), forgetful) as loader,
+        pytest.raises(DataError, match="forgetful returned None: return the batch") as caught,
+    ):
         list(loader)
 
     assert any("forgetful made a batch" in note for note in caught.value.__notes__)

@@ -203,7 +203,7 @@ def test_a_data_set_is_named_by_its_type_and_promises_nothing_about_what_is_kept
     assert start_lines(setup) == [
         "reads 1,000 samples of Numbers in the order Sequential: 1 epoch of 16 steps, 64 samples a step, 40 in the "
         "last of an epoch",
-        "starts with 16 threads that call Numbers, as decoders= says; takes at most 20 MB of memory (100 MB while "
+        "starts with 16 threads to call Numbers, as decoders= says; takes at most 20 MB of memory (100 MB while "
         "batches are kept): 4 batch slots of 5 MB",
     ]
 

@@ -48,7 +48,7 @@ class CollatingDecoder:
         try:
             made = self._collate(list(data))
             if made is None:
-                raise DataError("it returned None: return the batch")
+                raise DataError(f"collate_fn {_name_of(self._collate)} returned None: return the batch")
         except Exception as error:
             named = ", ".join(map(str, ids[:_NAMED_SAMPLES]))
             more = f", ... {ids.size} in all" if ids.size > _NAMED_SAMPLES else ""

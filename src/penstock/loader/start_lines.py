@@ -182,11 +182,9 @@ def _threads(setup: Setup) -> str:
     if setup.works_in_own_thread:
         return f"loads in the training's own thread, {because}"
     if setup.processes is not None and setup.pipeline is None:
-        return f"starts {format_count(setup.processes.count, 'worker process')} that call {setup.data.place}, {because}"
+        return f"starts {format_count(setup.processes.count, 'worker process')} to call {setup.data.place}, {because}"
     if setup.pipeline is None:
-        return (
-            f"starts with {format_count(limits.decoders, 'thread')} that call {setup.data.place}, {because}"
-        )
+        return f"starts with {format_count(limits.decoders, 'thread')} to call {setup.data.place}, {because}"
     decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
     if setup.processes is not None:
         decoding = f"{format_count(setup.processes.count, 'worker process')} that decode, {because}"

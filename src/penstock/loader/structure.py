@@ -133,11 +133,15 @@ class Branch:
         return f"a mapping with the keys {sorted(map(str, self.keys))}"
 
     def _or(self, value: Any) -> str:
-        """Return what else to do where a mapping has some of the fields, and no other."""
+        """Return what else to do where one of two mappings has some of the other's fields, and no other."""
         keys = set(self.keys or ())
-        if not isinstance(value, Mapping) or self.kind is not None or not keys > value.keys():
+        if (
+            not isinstance(value, Mapping)
+            or self.kind is not None
+            or not (keys > value.keys() or keys < value.keys())
+        ):
             return ""
-        return ", or name the field that is missing in optional=, with what such a sample has"
+        return ", or name the field that is missing in optional=, with what a sample without it has"
 
     def _getters(self) -> list[Callable[[Any], Any]]:
         if self.keys is None:
