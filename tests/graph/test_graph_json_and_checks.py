@@ -10,7 +10,7 @@ import pytest
 from tests.for_each import for_each
 from tests.graph.graphs import body, constant, evaluate, node
 
-from penstock.graph import Graph, GraphError, Session
+from penstock.graph import Graph, GraphError, Session, gradients
 
 TYPES: dict[str, Any] = {
     "float32": np.array([[-0.0, np.nan, np.inf], [-np.inf, 1e-45, 3.4028235e38]], np.float32),
@@ -230,3 +230,85 @@ def test_python_programs_name_the_line_that_made_a_node() -> None:
     assert (x + 1.0).name == "Add:0"
     with pytest.raises(GraphError, match=r"'float3'.*one of float32"):
         graph.constant(1.0, dtype="float3")
+
+
+#: x to the power of three by a loop of two rounds, its body naming an argument and a node of the function.
+POWER = body(
+    "x",
+    [
+        constant("zero", 0, "int32"),
+        constant("two", 2, "int32"),
+        node("i", "Identity", "zero"),
+        node(
+            "loop",
+            "While",
+            "i x",
+            cond=body("i y", [node("t", "Greater", "two i")], "t"),
+            body=body(
+                "i y",
+                [constant("one", 1, "int32"), node("j", "Add", "i one"), node("z", "Mul", "y x")],
+                "j z",
+            ),
+        ),
+        node("done", "NoOp", ctrl=["loop"]),
+    ],
+    "loop:1 x",
+)
+
+
+def test_a_function_as_text_is_called_as_often_as_one_likes() -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    cube, same = graph.call(json.dumps(POWER), x, name="cube")
+    ninth, _ = graph.call(POWER, cube, name="cube")
+    inside, _ = graph.cond(x > 0.0, lambda a: graph.call(POWER, a, name="cube"), lambda a: (a, a), [x])
+    (slope,) = gradients(graph, ninth, [x])
+    assert (same.name, cube.name, ninth.name) == ("x:0", "cube/loop:1", "cube_1/loop:1")
+    assert graph.nodes["cube_1/done"].controls == ["cube_1/loop"]
+    again = Graph.from_json(graph.to_json())
+    assert slope is not None
+
+    with Session(again) as session:
+        fetches = [cube.name, ninth.name, inside.name, slope.name]
+        assert session.run(fetches, {"x": np.float32(2)}) == [8, 512, 8, 9 * 256]
+
+
+FUNCTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "too few inputs": (body("x y", [], "x"), "mismatch", "takes 2 inputs, and 1 are given"),
+    "no function": ({"args": []}, "mismatch", "has args, nodes and out"),
+    "a port that an argument has not": (body("x", [], "x:1"), "not_found", "'x:1' is not there"),
+    "a result that is not there": (
+        body("x", [node("n", "Neg", "x")], "m"),
+        "not_found",
+        "'m:0' is not there",
+    ),
+    "a node that is refused": (body("x", [node("n", "Neg", "nope")], "n"), "not_found", "nope"),
+    "a body that hides an input": (
+        body(
+            "x",
+            [node("c", "Cond", "p", then=body("", [constant("a", 1)], "x"), else_=body("", [], "x"))],
+            "c",
+        ),
+        "duplicate",
+        "has the name 'a', which is one outside",
+    ),
+}
+
+
+@for_each("case", FUNCTIONS)
+def test_a_function_that_is_refused_adds_nothing(case: str) -> None:
+    function, kind, words = FUNCTIONS[case]
+    graph = Graph([constant("a", 1.0), constant("p", True, "bool")])
+    before = graph.to_json()
+
+    with pytest.raises(GraphError, match=words) as caught:
+        graph.call(function, "a:0")
+    assert (caught.value.kind, graph.to_json()) == (kind, before)
+
+
+def test_feeds_that_are_no_mapping_are_refused() -> None:
+    with (
+        Session(Graph([constant("a", 1.0)])) as session,
+        pytest.raises(GraphError, match="arrays by edge or text"),
+    ):
+        session.run("a:0", 5)  # type: ignore[arg-type]

@@ -15,8 +15,9 @@ import torch
 from penstock.graph.errors import DuplicateError, MismatchError, NotFoundError, nearest
 from penstock.graph.model.check import carry_specs, check_name, check_nodes
 from penstock.graph.model.dtypes import check_dtype, dtype_of_torch, to_value
+from penstock.graph.model.functions import copies_of
 from penstock.graph.model.node import Constant, Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
-from penstock.graph.model.text import dumps, loads, nodes_from
+from penstock.graph.model.text import dumps, loads, nodes_from, subgraph_from_json
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
 
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -222,17 +223,17 @@ class Graph:
         """Return a name that is free, with the name scopes in front."""
         full = "/".join([*self._names, name])
         check_name(full)
-        inner = [scope for scope in self._scopes if scope is not self._root]
         number = max(numbers.get(full, 0) for numbers in self._numbers)
         found = f"{full}_{number}" if number else full
-        # Free in all that is being built: an inner node may have to name one of an outer scope later.
-        while found in self._root.nodes or any(
-            found in scope.nodes or found in scope.args for scope in inner
-        ):
+        while not self._is_free(found):
             number += 1
             found = f"{full}_{number}"
         self._numbers[-1][full] = number
         return found
+
+    def _is_free(self, name: str) -> bool:
+        """Return whether a name is free in all that is being built: an inner node may have to name an outer one."""
+        return not any(name in scope.nodes or name in scope.args for scope in self._scopes)
 
     def endpoint(self, given: Any) -> Endpoint:
         """Return what an edge or a text names; a value becomes a Constant."""
@@ -341,7 +342,47 @@ class Graph:
         """Return the scope that nodes are added to now."""
         return self._scopes[-1]
 
-    # -- Control flow --------------------------------------------------------------------------------------
+    # -- Functions and control flow ------------------------------------------------------------------------
+
+    def call(
+        self, function: str | bytes | Mapping[str, Any] | Subgraph, *inputs: Any, name: str = "function"
+    ) -> tuple[Edge, ...]:
+        """Add the nodes of a function, a subgraph, as often as it is called, and return what it returns.
+
+        function: `{"args", "nodes", "out"}`, as JSON has it, or the text of it, from any program. inputs: one for each
+        argument, as `add` takes them. name: goes in front of the names of its nodes.
+        Raises: GraphErrors; then nothing is added. MismatchError if the number of inputs is another.
+        """
+        if isinstance(function, str | bytes):
+            function = loads(function)
+        if not isinstance(function, Subgraph):
+            if not isinstance(function, Mapping) or function.keys() != {"args", "nodes", "out"}:
+                raise MismatchError(f"a function has args, nodes and out, and this is {function!r:.80}")
+            function = subgraph_from_json(dict(function))
+        if len(inputs) != len(function.args):
+            raise MismatchError(
+                f"the function takes {len(function.args)} inputs, and {len(inputs)} are given"
+            )
+        with self.lock:
+            given = dict(zip(function.args, [self.endpoint(each) for each in inputs], strict=True))
+            number, names = 0, self._named(function.nodes, name)
+            while not all(map(self._is_free, names.values())):
+                number += 1
+                names = self._named(function.nodes, f"{name}_{number}")
+            nodes, out = copies_of(function, given, names)
+            for node in nodes:
+                node.controls += self._controls
+                node.device = node.device or self._device
+            self._add_to(self.current, nodes)
+            try:
+                return tuple(self.edge(str(endpoint)) for endpoint in out)
+            except NotFoundError:
+                for node in nodes:
+                    del self.current.nodes[node.name]
+                raise
+
+    def _named(self, names: Iterable[str], scope: str) -> dict[str, str]:
+        return {name: "/".join([*self._names, scope, name]) for name in names}
 
     def subgraph(self, function: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str]) -> Subgraph:
         """Return what a Python function of edges adds, called once, as a subgraph."""

@@ -314,6 +314,8 @@ def asked(
 def fed_values(graph: Graph, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
     """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
     endpoints, values = [], []
+    if not isinstance(feeds, Mapping):
+        raise MismatchError(f"feeds are arrays by edge or text, and this is {feeds!r:.80}")
     for key, array in feeds.items():
         endpoint = key.endpoint if isinstance(key, Edge) else parse_endpoint(str(key))
         spec = graph.scope.find(endpoint)
