@@ -166,7 +166,10 @@ PAPERS = (
         "thesis_training:table_5_8",
     ),
     Paper(
-        "thesis-figure-5-8", "run times of machines with more and less memory", _THESIS, "thesis:figure_5_8"
+        "thesis-figure-5-8",
+        "run times of machines with more and less memory, and Tables 5.5 and 5.6",
+        _THESIS,
+        "thesis:figure_5_8",
     ),
     Paper(
         "thesis-figure-5-11",
