@@ -662,6 +662,36 @@ def test_who_has_another_secret_reaches_nobody(
         WorkerSession(Graph(), workers, os.urandom(32), report=None)
 
 
+def test_a_client_of_another_version_is_answered(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, told = WorkerSession._take, WakingQueue[dict[str, Any]]()
+
+    def note(self: Any, number: int, who: Any, message: dict[str, Any]) -> None:
+        told.put(message)
+        take(self, number, who, message)
+
+    monkeypatch.setattr(WorkerSession, "_take", note)
+    with opened(Graph(), workers) as session:
+        session._link._do(0, lambda carrier: carrier.ask(0, [b"[2,{}]"]))
+        while (message := told.get())["kind"] != "failed":
+            pass
+    assert "of version 2, and this is version 1" in message["error"]["text"]
+
+
+def test_a_worker_of_another_version_is_named(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greet(worker: Worker, who: Any, *_: Any) -> None:
+        worker.link._do(who, lambda carrier: carrier.answer(who, [b"[2,{}]"]))
+
+    monkeypatch.setitem(hosting._ANSWERS, "hello", greet)
+    with pytest.raises(
+        WorkerLostError, match=r"/job:worker/task:\d .* of version 2, and this is version 1; the same"
+    ):
+        opened(Graph(), workers)
+
+
 def test_arguments_beside_a_config_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="seed given beside a SessionConfig, which has all arguments"):
         opened(Graph(), workers, config=SessionConfig(regions=False), seed=1)

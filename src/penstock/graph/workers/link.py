@@ -34,7 +34,8 @@ class Link:
 
     on_message: called in the link's thread with the number of who sent, whom to answer (None: nobody) and the message;
     it returns at once. on_tick: called about every tick_seconds. on_cut: called with the number of a worker whose
-    connection was cut, or that was silent for cut_seconds. posts: whether `post` has a connection of its own.
+    connection was cut, or that was silent for cut_seconds. on_wrong: called as on_message, with why a message cannot be
+    read. posts: whether `post` has a connection of its own.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Link:
         tick_seconds: float | None = None,
         on_cut: Callable[[int], None] | None = None,
         cut_seconds: float | None = None,
+        on_wrong: Callable[[int, Any, CorruptError], None] | None = None,
         posts: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._carrier = carrier
         self._on_message, self._on_tick, self._tick_seconds = on_message, on_tick, tick_seconds
         self._on_cut, self._cut_seconds = on_cut, cut_seconds
-        self._report, self._posts = report, posts
+        self._report, self._on_wrong, self._posts = report, on_wrong, posts
         self._outbox: deque[tuple[Any, Callable[[Carrier], bool]]] = deque()
         #: What a destination cannot take yet, in order: the others do not wait for it.
         self._stalled: dict[Any, deque[Callable[[Carrier], bool]]] = {}
@@ -154,6 +156,8 @@ class Link:
         except CorruptError as error:
             if self._report is not None:
                 self._report(f"a message was left out: {error}")
+            if self._on_wrong is not None:
+                self._on_wrong(number, who, error)
             return
         self._on_message(number, who, message)
 

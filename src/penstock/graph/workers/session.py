@@ -14,6 +14,7 @@ from penstock.errors import PenstockError, WaitTimeout
 from penstock.graph import errors
 from penstock.graph.errors import (
     CancelledError,
+    CorruptError,
     GraphError,
     KernelError,
     MismatchError,
@@ -124,6 +125,7 @@ class WorkerSession:
             ),
             on_cut=self._notice,
             cut_seconds=config.lost_seconds,
+            on_wrong=self._refuse,
             report=report,
         )
         self._link.start()
@@ -520,6 +522,11 @@ class WorkerSession:
         task = self.tasks[number]
         if self._peers[task].is_here:
             self._lose(task, f"has ended, or did not answer for {self._config.lost_seconds:g} s")
+
+    def _refuse(self, number: int, who: Any, error: CorruptError) -> None:
+        """Act on a message that cannot be read, in the link's thread: nobody would answer for it."""
+        why = f"sent what cannot be read: {error}; the same version of Penstock has to be on each machine"
+        self._lose(self.tasks[number], why)
 
     def _lose(self, task: str, why: str) -> None:
         with self._lock:

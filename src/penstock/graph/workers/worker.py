@@ -88,7 +88,13 @@ class Worker:
         self._mpi: tuple[Link, dict[str, int]] | None = None
         self.host = HostLink(secret, self.address, self._take_parts)
         self.link = Link(
-            carrier, self._take, on_tick=self._tick, tick_seconds=_TICK_SECONDS, posts=True, report=report
+            carrier,
+            self._take,
+            on_tick=self._tick,
+            tick_seconds=_TICK_SECONDS,
+            on_wrong=self._refuse,
+            posts=True,
+            report=report,
         )
         self.link.start()
 
@@ -139,6 +145,11 @@ class Worker:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 wrong = CorruptError(f"the request {kind!r} is malformed: {type(error).__name__}: {error}")
                 self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(wrong)})
+
+    def _refuse(self, number: int, who: Any, error: CorruptError) -> None:
+        """Tell a client that its message cannot be read: one of another version learns it by not understanding this."""
+        if number == CLIENT:
+            self.link.answer(who, {"kind": "failed", "error": _error(error)})
 
     def _take_parts(self, parts: list[Any]) -> None:
         """Act on what a worker of this host sent, in the thread of `host` or of a step."""
