@@ -285,9 +285,8 @@ class Scheduler:
         if limits.reads_ahead:
             state.ints[decisions.PROBES_LEFT] = 0
         self._have(state)
-        most, least = (
-            (limits.most_decoders, 1) if limits.most_decoders else (limits.decoders, limits.decoders)
-        )
+        most = limits.most_decoders or limits.decoders
+        least = 1 if limits.most_decoders else limits.decoders
         self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load have had work since the last Load ended, and all that may read since the
         #: last move did. A pause of the training, in which they run out of it, says nothing about them.
