@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.measure.test_chrome import ROWS
+from tests.patience import patient
 from tests.spans import a_run, spans_of
 
 from penstock.errors import ConfigError
@@ -84,6 +87,37 @@ def test_tensorboard_s_own_reader_finds_the_stall_of_every_step(tmp_path: Path) 
     assert [value for _, _, value in found["epoch/stall_seconds"]] == [0.75, 2.0]
     with pytest.raises(ConfigError, match="no wait"):
         export_trace(Trace(np.empty(0, SPAN)), "tensorboard", tmp_path / "nothing")
+
+
+#: TensorBoard's server, asked by HTTP until it has loaded the folder. Its import of pkg_resources, which the latest
+#: setuptools does not have, is for plugins of others.
+SERVER = """
+import json, sys, time, types, urllib.request
+
+sys.modules["pkg_resources"] = types.ModuleType("pkg_resources")
+from tensorboard import program
+from tensorboard.plugins.core import core_plugin
+from tensorboard.plugins.scalar import scalars_plugin
+
+board = program.TensorBoard([core_plugin.CorePluginLoader, scalars_plugin.ScalarsPlugin])
+board.configure(["tensorboard", "--logdir", sys.argv[1], "--port", "0", "--load_fast", "false"])
+scalars = board.launch() + "data/plugin/scalars/"
+while "step/stall_seconds" not in json.load(urllib.request.urlopen(scalars + "tags")).get(".", {}):
+    time.sleep(0.2)
+print(urllib.request.urlopen(scalars + "scalars?run=.&tag=step/stall_seconds").read().decode())
+"""
+
+
+@pytest.mark.slow
+def test_tensorboard_s_server_shows_the_stall_of_every_step(tmp_path: Path) -> None:
+    trace = Trace(a_run([[0.5, 0.25], [2.0]]).spans, {"started": "1970-01-01T00:01:40+00:00"})
+    folder = exported(trace, "tensorboard", tmp_path)
+
+    command = [sys.executable, "-c", SERVER, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(120), check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[100.5, 0, 0.5], [101.75, 1, 0.25], [104.75, 2, 2.0]]
 
 
 def test_each_rank_is_a_run_of_its_own_stalls(tmp_path: Path) -> None:
