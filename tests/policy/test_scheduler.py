@@ -297,6 +297,17 @@ def chain(ints: NDArray[np.int64], first: int, column: int) -> list[int]:
     return items
 
 
+def free_entries(ints: NDArray[np.int64]) -> list[int]:
+    """Return the entries of rank 0 that are free."""
+    items: list[int] = []
+    first = int(ints[decisions.FREE_ENTRY])
+    while first >= 0:
+        items.append(first)
+        first += decisions.ENTRY_COLUMNS + int(ints[first + decisions.ENTRY_AFTER])
+    assert len(set(items)) == len(items), "a list runs in a circle"
+    return items
+
+
 def check_state(state: decisions.State) -> None:
     """What must hold of rank 0 between two events."""
     d = decisions
@@ -323,9 +334,9 @@ def check_state(state: decisions.State) -> None:
                 assert m[entry + d.ENTRY_SAMPLE] == m[place + d.PLACE_SAMPLE]
     assert m[d.DECODABLE_PLACES] == decodable
     table = m[m[d.TABLE] : m[d.TABLE] + m[d.TABLE_MASK] + 1]
-    used = sorted(table[table >= 0].tolist())
+    used = sorted(table[table > 0].tolist())
     assert all(m[entry + d.ENTRY_STATE] for entry in used)
-    free = chain(m, m[d.FREE_ENTRY], d.ENTRY_AFTER)
+    free = free_entries(m)
     assert not any(m[entry + d.ENTRY_STATE] for entry in free)
     assert len(set(free + used)) == len(free) + len(used) == entries_of(m)
     assert m[d.USED_ENTRIES] == len(used)

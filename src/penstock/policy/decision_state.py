@@ -25,6 +25,9 @@ Tables = TypeVar("Tables", bound=tuple[Any, ...])
 #: Virtual time keeps sample ids in 32 bits.
 _MOST_SAMPLES = 1 << 31
 
+#: Numbers of a state that are looked at together as it grows: 64 KiB.
+_COPIED_AT_ONCE = 8192
+
 #: A group has so many samples at most where some of them are read together, or a local batch of them.
 _MERGED_SAMPLES = 256
 
@@ -267,9 +270,12 @@ def with_slots(state: State, slots: int) -> State:
     )
     # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
     out = d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group
-    # Not a concatenation, which would touch all pages: most are never written in a short run.
+    # Most pages of entries are never written, and so take no memory: a copy passes by what is still zero.
     ints = np.zeros(old.size + len(ranks) * sum(lengths) + out, np.int64)
-    ints[: old.size] = old
+    for begin in range(0, old.size, _COPIED_AT_ONCE):
+        part = old[begin : begin + _COPIED_AT_ONCE]
+        if part.any():
+            ints[begin : begin + part.size] = part
     grown = state._replace(ints=ints)
     begin = old.size
     for rank in ranks:
@@ -288,10 +294,8 @@ def with_slots(state: State, slots: int) -> State:
         rows = ints[places_at:entries_at].reshape(more, group, d.PLACE_COLUMNS)
         rows[:, :, d.PLACE_SLOT] = np.arange(slots_at, places_at, d.SLOT_COLUMNS)[:, None]
         rows[:, :, d.PLACE_ROW] = np.arange(group)
-        free = ints[entries_at:list_at].reshape(-1, d.ENTRY_COLUMNS)
-        free[:, d.ENTRY_AFTER] = np.arange(entries_at, list_at, d.ENTRY_COLUMNS) + d.ENTRY_COLUMNS
-        free[-1, d.ENTRY_AFTER] = old[rank + d.FREE_ENTRY]
-        ints[table_at:ended_at] = -1
+        # Zeros already say that each new entry is free and that the next one follows; after the last come the others.
+        ints[list_at - d.ENTRY_COLUMNS + d.ENTRY_AFTER] = old[rank + d.FREE_ENTRY] - list_at
         used = old[old[rank + d.TABLE] :][: old[rank + d.TABLE_MASK] + 1] if known else old[:0]
         for column, value in (
             (d.SLOT_COUNT, slots),
@@ -304,7 +308,7 @@ def with_slots(state: State, slots: int) -> State:
             (d.OUT, ints.size - out),
         ):
             ints[rank + column] = value
-        for entry in used[used >= 0].tolist():
+        for entry in used[used > 0].tolist():
             d.insert(grown, rank, entry)
     return grown
 

@@ -124,7 +124,7 @@ TRIED_LOADS = 3
     QUEUED_ENTRIES,  #: entries in the urgent queue
     DECODABLE_PLACES,
     PASSING,  #: bytes, as PASSING_LIMIT
-    FREE_ENTRY,  #: first of the free entries, -1 where none is
+    FREE_ENTRY,  #: first of the free entries; the next follows from its ENTRY_AFTER
     FIRST_URGENT,  #: the urgent queue: entries by due time
     LAST_URGENT,
     FIRST_GIFT,  #: entries that are here, and that another rank is to get
@@ -155,7 +155,7 @@ TRIED_LOADS = 3
     HANDS_ON,  #: 1: samples have no home, but go from reader to reader; see COMING
     ROWS,  #: where the rows are of what bytes come from
     SLOTS,  #: where the slots' rows are listed, by index
-    TABLE,  #: entries by sample (open addressing), -1 where none
+    TABLE,  #: entries by sample (open addressing), 0 where none
     TABLE_MASK,  #: its length, a power of two, less 1
     GROUP,  #: what an event is about: entries, or places
     MARKS,  #: what became of each
@@ -238,7 +238,7 @@ UNIT, OFFSET = 0, 1
     ENTRY_FIRST,  #: waiting places
     ENTRY_LAST,
     ENTRY_BEFORE,  #: its neighbours in the urgent queue
-    ENTRY_AFTER,  #: or the next of the free entries
+    ENTRY_AFTER,  #: or, of a free one, how far behind the row after it the next free one begins: 0 until it was used
     ENTRY_COLUMNS,
 ) = range(12)
 
@@ -565,7 +565,7 @@ def received(s: State, rank: int, count: int) -> None:
             continue
         s.copies[copy, COPY_STATE] = PRESENT
         entry = find(s, rank, sample)
-        if entry < 0:
+        if entry == 0:
             continue
         if m[entry + ENTRY_STATE] == EXPECTED:
             _queue(s, rank, entry)
@@ -587,7 +587,7 @@ def announced(s: State, rank: int, peer: int, count: int) -> None:
             continue
         s.copies[copy, COPY_STATE] = PRESENT
         entry = find(s, rank, sample)
-        if entry >= 0 and m[entry + ENTRY_STATE] == EXPECTED and m[rank + HANDS_ON] == 0:
+        if entry > 0 and m[entry + ENTRY_STATE] == EXPECTED and m[rank + HANDS_ON] == 0:
             m[rank + EXPECTED_ENTRIES] -= 1
             _queue(s, rank, entry)
 
@@ -882,7 +882,7 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
     m = s.ints
     sample = m[place + PLACE_SAMPLE]
     entry = find(s, rank, sample)
-    if entry >= 0:
+    if entry > 0:
         if m[rank + HANDS_ON] != 0:
             _change_heir(s, rank, entry, m[place + PLACE_HEIR])
         if m[entry + ENTRY_STATE] == HERE:
@@ -1273,7 +1273,7 @@ def _next_spare(s: State, rank: int) -> int:
     while m[spares + FILL_NEXT] < m[spares + FILL_END]:
         sample = s.fill_samples[m[spares + FILL_NEXT]]
         copy, nbytes = own_copy(s, rank, sample), s.sizes[sample]
-        if s.copies[copy, COPY_LAST] >= m[rank + COMING_NUMBER] and find(s, rank, sample) < 0:
+        if s.copies[copy, COPY_LAST] >= m[rank + COMING_NUMBER] and find(s, rank, sample) == 0:
             for tier in range(1, m[rank + TIERS] + 1):
                 row = _row(m, rank, tier)
                 if m[row + SPACE] >= nbytes and _fits(s, rank, nbytes):
@@ -1537,7 +1537,7 @@ def _forget(s: State, rank: int, entry: int) -> None:
 def _new_entry(s: State, rank: int, sample: int) -> int:
     m = s.ints
     entry: int = m[rank + FREE_ENTRY]
-    m[rank + FREE_ENTRY] = m[entry + ENTRY_AFTER]
+    m[rank + FREE_ENTRY] = entry + ENTRY_COLUMNS + m[entry + ENTRY_AFTER]
     m[rank + USED_ENTRIES] += 1
     m[entry + ENTRY_SAMPLE] = sample
     m[entry + ENTRY_REST] = STAGING
@@ -1557,7 +1557,7 @@ def _free_entry(s: State, rank: int, entry: int) -> None:
     m[m[rank + RELEASED] + m[rank + RELEASED_ENTRIES]] = entry
     m[rank + RELEASED_ENTRIES] += 1
     m[entry + ENTRY_STATE] = 0
-    m[entry + ENTRY_AFTER] = m[rank + FREE_ENTRY]
+    m[entry + ENTRY_AFTER] = m[rank + FREE_ENTRY] - entry - ENTRY_COLUMNS
     m[rank + FREE_ENTRY] = entry
     m[rank + USED_ENTRIES] -= 1
 
@@ -1727,12 +1727,13 @@ def _home(mask: int, sample: int) -> int:
 
 
 def find(s: State, rank: int, sample: int) -> int:
+    """Return the entry of a sample, or 0: no entry begins there."""
     m = s.ints
     mask = m[rank + TABLE_MASK]
     at = _home(mask, sample)
     while True:
         entry: int = m[m[rank + TABLE] + at]
-        if entry < 0 or m[entry + ENTRY_SAMPLE] == sample:
+        if entry == 0 or m[entry + ENTRY_SAMPLE] == sample:
             return entry
         at = (at + 1) & mask
 
@@ -1741,7 +1742,7 @@ def insert(s: State, rank: int, entry: int) -> None:
     m = s.ints
     mask = m[rank + TABLE_MASK]
     at = _home(mask, m[entry + ENTRY_SAMPLE])
-    while m[m[rank + TABLE] + at] >= 0:
+    while m[m[rank + TABLE] + at] > 0:
         at = (at + 1) & mask
     m[m[rank + TABLE] + at] = entry
 
@@ -1754,11 +1755,11 @@ def _remove(s: State, rank: int, entry: int) -> None:
     while m[m[rank + TABLE] + gap] != entry:
         gap = (gap + 1) & mask
     at = (gap + 1) & mask
-    while m[m[rank + TABLE] + at] >= 0:
+    while m[m[rank + TABLE] + at] > 0:
         other = m[m[rank + TABLE] + at]
         home = _home(mask, m[other + ENTRY_SAMPLE])
         if ((at - home) & mask) >= ((at - gap) & mask):
             m[m[rank + TABLE] + gap] = other
             gap = at
         at = (at + 1) & mask
-    m[m[rank + TABLE] + gap] = -1
+    m[m[rank + TABLE] + gap] = 0
