@@ -30,9 +30,8 @@ Floats = Any
 HAND_OVER_SECONDS = 100e-6
 # A group of reads takes about this long, so that an instruction (some 30 us) is little beside its work.
 GROUP_SECONDS = 1e-3
-# Bytes that a worker reads by itself for one group, unless one sample is larger: each worker has memory for them. More
-# where it needs none, because they are read to where they stay.
-OWN_BYTES, OWN_BYTES_IN_PLACE = 256 << 10, 8 << 20
+# Bytes that a worker reads by itself for one group, unless one sample is larger: each worker has memory for them.
+OWN_BYTES = 256 << 10
 # Observed reads are forgotten over so many groups.
 MEMORY = 16.0
 # By what factor a worker's samples are believed to have become slower for each Load that says so, and its own reads.
