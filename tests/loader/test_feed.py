@@ -108,6 +108,33 @@ def test_waits_and_steps_of_batches_that_are_asked_for_are_recorded(fed: Callabl
     assert line.startswith("epoch 2, step 2: ")
 
 
+def test_a_step_ends_where_its_pass_is_left_and_a_wait_where_it_is_interrupted(
+    fed: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = fed(Numbers())
+    for place in ((1, 0), (1, 1), (2, 0)):
+        feed.ask(place, [4, 5])
+    feed.take((1, 0))
+    loader = feed._loader
+    assert loader is not None
+
+    def interrupt(*place: int) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loader._engine, "take", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            feed.take((1, 1))
+    assert loader._asked is None
+    feed.take((1, 1))
+    feed.note_end()
+    ends: list[float] = []
+    monkeypatch.setattr(loader, "_end_step", ends.append)
+    left = feed._ended_at
+    feed.forget_before((2, 0))
+    assert ends == [left]
+
+
 def test_a_batch_larger_than_any_that_was_foreseen_comes_in_its_turn(fed: Callable[..., Feed]) -> None:
     feed = fed(Numbers(), most=None)
     sizes = [1, 2, 3000, 1, 20_000, 5]

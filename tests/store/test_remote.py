@@ -75,6 +75,7 @@ from penstock.store import (
     open_source,
     read_all_merged,
     read_group,
+    remote_clients,
 )
 from penstock.store.calls import Calls
 from penstock.store.files import FileSource
@@ -957,5 +958,23 @@ def test_files_of_hadoop_are_read_by_its_rest_interface(server: WebServer, tmp_p
         server.fault = lambda request: forbidden if "datanode" in request.path else cluster.redirect(request)
         with pytest.raises(DataError, match=r"data\.bin may not be read .*me"):
             records.read(5)
+        # What stays as it is is asked for once.
+        final = cluster.error(403, "InvalidToken")
+        server.fault = lambda request: final
+        server.requests.clear()
+        with pytest.raises(DataError, match=r"data\.bin may not be read .*InvalidToken"):
+            records.read(6)
+        assert len(server.requests) == 1
+    server.fault = cluster.redirect
     with pytest.raises(DataError, match=r"not-there\.bin.*(not found|404)"):
         Records(f"{place}/not-there.bin", "u1", 10_000)
+    with pytest.raises(ConfigError, match=r"'usr', which webhdfs:// does not take: 'user' is alike"):
+        Records(f"{place}/data.bin", "u1", 10_000, storage_options={"usr": "me"})
+
+
+def test_a_token_for_hadoop_is_in_no_error() -> None:
+    refused = ConnectionError(
+        "Max retries exceeded with url: /webhdfs/v1/a?op=OPEN&delegation=secret (refused)"
+    )
+
+    assert str(remote_clients._of_driver(refused)).count("secret") == 0

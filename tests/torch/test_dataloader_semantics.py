@@ -443,6 +443,7 @@ def test_each_loop_is_an_epoch_and_may_be_left(DataLoader: Any, workers: int) ->
 
     for _ in loader:
         break
+    assert all(feed._ended_at is not None for _, feed in getattr(loader, "_feeds", ()))
     firsts = [next(iter(loader))[0] for _ in range(3)]
     assert firsts == [0, 0, 0]
     assert [len(batch) for _ in range(2) for batch in loader] == [9, 9, 5] * 2

@@ -42,6 +42,8 @@ class Feed:
         self._waiting: deque[tuple[Place, Ids]] = deque()
         #: Of the loader's order, what is not taken.
         self._left: deque[Place] = deque()
+        #: When the caller left a pass; see `note_end`.
+        self._ended_at: float | None = None
 
     def ask(self, place: Place, ids: Sequence[int]) -> None:
         """Have a batch loaded: ids of samples, one at least."""
@@ -90,17 +92,21 @@ class Feed:
         if loader is None:
             raise ClosedError("what loads these batches has ended: ask for others")
         assert self._left[0] == place, "batches are taken in their order"
-        if loader._asked is None:  # else it timed out before
-            loader._begin_wait()
-        staged = loader._engine.take(*place)
-        places, _, error = loader._judge(staged)
-        batch = None
-        if error is None:
-            batch = loader._decoder.finish(staged.slot, staged.keep(places), staged.rows(places))
-        self._left.popleft()
-        self._forget_in_plan((place[0], place[1] + 1))
-        loader._engine.let_go(*place)
-        loader._end_wait(*place, len(places), staged.fitted)
+        self._ended_at = None
+        loader._begin_wait()
+        try:
+            staged = loader._engine.take(*place)
+            places, _, error = loader._judge(staged)
+            batch = None
+            if error is None:
+                batch = loader._decoder.finish(staged.slot, staged.keep(places), staged.rows(places))
+            self._left.popleft()
+            self._forget_in_plan((place[0], place[1] + 1))
+            loader._engine.let_go(*place)
+            loader._end_wait(*place, len(places), staged.fitted)
+        except BaseException:
+            loader._end_wait_in_vain(place[0])
+            raise
         return batch, error
 
     def end_step(self) -> None:
@@ -108,8 +114,19 @@ class Feed:
         if self._loader is not None:
             self._loader._end_step(self._loader._recorder.clock())
 
+    def note_end(self) -> None:
+        """Note when the caller left a pass before its end, from whatever thread: its last step ended then."""
+        if self._loader is not None:
+            self._ended_at = self._loader._recorder.clock()
+
+    def _end_left_step(self) -> None:
+        ended, self._ended_at = self._ended_at, None
+        if self._loader is not None and ended is not None:
+            self._loader._end_step(ended)
+
     def forget_before(self, place: Place) -> None:
         """Give up what was asked for before a place."""
+        self._end_left_step()
         while self._waiting and self._waiting[0][0] < place:
             self._waiting.popleft()
         if self._left and self._left[0] < place and self._loader is not None:
@@ -121,6 +138,7 @@ class Feed:
 
     def close(self) -> None:
         """End the loader's threads, and forget what was asked for. What is asked for next begins new ones."""
+        self._end_left_step()
         if self._loader is not None:
             self._loader.close()
         self._loader = self._order = None

@@ -432,6 +432,11 @@ def _brief(reason: str) -> str:
     return re.sub(r"https?://\S+", "", reason)[:200].strip()
 
 
+def _without_queries(text: str) -> str:
+    """Return a text without its URLs' queries, which tokens may be in."""
+    return re.sub(r"\?\S+", "", text)
+
+
 class ByFsspec:
     """A store by an fsspec driver. Where it does not say with a content of what version that is, it is asked again."""
 
@@ -460,6 +465,8 @@ class ByFsspec:
         _first_process()
         self._root = root
         self._is_webhdfs = kind.protocol == _WEBHDFS
+        if self._is_webhdfs:
+            self._files.session.hooks["response"].append(_refuse_final)
         self._content = _content_of_webhdfs if self._is_webhdfs else _content_of
         given = {**more, **options}
         found = next((given[name] for name in _IDENTITIES if given.get(name)), "")
@@ -473,8 +480,8 @@ class ByFsspec:
         except Exception as error:
             # WebHDFS: all that is neither forbidden, missing nor a wrong request, such as StandbyException.
             if self._is_webhdfs and isinstance(error, RuntimeError):
-                raise RequestError("passing", str(error)[:200]) from error
-            raise _of_driver(error) from error
+                raise RequestError("passing", _without_queries(str(error))[:200]) from error
+            raise _of_driver(error) from (None if self._is_webhdfs else error)  # whose URL has the token
 
     def _path_of(self, address: str) -> str:
         return str(self._files._strip_protocol(address))
@@ -552,6 +559,26 @@ def _content_of_webhdfs(files: Any, path: str, between: tuple[int, int] | None) 
     return cast(bytes, answer.content)
 
 
+def _refuse_final(response: Any, *_: Any, **__: Any) -> None:
+    """Raise RequestError for an answer of Hadoop that stays the same: fsspec's driver leaves out which it is."""
+    if response.status_code < 400:
+        return
+    try:
+        name = response.json()["RemoteException"]["exception"]
+    except (ValueError, KeyError, TypeError):
+        return
+    if name in _FINAL_OF_HADOOP:
+        raise RequestError(_FINAL_OF_HADOOP[name], f"{response.status_code} {name}")
+
+
+_FINAL_OF_HADOOP: Mapping[str, Literal["forbidden", "missing"]] = {
+    "InvalidToken": "forbidden",
+    "AuthenticationException": "forbidden",
+    "AuthorizationException": "forbidden",
+    "InvalidPathException": "missing",
+    "ParentNotDirectoryException": "missing",
+}
+
 #: How fsspec's driver for Hadoop's REST interface calls itself.
 _WEBHDFS = ("webhdfs", "webHDFS")
 #: What drivers call who asks.
@@ -565,7 +592,7 @@ def _check_known(scheme: str, kind: Any, options: Mapping[str, Any]) -> None:
         import aiohttp
 
         known |= {*inspect.signature(aiohttp.ClientSession._request).parameters, *_WEB_KNOWN}
-    elif scheme not in ("s3", "s3a"):
+    elif scheme not in ("s3", "s3a") and kind.protocol != _WEBHDFS:
         return
     known -= {"self", "storage_options", "kwargs", "method", "str_or_url", "data", "json"}
     for name in sorted(options.keys() - known):
@@ -621,7 +648,7 @@ def _of_driver(error: Exception) -> RequestError:
         return of_status(status)
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
         return RequestError("missing", "not found")
-    text = f"{type(error).__name__}: {error}"[:200]
+    text = _without_queries(f"{type(error).__name__}: {error}")[:200]
     if isinstance(error, PermissionError):
         return RequestError("forbidden", text)
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):

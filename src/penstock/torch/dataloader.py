@@ -163,11 +163,11 @@ class DataLoader(data.DataLoader[T]):
         for number, (pass_, feed) in enumerate(self._feeds):
             latest = pass_()
             if latest is None or latest.is_over:
-                self._feeds[number] = weakref.ref(using), feed
+                self._feeds[number] = _ref_of_pass(using, feed), feed
                 feed.renew()
                 return feed
         feed = make()
-        self._feeds.append((weakref.ref(using), feed))
+        self._feeds.append((_ref_of_pass(using, feed), feed))
         return feed
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,6 +358,11 @@ class _Progress:
         """Return what `state` returned."""
         values = {each.name: state[each.name] for each in fields(cls)}
         return cls(**{**values, "draws": _Draws(*state["draws"])})
+
+
+def _ref_of_pass(using: _Ahead, feed: Feed) -> weakref.ref[_Ahead]:
+    """Return a reference to a pass, whose last step ends where it is dropped."""
+    return weakref.ref(using, lambda _: feed.note_end())
 
 
 class _InCaller(_SingleProcessDataLoaderIter):
