@@ -64,8 +64,9 @@ def test_a_mappings_parts_are_found_by_key_whatever_their_order() -> None:
     ("first", "later", "message"),
     [
         ({"a": 1}, {"b": 1}, r"it is a dict with the keys \['b'\]"),
-        ({"a": 1}, {"a": 1, "b": 2}, r"\['a', 'b'\].* or name the field that is missing in optional="),
-        ({"a": 1, "b": 2}, {"a": 1}, "or name the field that is missing in optional="),
+        ({"a": 1}, {"a": 1, "b": 2}, r"\['a', 'b'\].* or give the field 'b' a default by optional="),
+        ({"a": 1, "b": 2}, {"a": 1}, "or give the field 'b' a default by optional="),
+        ({"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}, "return the same structure for every sample$"),
         ({"a": 1}, [1], "list of 1 parts"),
         ((1, (2, 3)), ((1, 2), 3), r"it\[0\] is a tuple of 2 parts"),
         ((1, 2), (1, 2, 3), "tuple of 3 parts"),

@@ -284,6 +284,13 @@ def test_steps_that_were_loaded_together_are_told_apart() -> None:
     plan, _ = read_plan(written, 0, spans[spans["rank"] == 0], groups)
     assert [plan.local_batch(0, 0, step).tolist() for step in range(3)] == [[0, 1], [2, 3], [8]]
 
+    alone = [
+        (*each[:2], sample, *each[3:])
+        for sample in range(4)
+        for each in [loaded(sample // 2, 0, 1, sample, 1)]
+    ]
+    assert epochs_of(Explicit.from_trace(spans_of(alone), 4), 1) == [[0, 2, 1, 3]]
+
 
 def test_a_recorded_run_without_decoding_is_told_by_its_reads_and_hits() -> None:
     spans = spans_of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,21 @@ def drawn_since(before: dict[str, Any]) -> set[str]:
     """Return the libraries whose global generators have been drawn from. before: what `global_states` returned."""
     after = global_states()
     return {name for name in before if before[name] != after[name]}
+
+
+def keeping_global_states(call: Callable[[], object]) -> set[str]:
+    """Call something, and return the libraries whose global generators it drew from, which are as before."""
+    before, legacy, python = global_states(), np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    of_torch = None if "PyTorch" not in before or torch is None else torch.default_generator.get_state()
+    try:
+        call()
+        return drawn_since(before)
+    finally:
+        np.random.set_state(legacy)  # noqa: NPY002
+        random.setstate(python)
+        if torch is not None and of_torch is not None:
+            torch.default_generator.set_state(of_torch)
 
 
 def compute_alone() -> None:

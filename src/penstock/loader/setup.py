@@ -30,7 +30,7 @@ from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.decode_servers import connect, served_by
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.global_draws import drawn_since, global_states
+from penstock.loader.global_draws import keeping_global_states
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
 from penstock.loader.jobs import JobsOfHost
@@ -1193,9 +1193,7 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
         try:
             name = source.describe(sample)
             picture = calls.one(name, lambda: _read_picture(source, sample))
-            before = global_states()
-            pipeline.probe(picture, name)
-            drawn.update(drawn_since(before))
+            drawn.update(keeping_global_states(lambda: pipeline.probe(picture, name)))
         except Exception as error:
             if (placed := located(error, sample, source.describe)) is error:
                 raise

@@ -25,10 +25,11 @@ class Leaf:
 
     takes_any: bool = False
 
-    def leaves_of(self, value: Any, where: str) -> Iterator[Any]:
+    def leaves_of(self, value: Any, where: str, *, is_part: bool = False) -> Iterator[Any]:
         """Yield the leaves of a value of this nesting, in the nesting's order.
 
-        where: what the value is, for the message. Raises: DataError if the value is nested otherwise.
+        where: what the value is, for the message. is_part: whether it is one of a sample's parts.
+        Raises: DataError if the value is nested otherwise.
         """
         if not self.takes_any and is_nested(value):
             raise DataError(
@@ -67,14 +68,15 @@ class Branch:
     keys: tuple[Hashable, ...] | None = None
     kind: Any = None
 
-    def leaves_of(self, value: Any, where: str) -> Iterator[Any]:
+    def leaves_of(self, value: Any, where: str, *, is_part: bool = False) -> Iterator[Any]:
         """See `Leaf.leaves_of`. A mapping's parts are found by key, whatever their order."""
         if wrong := self._difference(value):
             raise DataError(
-                f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}{self._or(value)}"
+                f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}"
+                + ("" if is_part else self._or(value))
             )
         for part, get, place in zip(self.parts, self._getters(), self._steps(), strict=True):
-            yield from part.leaves_of(get(value), where + place)
+            yield from part.leaves_of(get(value), where + place, is_part=True)
 
     def columns(self, values: Sequence[Any]) -> list[Column] | None:
         """See `Leaf.columns`. No object is made for each value: the collector of garbage would go through them all."""
@@ -135,13 +137,13 @@ class Branch:
     def _or(self, value: Any) -> str:
         """Return what else to do where one of two mappings has some of the other's fields, and no other."""
         keys = set(self.keys or ())
-        if (
-            not isinstance(value, Mapping)
-            or self.kind is not None
-            or not (keys > value.keys() or keys < value.keys())
-        ):
+        if not isinstance(value, Mapping) or self.kind is not None:
             return ""
-        return ", or name the field that is missing in optional=, with what a sample without it has"
+        if not (keys > value.keys() or keys < value.keys()):
+            return ""
+        names = sorted(map(repr, keys ^ value.keys()))
+        fields = f"field{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+        return f", or give the {fields} a default by optional="
 
     def _getters(self) -> list[Callable[[Any], Any]]:
         if self.keys is None:

@@ -178,7 +178,8 @@ def _arguments(trace: Trace, span: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"epoch": int(span["epoch"]), "step": int(span["step"])}
     for field in ("samples", "bytes", "flow"):
         if span[field]:
-            arguments[field] = int(span[field])
+            is_steps = field == "bytes" and span["kind"] == Kind.DECODE
+            arguments["further_steps" if is_steps else field] = int(span[field])
     sample = int(span["sample"])
     if sample != NO_SAMPLE:
         arguments["sample"] = sample

@@ -219,7 +219,8 @@ def _compact(ids: Ids, samples: int) -> Stored:
 
 def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
     """Return the samples that spans of one epoch stand for, in their order; those of a group once."""
-    if (spans["samples"] <= 1).all():
+    is_together = (spans["kind"] == Kind.DECODE) & (spans["bytes"] > 0)
+    if (spans["samples"] <= 1).all() and not is_together.any():
         alone: NDArray[np.int64] = spans["sample"]
         return alone
     found: dict[tuple[int, int], list[NDArray[np.int64]]] = {}

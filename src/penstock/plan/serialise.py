@@ -57,9 +57,10 @@ def read_plan(
     """Return the plan that was written, and the rank's number in it.
 
     spans: SPAN[n] of the rank. Where order or split was not written, the plan is what these read, as the only rank
-        of a job: the ids of each step are exact, their order within a step is that of their decoding, and what the
-        run did not come to is missing. Steps that were loaded together by several calls have the same ids together, in
-        the order of their decoding. Of a run without end the plan has the epochs that these come to.
+        of a job: the ids of each step are exact for steps that were loaded alone, their order within a step is that of
+        their decoding, and what the run did not come to is missing. Steps that were loaded together by several calls
+        have the same ids together, in the order of their decoding. Of a run without end the plan has the epochs that
+        these come to.
     ids: which samples groups of them are, by (rank, flow).
 
     Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing, or do not

@@ -217,7 +217,9 @@ def test_parts_along_the_first_dimension_of_a_large_job_are_checked_in_linear_ti
         check_whole(parts[:7] + parts[8:])
 
 
-def test_parts_in_columns_and_points_are_checked_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_in_columns_and_points_are_checked_with_few_comparisons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Many pairs, of which few are compared: these come from files that a stranger made, too."""
     compared, limit = 0, 50_000
     intersection = sharding._intersection
