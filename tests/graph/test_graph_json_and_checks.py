@@ -282,6 +282,11 @@ FUNCTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
         "not_found",
         "'m:0' is not there",
     ),
+    "one name for an argument and a node": (
+        body("x", [node("x", "Neg", "x")], "x"),
+        "duplicate",
+        "has 'x' twice",
+    ),
     "a node that is refused": (body("x", [node("n", "Neg", "nope")], "n"), "not_found", "nope"),
     "a body that hides an input": (
         body(
@@ -301,9 +306,11 @@ def test_a_function_that_is_refused_adds_nothing(case: str) -> None:
     graph = Graph([constant("a", 1.0), constant("p", True, "bool")])
     before = graph.to_json()
 
-    with pytest.raises(GraphError, match=words) as caught:
-        graph.call(function, "a:0")
-    assert (caught.value.kind, graph.to_json()) == (kind, before)
+    # A value becomes a node of another name, which that body does not hide.
+    for given in ("a:0",) if "hides" in case else ("a:0", 2.0):
+        with pytest.raises(GraphError, match=words) as caught:
+            graph.call(function, given)
+        assert (caught.value.kind, graph.to_json()) == (kind, before)
 
 
 def test_feeds_that_are_no_mapping_are_refused() -> None:
@@ -311,4 +318,4 @@ def test_feeds_that_are_no_mapping_are_refused() -> None:
         Session(Graph([constant("a", 1.0)])) as session,
         pytest.raises(GraphError, match="arrays by edge or text"),
     ):
-        session.run("a:0", 5)  # type: ignore[arg-type]
+        session.run("a:0", np.ones(2))  # type: ignore[arg-type]

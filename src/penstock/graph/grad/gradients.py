@@ -204,7 +204,7 @@ class _Builder:
             return [(inputs[0], self.one(_BY_RESULT[op], forward(Endpoint(node.name)), cotangents[0]))]
         if op in _SOFTMAX and _is_softmax(node):
             return [(inputs[0], self._softmax(node, cotangents[0], forward))]
-        if op == "aten.native_layer_norm.default" and node.attr.get("args"):
+        if op == "aten.native_layer_norm.default" and _is_layer_norm(node):
             return self._layer_norm(node, cotangents, followed, forward)
         if op == "aten.max_pool2d_with_indices.default" and not node.attr.get("kwargs"):
             return [(inputs[0], self._aten_pool(node, cotangents[0], forward))]
@@ -415,6 +415,10 @@ def _is_softmax(node: Node) -> bool:
     args: Sequence[Any] = node.attr.get("args") or ()
     is_plain = len(args) == 2 or (len(args) == 3 and args[2] is None)
     return is_plain and not node.attr.get("kwargs") and isinstance(args[1], int)
+
+
+def _is_layer_norm(node: Node) -> bool:
+    return len(node.attr.get("args") or ()) == 5 and not node.attr.get("kwargs")
 
 
 def _is_simple(node: Node) -> bool:

@@ -214,18 +214,23 @@ def infer(scope: Scope, node: Node) -> Sequence[Spec]:
 # -- Loops and conditions ------------------------------------------------------------------------------
 
 
-def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what: str) -> list[Spec]:
-    """Check a subgraph with its arguments, and return what it gives."""
-    if not isinstance(subgraph, Subgraph):
-        raise MismatchError(f"{what} is {subgraph!r:.80}; give {{args, nodes, out}}")
-    if len(subgraph.args) != len(specs):
-        raise MismatchError(f"{what} takes {len(subgraph.args)} arguments, and {len(specs)} are given")
+def check_names(subgraph: Subgraph, what: str) -> None:
+    """Check the names of its arguments and nodes. Raises: as `check_name`; DuplicateError."""
     names = [*subgraph.args, *subgraph.nodes]
     for name in names:
         check_name(name)
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DuplicateError(f"{what} has {twice!r} twice")
+
+
+def check_subgraph(scope: Scope, subgraph: Subgraph, specs: Sequence[Spec], what: str) -> list[Spec]:
+    """Check a subgraph with its arguments, and return what it gives."""
+    if not isinstance(subgraph, Subgraph):
+        raise MismatchError(f"{what} is {subgraph!r:.80}; give {{args, nodes, out}}")
+    if len(subgraph.args) != len(specs):
+        raise MismatchError(f"{what} takes {len(subgraph.args)} arguments, and {len(specs)} are given")
+    check_names(subgraph, what)
     subgraph.specs = dict(zip(subgraph.args, (spec.value() for spec in specs), strict=True))
     inner = Scope(subgraph.nodes, subgraph.specs, scope)
     check_nodes(inner, list(subgraph.nodes.values()))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.graph.errors import DuplicateError, MismatchError, NotFoundError, nearest
-from penstock.graph.model.check import carry_specs, check_name, check_nodes
+from penstock.graph.errors import DuplicateError, GraphError, MismatchError, NotFoundError, nearest
+from penstock.graph.model.check import carry_specs, check_name, check_names, check_nodes
 from penstock.graph.model.dtypes import check_dtype, dtype_of_torch, to_value
 from penstock.graph.model.functions import copies_of
 from penstock.graph.model.node import Constant, Endpoint, Node, Scope, Spec, Subgraph, parse_endpoint
@@ -363,23 +363,31 @@ class Graph:
             raise MismatchError(
                 f"the function takes {len(function.args)} inputs, and {len(inputs)} are given"
             )
+        check_names(function, "the function")
         with self.lock:
-            given = dict(zip(function.args, [self.endpoint(each) for each in inputs], strict=True))
-            number, names = 0, self._named(function.nodes, name)
-            while not all(map(self._is_free, names.values())):
-                number += 1
-                names = self._named(function.nodes, f"{name}_{number}")
-            nodes, out = copies_of(function, given, names)
-            for node in nodes:
-                node.controls += self._controls
-                node.device = node.device or self._device
-            self._add_to(self.current, nodes)
+            count = len(self.current.nodes)
             try:
-                return tuple(self.edge(str(endpoint)) for endpoint in out)
-            except NotFoundError:
+                given = dict(zip(function.args, [self.endpoint(each) for each in inputs], strict=True))
+                nodes, out = copies_of(function, given, self._free_names(function.nodes, name))
                 for node in nodes:
-                    del self.current.nodes[node.name]
+                    node.controls += self._controls
+                    node.device = node.device or self._device
+                self._add_to(self.current, nodes)
+                return tuple(self.edge(str(endpoint)) for endpoint in out)
+            except GraphError:
+                for added in list(self.current.nodes)[count:]:
+                    del self.current.nodes[added]
                 raise
+
+    def _free_names(self, names: Iterable[str], scope: str) -> dict[str, str]:
+        """Return names for copies of nodes, in a scope that no other has."""
+        numbers, key = self._numbers[-1], "/".join([*self._names, scope, ""])
+        while True:
+            number = numbers.get(key, 0)
+            found = self._named(names, f"{scope}_{number}" if number else scope)
+            if all(map(self._is_free, found.values())):
+                return found
+            numbers[key] = number + 1
 
     def _named(self, names: Iterable[str], scope: str) -> dict[str, str]:
         return {name: "/".join([*self._names, scope, name]) for name in names}

@@ -133,7 +133,7 @@ class Session:
         wanted, arrange = arranged(fetches)
         places, operations = asked(self.graph, wanted, targets)
         endpoints = [endpoint for endpoint in places if endpoint is not None]
-        fed, values = fed_values(self.graph, feeds or {})
+        fed, values = fed_values(self.graph, {} if feeds is None else feeds)
         # Statistics count each kernel, so loops run node by node.
         plan = self._plan(endpoints, operations, fed, inlines=self._inlines and statistics is None)
         timeline = self._timeline if lane is None else None

@@ -170,14 +170,17 @@ class HostLink:
         try:
             while (parts := connection.receive()) is not None:
                 self._on_parts(parts)
-        except EOFError:
+        except (
+            Exception
+        ):  # it has ended, or sent what no worker sends: that must not end the others' connections
             with self._lock:
                 if self._in.get(descriptor) is connection:
                     del self._in[descriptor]
             connection.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # who connected has left
+        # Who connected has left; a step that listens may have closed the connection by now.
+        with contextlib.suppress(OSError, ValueError):
             connection, _ = listening.accept()
             if peer_of(connection).uid != os.geteuid():
                 connection.close()

@@ -75,10 +75,14 @@ class Link:
         if new:
             self._do(None, partial(self._connect, new))
 
-    def ask(self, number: int, message: Mapping[str, Any]) -> None:
-        """Send a message to a worker that is connected. Raises: MismatchError, TypeError for what cannot be sent."""
+    def ask(self, number: int, message: Mapping[str, Any]) -> int:
+        """Send a message to a worker that is connected, and return its bytes.
+
+        Raises: MismatchError, TypeError for what cannot be sent.
+        """
         parts = packed(message)
         self._do(number, lambda carrier: carrier.ask(number, parts))
+        return sum(memoryview(part).nbytes for part in parts)
 
     def post(self, number: int, parts: list[Any]) -> None:
         """Send the parts of a message to a worker from this very thread, in no order with what `ask` sends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -46,6 +47,8 @@ from penstock.store.calls import Calls
 HELLO_SECONDS = 20.0
 #: Time between two messages that keep a session: workers end one whose client says nothing for a minute.
 _PING_SECONDS = 5.0
+#: A message with more is on its way for a while, at no less than so many bytes a second.
+_LARGE_BYTES, _LEAST_BYTES_PER_SECOND = 1 << 20, 1e6
 #: Machines whose times for the same work differ by less are equally fast.
 _NOISE = 1.5
 
@@ -163,7 +166,7 @@ class WorkerSession:
         wanted, arrange = arranged(fetches)
         places, operations = asked(self.graph, wanted, targets)
         endpoints = list(dict.fromkeys(endpoint for endpoint in places if endpoint is not None))
-        fed, values = fed_values(self.graph, feeds or {})
+        fed, values = fed_values(self.graph, {} if feeds is None else feeds)
         self._recover()
         number, parts = self._cut(endpoints, operations, fed)
         found: dict[Endpoint, Any] = {
@@ -453,7 +456,8 @@ class WorkerSession:
             self.load(read_state(self._folder))
 
     def _tell(self, task: str, message: Mapping[str, Any]) -> None:
-        self._link.ask(self.tasks.index(task), {"session": self._name, **message})
+        nbytes = self._link.ask(self.tasks.index(task), {"session": self._name, **message})
+        self._silence.send(task, nbytes, time.monotonic())
 
     def _ask(
         self, messages: Mapping[str, Mapping[str, Any]], holds: Mapping[str, list[str]] | None = None
@@ -480,7 +484,7 @@ class WorkerSession:
         """Act on an answer, in the link's thread."""
         task = self.tasks[number]
         peer = self._peers[task]
-        self._silence.hear(task, time.monotonic())
+        self._silence.hear(task, time.monotonic(), message.get("sent", -math.inf))
         kind = message["kind"]
         if kind in ("pong", "unknown"):
             # What answers an earlier session was on its way while the worker was lost; and a ping of this one may
@@ -515,6 +519,7 @@ class WorkerSession:
             else:
                 asks_busy = self._config.node_seconds is not None
                 ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
+                ping["sent"] = time.monotonic()
                 self._link.ask(self.tasks.index(task), ping)
 
     def _notice(self, number: int) -> None:
@@ -598,7 +603,9 @@ class _Peer:
 
 
 class Silence:
-    """How long each worker has been silent. Time in which this process did not listen counts for nobody.
+    """How long each worker has been silent.
+
+    Time in which this process did not listen counts for nobody, nor does time in which a large message is on its way.
 
     most_seconds: of silence; None: any.
     """
@@ -607,10 +614,20 @@ class Silence:
         self._most_seconds = most_seconds
         self._heard = dict.fromkeys(tasks, 0.0)
         self._looked = 0.0
+        #: By worker, when the last large message to it was sent, and until when it may be under way.
+        self._large: dict[str, tuple[float, float]] = {}
 
-    def hear(self, task: str, now: float) -> None:
-        """Note that a worker answered."""
+    def send(self, task: str, nbytes: int, now: float) -> None:
+        """Note that a message was sent. Health checks wait behind it: until it has arrived, nobody can answer them."""
+        if nbytes > _LARGE_BYTES:
+            _, until = self._large.get(task, (0.0, now))
+            self._large[task] = now, max(until, now) + nbytes / _LEAST_BYTES_PER_SECOND
+
+    def hear(self, task: str, now: float, asked: float = -math.inf) -> None:
+        """Note that a worker answered. asked: when it was, if it was a health check."""
         self._heard[task] = now
+        if task in self._large and asked > self._large[task][0]:
+            del self._large[task]
 
     def too_long(self, now: float) -> dict[str, float]:
         """Return, by worker, the silence of those that are silent for too long; called several times in most_seconds.
@@ -622,7 +639,10 @@ class Silence:
         looked, self._looked = self._looked, now
         if now - looked > self._most_seconds / 2:
             self._heard = dict.fromkeys(self._heard, now)
-        return {task: now - heard for task, heard in self._heard.items() if now - heard > self._most_seconds}
+        since = {
+            task: max(heard, self._large.get(task, (0.0, 0.0))[1]) for task, heard in self._heard.items()
+        }
+        return {task: now - heard for task, heard in since.items() if now - heard > self._most_seconds}
 
 
 class _Ask:

@@ -423,7 +423,7 @@ def devices_here(task: str) -> list[str]:
 
 
 def _about(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: message[name] for name in ("session", "step", "ask") if name in message}
+    return {name: message[name] for name in ("session", "step", "ask", "sent") if name in message}
 
 
 def _error(error: BaseException) -> dict[str, str]:
