@@ -101,7 +101,7 @@ def test_what_a_plan_of_listed_batches_cannot_have_is_refused_by_name() -> None:
 def test_the_batches_of_a_recorded_run_are_replayed_as_they_were() -> None:
     plan = AccessPlan.of_batches(Batches([LISTS, [[1, 2]]], 5), epochs=2)
     reads = [
-        (number, number + 1, sample, 1, epoch, step, Kind.DECODE, SOURCE, 0, 0)
+        (number, number + 1, sample, 0, epoch, step, Kind.DECODE, SOURCE, 0, 0)
         for epoch in range(2)
         for step, batch in enumerate(batches_of(plan, epoch))
         for number, sample in enumerate(batch)

@@ -1177,8 +1177,7 @@ def pipeline_of(config: LoaderConfig, source: Source, *, runs: bool) -> Pipeline
 def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
     """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
     pipeline = pipeline_of(config, source, runs=calls is not None)
-    may_draw = pipeline.calls_python and not config.is_in_processes and config.decoders != 0
-    if not pipeline.needs_probe and (calls is None or not may_draw):
+    if not pipeline.needs_probe:
         return pipeline
     if calls is None:
         raise ConfigError(
@@ -1199,17 +1198,8 @@ def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Ca
                 raise
             raise placed from error
 
-    try:
-        from_first(probes, probe, on_error_raise=config.on_error == "raise" or not pipeline.needs_probe)
-    except WaitTimeout:
-        raise
-    except (
-        Exception
-    ) as error:  # whose batch says what is wrong, where nothing else is to be known of the sample
-        if pipeline.needs_probe:
-            raise
-        raise_interrupt(error)
-    if drawn and may_draw:
+    from_first(probes, probe, on_error_raise=config.on_error == "raise")
+    if drawn and not config.is_in_processes and config.decoders != 0:
         _warn_of_global_draws("transforms draw", "the callable that does", drawn)
     return pipeline
 
