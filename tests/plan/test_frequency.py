@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as module
+from penstock.plan.access import first_steps
 from penstock.plan.frequency import (
     blocks_of_samples,
     first_reads,
-    first_steps,
     readers_by_sample,
     readers_of_epoch,
     steps_of_reads,

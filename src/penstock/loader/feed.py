@@ -111,8 +111,8 @@ class Feed:
 
     def end_step(self) -> None:
         """Note that the caller has done with the last batch, as at the end of its epoch."""
-        if self._loader is not None:
-            self._loader._end_step(self._loader._recorder.clock())
+        self.note_end()
+        self._end_left_step()
 
     def note_end(self) -> None:
         """Note when the caller left a pass before its end, from whatever thread: its last step ended then."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.flow.collector import Collector
 from penstock.flow.recorder import Recorder
+from penstock.ranks.transport_of_job import rank_by_launcher
 from penstock.report import print_report
 from penstock.trace import TraceWriter
 from penstock.trace.schema import CONSUMER
@@ -75,8 +76,8 @@ def about(loader: object, batch: object) -> dict[str, JSON]:
     rank, ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
     if isinstance(rank, int) and isinstance(ranks, int):
         found |= {"rank": rank, "ranks": ranks}
-    elif os.environ.get("RANK", "").isdecimal():
-        found["rank"] = int(os.environ["RANK"])
+    else:
+        found["rank"] = rank_by_launcher()
     return found
 
 

@@ -624,6 +624,19 @@ class AccessPlan:
         check_rank(rank, self.ranks)
 
 
+def first_steps(plan: AccessPlan) -> Ids:
+    """Return the number of steps before each epoch, and of all: int64[epochs + 1]."""
+    steps = [plan.steps(epoch) for epoch in range(plan.epochs)]
+    return np.concatenate(([0], np.cumsum(steps))).astype(np.int64)
+
+
+def counted_ranks(plan: AccessPlan, among: Sequence[int] | None) -> NDArray[np.bool_]:
+    """Return which ranks count, all unless given: bool[ranks + 1], the last, of nobody (-1), does not."""
+    counts = np.zeros(plan.ranks + 1, bool)
+    counts[list(range(plan.ranks) if among is None else among)] = True
+    return counts
+
+
 def first_readers(
     plan: AccessPlan,
     steps: Ids | None = None,
@@ -634,13 +647,13 @@ def first_readers(
     """Return the rank that reads each sample first: int32[F], -1 where nobody does.
 
     steps: int64[F], gets the step of that read, counted over the epochs before it too, where there is one.
-    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count. With either, an order
-        that repeats samples within an epoch is none for this: `AccessPlan.reader_of` tells an epoch's first read alone.
+    among: the ranks that count, all unless given. first: (epoch, step) from which on reads count. With either, use
+        `penstock.plan.frequency.first_reads` for an order that repeats samples within an epoch: `AccessPlan.reader_of`
+        tells an epoch's first read alone.
     """
-    counts = np.zeros(plan.ranks + 1, bool)  # the last is of nobody, -1
-    counts[list(range(plan.ranks) if among is None else among)] = True
+    counts = counted_ranks(plan, among)
     ranks = np.full(plan.samples, -1, np.int32)
-    begins = np.cumsum([0, *map(plan.steps, range(plan.epochs))]) if steps is not None else None
+    begins = None if steps is None else first_steps(plan)
     for begin in range(0, plan.samples, _FIRST_AT_ONCE):
         pending = np.arange(begin, min(begin + _FIRST_AT_ONCE, plan.samples))
         for epoch in range(first[0], plan.epochs):

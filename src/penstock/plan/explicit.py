@@ -251,4 +251,17 @@ def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
 
 
 def _in_steps(ids: NDArray[np.int64], steps: int) -> list[NDArray[np.int64]]:
-    return np.array_split(ids, min(steps, ids.size))
+    sizes = sizes_of_steps(np.array([ids.size]), np.array([steps]))
+    return np.split(ids, np.cumsum(sizes)[:-1])
+
+
+def sizes_of_steps(loaded: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many samples each step has where so many were loaded for so many steps together, in their order.
+
+    >>> sizes_of_steps(np.array([7, 4]), np.array([2, 1])).tolist()
+    [4, 3, 4]
+    """
+    steps = np.minimum(steps, loaded)
+    number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
+    sizes: NDArray[np.int64] = np.repeat(loaded // steps, steps) + (number < np.repeat(loaded % steps, steps))
+    return sizes

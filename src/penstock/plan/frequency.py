@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan.access import AccessPlan, first_readers
+from penstock.plan.access import AccessPlan, counted_ranks, first_readers, first_steps
 from penstock.plan.orders import RepeatingOrder
 from penstock.plan.splits import Split
 
@@ -110,12 +110,6 @@ def last_batches_of_rank(plan: AccessPlan, rank: int, samples: Ids) -> NDArray[n
     return found
 
 
-def first_steps(plan: AccessPlan) -> Ids:
-    """Return the number of steps before each epoch, and of all: int64[epochs + 1]."""
-    steps = [plan.steps(epoch) for epoch in range(plan.epochs)]
-    return np.concatenate(([0], np.cumsum(steps))).astype(np.int64)
-
-
 def readers_of_epoch(plan: AccessPlan, epoch: int) -> tuple[Ids, Ids]:
     """Return the samples of an epoch, by position, and the rank that reads each, both int64.
 
@@ -161,8 +155,7 @@ def first_reads(
     if not isinstance(plan.order, RepeatingOrder) or (among is None and not first[1]):
         return FirstReads(first_readers(plan, steps, among=among, first=first), steps)
     # One that counts may follow an epoch's first read of a sample.
-    counts = np.zeros(plan.ranks + 1, bool)  # the last is of nobody, -1
-    counts[list(range(plan.ranks) if among is None else among)] = True
+    counts = counted_ranks(plan, among)
     ranks = np.full(plan.samples, -1, np.int32)
     begins = first_steps(plan)
     for epoch in range(first[0], plan.epochs):

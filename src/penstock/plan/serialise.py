@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
 from penstock.plan.batches import Batches, Flat
-from penstock.plan.explicit import Explicit
+from penstock.plan.explicit import Explicit, sizes_of_steps
 from penstock.plan.mixing import LinearWeights, Mixture
 from penstock.plan.orders import BundleShuffle, FullShuffle, Order, Sequential
 from penstock.plan.scattered import Scattered
@@ -154,10 +154,7 @@ def _replayed(spans: Spans, samples: int, ids: GroupIds) -> AccessPlan:
     loaded = np.bincount(batch.reshape(-1), used["samples"]).astype(np.int64)
     steps = np.ones(loaded.size, np.int64)
     np.maximum.at(steps, batch.reshape(-1), used["bytes"] + 1)
-    # As `Explicit.from_trace` parts them.
-    steps = np.minimum(steps, loaded)
-    number = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
-    sizes = np.repeat(loaded // steps, steps) + (number < np.repeat(loaded % steps, steps))
+    sizes = sizes_of_steps(loaded, steps)
     epochs = int(np.unique(used["epoch"]).size)
     ends = np.searchsorted(np.cumsum(sizes), np.cumsum([order.length(epoch) for epoch in range(epochs)])) + 1
     by_epoch = np.split(sizes, ends[:-1])

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.plan import AccessPlan, RepeatingOrder
-from penstock.plan.frequency import check_partition, first_steps, steps_of_reads
+from penstock.plan.access import first_steps
+from penstock.plan.frequency import check_partition, steps_of_reads
 from penstock.policy.homes import as_capacities, as_sizes
 from penstock.trace.schema import SOURCE
 

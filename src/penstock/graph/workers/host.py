@@ -159,7 +159,7 @@ class HostLink:
                     self._receive(descriptor)
 
     def _receive(self, descriptor: int) -> None:
-        """Receive all that lies there: of two threads, one alone may have been told of it."""
+        """Receive all messages that have come: epoll may have told no other thread of them."""
         if descriptor == self._stir:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(descriptor)
@@ -170,9 +170,8 @@ class HostLink:
         try:
             while (parts := connection.receive()) is not None:
                 self._on_parts(parts)
-        except (
-            Exception
-        ):  # it has ended, or sent what no worker sends: that must not end the others' connections
+        except Exception:
+            # It has ended, or sent what no worker sends: that must not end the others' connections.
             with self._lock:
                 if self._in.get(descriptor) is connection:
                     del self._in[descriptor]
@@ -187,7 +186,7 @@ class HostLink:
                 return
             with self._lock:
                 self._in[connection.fileno()] = _In(connection)
-            # Of those that wait for it, the first that has a thread there is told.
+            # EPOLLEXCLUSIVE wakes the first of these in which a thread waits, and no other.
             for epoll in (self._first, self._last):
                 epoll.register(connection, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 

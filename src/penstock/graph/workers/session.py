@@ -614,20 +614,25 @@ class Silence:
         self._most_seconds = most_seconds
         self._heard = dict.fromkeys(tasks, 0.0)
         self._looked = 0.0
-        #: By worker, when the last large message to it was sent, and until when it may be under way.
+        #: By worker, when the last large message to it was sent, and until when it may be under way; and when the last
+        #: health check that it answered was sent, after which a message before it has arrived.
         self._large: dict[str, tuple[float, float]] = {}
+        self._asked = dict.fromkeys(tasks, -math.inf)
 
     def send(self, task: str, nbytes: int, now: float) -> None:
         """Note that a message was sent. Health checks wait behind it: until it has arrived, nobody can answer them."""
         if nbytes > _LARGE_BYTES:
-            _, until = self._large.get(task, (0.0, now))
-            self._large[task] = now, max(until, now) + nbytes / _LEAST_BYTES_PER_SECOND
+            self._large[task] = now, max(self._arrives(task), now) + nbytes / _LEAST_BYTES_PER_SECOND
 
     def hear(self, task: str, now: float, asked: float = -math.inf) -> None:
         """Note that a worker answered. asked: when it was, if it was a health check."""
         self._heard[task] = now
-        if task in self._large and asked > self._large[task][0]:
-            del self._large[task]
+        self._asked[task] = max(self._asked[task], asked)
+
+    def _arrives(self, task: str) -> float:
+        """Return until when a large message may be on its way; -inf where none is."""
+        sent, until = self._large.get(task, (-math.inf, -math.inf))
+        return -math.inf if self._asked[task] > sent else until
 
     def too_long(self, now: float) -> dict[str, float]:
         """Return, by worker, the silence of those that are silent for too long; called several times in most_seconds.
@@ -639,9 +644,7 @@ class Silence:
         looked, self._looked = self._looked, now
         if now - looked > self._most_seconds / 2:
             self._heard = dict.fromkeys(self._heard, now)
-        since = {
-            task: max(heard, self._large.get(task, (0.0, 0.0))[1]) for task, heard in self._heard.items()
-        }
+        since = {task: max(heard, self._arrives(task)) for task, heard in self._heard.items()}
         return {task: now - heard for task, heard in since.items() if now - heard > self._most_seconds}
 
 

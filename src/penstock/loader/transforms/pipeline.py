@@ -347,13 +347,13 @@ class Pipeline:
         return self._output_shape
 
     def probe(self, data: Encoded, name: str = "") -> tuple[int, ...]:
-        """Run one sample, and find the shape of the result, which all others must have. Returns the shape.
+        """Run one sample to find the shape of the result; all others must have the same. Returns the shape.
 
         Call it before threads share the pipeline. name: of the sample, for errors of others.
         Raises: DataError if the sample cannot be decoded; whatever a callable raises.
         """
-        value = self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch())
         if self._output_shape is None:
+            value = self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch())
             if isinstance(value, Image):
                 self._output_shape = self._sink.shape(value.geometry.size)
             else:
