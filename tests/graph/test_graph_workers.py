@@ -31,6 +31,7 @@ from penstock.graph import (
     InfeasibleError,
     KernelError,
     MismatchError,
+    SampleReader,
     Session,
     Statistics,
     UnsupportedError,
@@ -46,8 +47,11 @@ from penstock.graph.workers.mail import Mail
 from penstock.graph.workers.session import WorkerSession
 from penstock.graph.workers.wire import packed, packed_values, unpacked
 from penstock.graph.workers.worker import Worker
+from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
 from penstock.queues import WakingQueue
+from penstock.ranks.access import Address
+from penstock.store import ImageFolder
 from penstock.trace import read_trace
 
 SECRET = os.urandom(32)
@@ -459,6 +463,76 @@ def test_pictures_go_from_a_reader_by_a_worker_that_decodes_to_one_that_trains_a
     assert reads[0] + decodes[0] + trains[0] < 100_000
     assert decodes[1] + reads[1] > sum(map(len, pictures))
     assert trains[1] > 3 * 224 * 224 * 3
+
+
+@pytest.mark.parametrize(
+    ("read", "crop"), [("decode", "decode"), ("decode", "worker"), ("worker", "worker"), (None, None)]
+)
+def test_nodes_read_and_crop_on_a_decode_server_where_the_costs_say_so_and_no_sample_passes_the_client(
+    tmp_path: Path, read: str | None, crop: str | None
+) -> None:
+    """Without costs, reading goes to the one worker that has the data set. All reach each other by proxies."""
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (3, 256, 256, 3), np.uint8)):
+        assert cv2.imwrite(str(tmp_path / "photos" / "a" / f"{number}.png"), pixels)
+    device = {job: f"/job:{job}/task:0/device:cpu:0" for job in ("worker", "decode")}
+    graph = Graph()
+    numbers = graph.placeholder("int64", [3], name="numbers")
+    files = graph.add("Call", numbers, function="samples", outputs=[["bytes", [3]]], name="files")
+    crops = graph.add("DecodeRandomCrop", files, size=[224, 224], name="crops")
+    with graph.on_device("/job:worker"):
+        total = graph.add("Sum", crops, axis=[1, 2, 3])
+    wanted, costs = {"files": read, "crops": crop}, {}
+    if read:
+        for name, job in wanted.items():
+            cost = {each: float(each != device[job or ""]) for each in device.values()}
+            costs[name] = {"cost": cost, "bytes": 1000}
+    served = serving(
+        ImageFolder(tmp_path / "photos"),
+        Address("127.0.0.1", 0),
+        key=tmp_path / "key",
+        memory_bytes=64 << 20,
+        threads=1,
+    )
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(contextlib.closing(SampleReader(str(tmp_path / "photos"))))
+        made = stack.enter_context(served)
+        server = threading.Thread(target=made.server.run)
+        server.start()
+        stack.callback(server.join)
+        stack.callback(made.server.stop)
+        of_server = {"samples": SampleReader(made.stored)}
+        proxies = {}
+        for job, functions in (("worker", {"samples": reader} if read else {}), ("decode", of_server)):
+            worker = Worker(f"/job:{job}/task:0", SECRET, functions=functions)
+            proxies[worker.task] = Counting(worker.address)
+            stack.callback(proxies[worker.task].close)
+            stack.callback(worker.close)
+        with (
+            opened(graph, {task: each.address for task, each in proxies.items()}, costs=costs) as session,
+            Session(graph, functions={"samples": reader}) as whole,
+        ):
+            placed = session.placement()
+            found = [
+                session.run([total, crops.endpoint.node], {numbers: order})[0]
+                for order in ([2, 0, 1], [1, 1, 0])
+            ]
+            expected = [whole.run(total, {numbers: order}) for order in ([2, 0, 1], [1, 1, 0])]
+            with pytest.raises(MismatchError, match=r"node 'files' .*sample 3 is asked for, and .* has 3"):
+                session.run(total, {numbers: [0, 3, 1]})
+    assert np.array_equal(found, expected)
+    assert found[1][0] != found[1][1]  # the same picture, and crops of its own
+    if read and crop:
+        assert [placed.device[name] for name in wanted] == [device[read], device[crop]]
+        assert "finishes at" in placed.reason["files"]
+    else:
+        assert placed.device["files"] == device["decode"]
+        assert placed.reason["files"] == "the only device for it"
+    assert sum(each.nbytes[0] for each in proxies.values()) < 100_000
+    moved = sum(sum(each.nbytes[1:]) for each in proxies.values())
+    assert (
+        moved > 2 * 3 * 224 * 224 * 3 or placed.device["crops"] == placed.device["files"] == device["worker"]
+    )
 
 
 def test_pictures_are_decoded_and_cropped_where_the_placement_says_and_are_the_same(

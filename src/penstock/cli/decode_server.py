@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.cli.graph import listening_worker
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import add_command, print_line
 from penstock.errors import ConfigError
 from penstock.units import parse_bytes
 
+if TYPE_CHECKING:
+    from penstock.loader.decode_work import StoredSamples
+
 _DESCRIPTION = """\
 Reads and decodes samples of a data set for trainings on other machines, which name it in
 Loader(decode_servers=[...]): it hands back crops as bytes, encrypted, to who has its key. It runs until Ctrl-C.
-See docs/howto/decode-servers.md.
+With --task it is a worker of graphs, too, for nodes that read, decode and crop. See docs/howto/decode-servers.md.
 """
 _EPILOG = """\
 examples:
   penstock decode-server photos/train --listen 10.0.0.7:7447
   penstock decode-server "shards/train-{000..099}.tar" --listen node7 --memory "64 GiB"
+  penstock decode-server photos/train --listen node7 --task /job:decode/task:0 --graph-listen node7
 """
 
 
@@ -50,7 +56,33 @@ def add_decode_server(commands: Any) -> None:
         help="memory to decode in, and to keep samples as stored (%(default)s)",
     )
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads that decode (default: two for each processor)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads that decode for loaders (default: two for each processor)",
+    )
+    parser.add_argument(
+        "--task",
+        metavar="NAME",
+        help="name of a worker of graphs that it is, too, such as /job:decode/task:0: Call nodes find the function "
+        "`samples` there, which reads",
+    )
+    parser.add_argument(
+        "--graph-listen",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help='"host:port" for graphs, where --task is given (%(default)s; port 7448)',
+    )
+    parser.add_argument(
+        "--graph-key",
+        type=Path,
+        metavar="FILE",
+        help="secret of the graph's workers, as of `penstock graph worker`",
+    )
+    parser.add_argument(
+        "--module",
+        metavar="MODULE",
+        help="Python module with more `functions`, and `batches`, for graphs: such as a Loader of the data set",
     )
 
 
@@ -69,8 +101,23 @@ def _run(options: argparse.Namespace) -> None:
         key=options.key,
         memory_bytes=memory_bytes,
         threads=options.threads,
-    ) as (server, _, lines):
-        for line in lines:
+    ) as made:
+        for line in made.report:
             print_line(line)
         sys.stdout.flush()
-        server.run()
+        with _worker(options, made.stored):
+            made.server.run()
+
+
+def _worker(options: argparse.Namespace, stored: StoredSamples) -> contextlib.AbstractContextManager[Any]:
+    """Return a worker that reads samples for graphs, to be entered; nothing without --task."""
+    if options.task is None:
+        if options.module is not None:
+            raise ConfigError("--module is for nodes of graphs: give the name of this worker, too, by --task")
+        return contextlib.nullcontext()
+    from penstock.graph import SampleReader
+
+    functions = {"samples": SampleReader(stored)}
+    return listening_worker(
+        options.task, options.graph_listen, options.graph_key, options.module, functions=functions
+    )

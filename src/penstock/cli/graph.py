@@ -6,13 +6,17 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, print_line, show
 from penstock.errors import ConfigError
 from penstock.units import parse_rate, parse_seconds
+
+if TYPE_CHECKING:  # it imports PyTorch
+    from penstock.graph.workers import Worker
 
 _OF_WORKER = """\
 Runs parts of dataflow graphs for programs that open a WorkerSession, until Ctrl-C. All processes of a cluster have one
@@ -102,33 +106,53 @@ def add_graph(commands: Any) -> None:
 
 
 def _worker(options: argparse.Namespace) -> None:
+    if options.slowness < 1:
+        raise ConfigError(f"--slowness is {options.slowness}; 1 is as fast as can be")
+    with listening_worker(
+        options.task, options.listen, options.key, options.module, options.slowness
+    ) as worker:
+        worker.wait()
+
+
+@contextlib.contextmanager
+def listening_worker(
+    task: str,
+    listen: str,
+    key: Path | None,
+    module: str | None,
+    slowness: float = 1.0,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> Iterator[Worker]:
+    """Give a worker that listens, and print where; it is closed in the end.
+
+    key: file of the cluster's secret, made if it is not there. module: has its functions and batches. functions: which
+    it has, too.
+    """
     from penstock.graph.workers import KEY, Worker
     from penstock.graph.workers.access import address_of
     from penstock.graph.workers.worker import brought_by
     from penstock.ranks.access import numeric
     from penstock.report import print_report
 
-    if options.slowness < 1:
-        raise ConfigError(f"--slowness is {options.slowness}; 1 is as fast as can be")
-    path = KEY.path(options.key)
+    path = KEY.path(key)
     if KEY.make(path):
         print_line(f"made the secret {path}: all processes of the cluster need this file")
-    host, port = address_of(options.listen)
-    functions, batches = brought_by(options.module)
+    host, port = address_of(listen)
+    own, batches = brought_by(module)
     worker = Worker(
-        options.task,
+        task,
         KEY.read(path),
         interface=numeric(host),
         port=port,
-        functions=functions,
+        functions={**(functions or {}), **own},
         batches=batches,
-        slowness=options.slowness,
+        slowness=slowness,
         report=print_report,
     )
-    print_line(f"{options.task} listens at {worker.address} (process {os.getpid()})")
+    print_line(f"{task} listens at {worker.address} (process {os.getpid()})")
     sys.stdout.flush()
     with contextlib.closing(worker):
-        worker.wait()
+        yield worker
 
 
 def _place(options: argparse.Namespace) -> None:

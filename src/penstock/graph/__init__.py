@@ -40,6 +40,7 @@ from penstock.graph.tools.drawing import to_dot
 from penstock.graph.tools.lossy import from_upper_half, to_upper_half
 from penstock.graph.tools.modules import add_module
 from penstock.graph.tools.placing import place_graph
+from penstock.graph.tools.samples import SampleReader
 from penstock.graph.tools.summaries import event_file, parameter_counts
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "PartDifference",
+    "SampleReader",
     "Session",
     "Statistics",
     "Subgraph",

@@ -28,11 +28,15 @@ _DECODING_SHARE, _LEAST_DECODING_BYTES = 0.25, 64 << 20
 
 
 class Serving(NamedTuple):
-    """A decode server that listens. server: to be run, once. address: where it listens. report: lines about it."""
+    """A decode server that listens. server: to be run, once. address: where it listens. report: lines about it.
+
+    stored: the samples that it reads.
+    """
 
     server: DecodeServer
     address: str
     report: Sequence[str]
+    stored: StoredSamples
 
 
 @contextlib.contextmanager
@@ -73,6 +77,6 @@ def serving(
     stored = StoredSamples(source, reader_of(source), memory_bytes - decoding_bytes)
     accept = partial(maker_of, stored=stored, memory=DecodeMemory(decoding_bytes))
     try:
-        yield Serving(DecodeServer(carrier, accept, checksum_of, threads), place, report)
+        yield Serving(DecodeServer(carrier, accept, checksum_of, threads), place, report, stored)
     finally:
         stored.close()

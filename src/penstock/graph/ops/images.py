@@ -19,15 +19,19 @@ from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
 
+_MOST_SAMPLE = np.int64((1 << 63) - 1)
+
 
 def _infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     spec, size = tensor_of(specs[0], ("bytes",), node.op), node.attr["size"]
-    if spec.shape not in (None, ()):
-        raise MismatchError(f"{node.op} takes one file, and the input has shape {shape_text(spec.shape)}")
+    if spec.shape is not None and len(spec.shape) > 1:
+        raise MismatchError(
+            f"{node.op} takes a file, or a list of them, and the input has shape {shape_text(spec.shape)}"
+        )
     is_size = isinstance(size, list | tuple) and len(size) == 2
     if not is_size or not all(type(each) is int and 0 < each < 1 << 15 for each in size):
         raise MismatchError(f"size is {size!r:.80}; give height and width, in pixels")
-    return [Spec("uint8", (*size, 3))]
+    return [Spec("uint8", None if spec.shape is None else (*spec.shape, *size, 3))]
 
 
 def _kernel(node: Node) -> Callable[[int, Value], Value]:
@@ -40,13 +44,16 @@ def _kernel(node: Node) -> Callable[[int, Value], Value]:
     pipeline = compile_pipeline([step], 0, "uint8", "NHWC")
     own = threading.local()
 
-    def decoded(key: int, file: Value) -> Value:
+    def decoded(key: int, files: Value) -> Value:
         if not hasattr(own, "scratch"):
             own.scratch = Scratch()
-        out = np.empty((*size, 3), np.uint8)
-        draws = pipeline.draw(0, np.array([key >> 1], np.int64))
-        pipeline.run(file.item(), out, draws, 0, own.scratch)
-        return torch.from_numpy(out)
+        data = np.asarray(files, object).reshape(-1)
+        out = np.empty((data.size, *size, 3), np.uint8)
+        # Each picture has its own draw: as a loader has one for each sample of an epoch.
+        draws = pipeline.draw(0, (key >> 1) + np.arange(data.size, dtype=np.int64) & _MOST_SAMPLE)
+        for row, file in enumerate(data):
+            pipeline.run(file, out[row], draws, row, own.scratch)
+        return torch.from_numpy(out.reshape(*files.shape, *size, 3))
 
     return decoded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -13,6 +13,7 @@ from penstock.graph.model.dtypes import is_known, numpy_dtype
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
 from penstock.graph.run.partition import constraint_of, neighbours
+from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
 from penstock.policy.graph_pipeline import place_pipeline
 from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, Placement, place
@@ -31,6 +32,7 @@ def place_graph(
     memory_bytes: Mapping[str, float] | None = None,
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     objective: str = "latency",
+    brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
 ) -> Placement:
     """Return the device and the simulated finish of each node, and the reason.
 
@@ -39,11 +41,12 @@ def place_graph(
     fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the node says. memory_bytes: by
     device, for variables; without end where it says none. links: latency and rate between two devices, where these are
     others. objective: "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a
-    search; "throughput" of steps that follow each other.
+    search; "throughput" of steps that follow each other. brought: by device, what Call and NextBatch nodes find there:
+    ("Call", name of a function), ("NextBatch", name of batches). What no device has may go to any.
     Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
     no text.
     """
-    nodes = placed_nodes(graph, devices, default_cost_seconds, costs)
+    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
     try:
@@ -83,14 +86,32 @@ def placed_nodes(
     devices: Sequence[str],
     default_cost_seconds: Mapping[str, float] | None = None,
     costs: Mapping[str, Mapping[str, Any]] | None = None,
+    brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
 ) -> list[PlacedNode]:
     """Return what a placement knows of the nodes of a graph. Arguments, Raises: as `place_graph`."""
     default = dict.fromkeys(devices, 0.0) if default_cost_seconds is None else dict(default_cost_seconds)
     beside = neighbours(graph)
     return [
-        _placed(graph, node, default, (costs or {}).get(node.name, {}), beside[node.name])
+        _placed(
+            graph,
+            node,
+            default,
+            (costs or {}).get(node.name, {}),
+            beside[node.name],
+            _have(node, brought or {}),
+        )
         for node in graph.nodes.values()
     ]
+
+
+def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> list[str]:
+    """Return the devices that have all functions and batches that a node and those in its bodies name."""
+    named = {(each.op, each.attr[_NAMED_BY[each.op]]) for each in inner_nodes(node) if each.op in _NAMED_BY}
+    return [device for device, names in brought.items() if named <= set(names)] if named else []
+
+
+#: Where a node says what it takes of what its worker brings.
+_NAMED_BY = {"Call": "function", "NextBatch": "batches"}
 
 
 def _placed(
@@ -99,6 +120,7 @@ def _placed(
     default: Mapping[str, float],
     measured: Mapping[str, Any],
     beside: tuple[str, ...],
+    have: Sequence[str],
 ) -> PlacedNode:
     given = {**node.placement, **measured}
     cost, nbytes = given.get("cost", default), given.get("bytes", 0)
@@ -122,7 +144,7 @@ def _placed(
             if not is_back_edge(graph.nodes[name], node)
         ),
         tuple(dict.fromkeys(control_dependencies(node))),
-        dict(cost),
+        {device: seconds for device, seconds in cost.items() if device in have} if have else dict(cost),
         float(nbytes),
         group,
         constraint_of(node),

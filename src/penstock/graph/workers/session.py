@@ -265,6 +265,9 @@ class WorkerSession:
                     fixed=self._device,
                     costs=self._costs,
                     objective=self._config.objective,
+                    brought={
+                        device: peer.brought for peer in self._peers.values() for device in peer.devices
+                    },
                 )
                 self._device.update(self._placement.device)
             return self._placement
@@ -411,6 +414,10 @@ class WorkerSession:
                 )
             peer = self._peers[task]
             peer.pid, peer.devices = int(answer["pid"]), list(answer["devices"])
+            peer.brought = {
+                *(("Call", name) for name in answer["functions"]),
+                *(("NextBatch", name) for name in answer["batches"]),
+            }
             peer.reference_seconds = float(answer["reference_seconds"])
             # Of one host, all have one clock; of others, it is known as far as the greeting took.
             now, clock = time.perf_counter(), float(answer["clock"])
@@ -593,12 +600,13 @@ class WorkerSession:
 
 
 class _Peer:
-    """What the client knows of a worker. is_here: between its first answer and its loss."""
+    """What the client knows of a worker. is_here: between its first answer and its loss. brought: see `place_graph`."""
 
     def __init__(self) -> None:
         self.pid = 0
         self.is_here = False
         self.devices: list[str] = []
+        self.brought: set[tuple[str, str]] = set()
         self.reference_seconds = self.clock_offset_seconds = 0.0
 
 

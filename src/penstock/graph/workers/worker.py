@@ -182,6 +182,8 @@ class Worker:
                 "task": self.task,
                 "pid": os.getpid(),
                 "devices": devices_here(self.task),
+                "functions": list(self._brought[0] or ()),
+                "batches": list(self._brought[1] or ()),
                 "reference_seconds": self._reference_seconds,
                 "clock": time.perf_counter(),
             },
