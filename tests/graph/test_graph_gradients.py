@@ -65,6 +65,15 @@ def _norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | Non
     return torch.nn.functional.layer_norm(x, [2], weight, bias, 0.5)
 
 
+BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+BATCH_NORM_OF = [*({"input": place} for place in range(5)), True, 0.1, 0.5]
+NONE_OF = [{"input": 0}, None, None]
+
+
+def _batch_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.batch_norm(x, None, None, weight, bias, True, 0.1, 0.5)
+
+
 OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] = {
     "Add": ([node("o", "Add", "x:0 y:0")], lambda x, y: x + y),
     "Sub": ([node("o", "Sub", "y:0 x:0")], lambda x, y: y - x),
@@ -111,6 +120,25 @@ OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] 
         ],
         lambda x, y: _norm(_norm(_norm(x, y, y), y), None).square(),
     ),
+    "batch norm": (
+        [
+            constant("mean", [0.0, 0.0], F),
+            constant("variance", [1.0, 1.0], F),
+            node("t", "MatMul", "x:0 x:0"),
+            node("n", BATCH_NORM, "t:0 y:0 y:0 mean:0 variance:0", args=BATCH_NORM_OF),
+            node("e", "Mul", "n:0 x:0"),
+            node("m", "aten._native_batch_norm_legit.no_stats", "e:0", args=[*NONE_OF, True, 0.1, 0.5]),
+            node("o", "Square", "m:0"),
+        ],
+        lambda x, y: _batch_norm(_batch_norm(x @ x, y, y) * x, None, None).square(),
+    ),
+    "attention": (
+        [
+            node("v", "aten.view.default", "x:0", args=[{"input": 0}, [1, 1, 2, 2]]),
+            node("o", "aten.scaled_dot_product_attention.default", "v:0 v:0 v:0"),
+        ],
+        lambda x, y: (torch.softmax(x @ x.T / 2**0.5, -1) @ x)[None, None],
+    ),
     "through integers": ([node("o", "Mul", "x:0 y:0"), node("s", "Shape", "x:0")], lambda x, y: x * y),
 }
 
@@ -136,6 +164,24 @@ def test_the_third_derivative_of_a_norm_is_refused_as_pytorch_gives_a_wrong_one(
     if op == LAYER_NORM:
         with pytest.raises(UnsupportedError, match="no gradient of the mean"):
             gradients(graph, "n:1", ["x:0"])
+
+
+def test_the_third_derivative_of_an_evaluated_batch_norm_is_right() -> None:
+    """It is a*x + b. The derivative of a square, squared and derived twice more, is 128 a**7 (a*x + b)."""
+    state = [
+        constant(name, value, F) for name, value in (("a", [3.0]), ("b", [2.0]), ("m", [1.0]), ("v", [3.0]))
+    ]
+    args = [*({"input": place} for place in range(5)), 0.1, 1.0]
+    op = "aten._native_batch_norm_legit_no_training.default"
+    graph = Graph([*given([1, 1]), *state, node("n", op, "x:0 a:0 b:0 m:0 v:0", args=args)])
+    total = graph.edge("n:0")
+    for _ in range(3):
+        (slope,) = gradients(graph, graph.add("Square", total), ["x:0"])
+        assert slope is not None
+        total = slope
+
+    with Session(graph) as session:
+        assert session.run(total, {"x:0": np.array([[0.5]])}) == pytest.approx(128 * 1.5**7 * 1.25)
 
 
 def test_gradients_of_convolutions_and_pools() -> None:

@@ -38,7 +38,7 @@ from penstock.graph import (
     to_dot,
     to_upper_half,
 )
-from penstock.graph.errors import MismatchError
+from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.run import timeline
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
@@ -108,6 +108,14 @@ def test_a_drawing_has_scopes_bodies_and_both_kinds_of_edges() -> None:
     assert drawn.count("{") == drawn.count("}")
 
 
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.export show its progress without a thread that stays."""
+    import tqdm  # type: ignore[import-untyped]
+
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
+
+
 class Mixed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -129,14 +137,7 @@ class Mixed(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export, as it traces cond
 @pytest.mark.slow  # torch.export makes PyTorch import its compiler: several seconds
-def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import tqdm  # type: ignore[import-untyped]
-
-    monkeypatch.setattr(
-        tqdm.tqdm, "monitor_interval", 0
-    )  # torch.export shows progress, with a thread that stays
+def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(exports: None) -> None:
     module = Mixed().eval()
     graph = Graph()
     x = graph.placeholder("float32", [2, 2, 4, 4], name="x")
@@ -163,6 +164,92 @@ def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(
     # A gradient by Vjp would compute the maxima, or the means, again.
     derived = {each.attr["of"]["op"] for each in graph.nodes.values() if each.op == "Vjp"}
     assert not any("pool" in op or "layer_norm" in op for op in derived)
+
+
+class Trained(torch.nn.Module):
+    """Attention over what a convolution gives, in training: running means, a causal mask, and no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4, stride=4), torch.nn.BatchNorm2d(8))
+        self.encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = torch.nn.LSTM(8, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.patches(x).flatten(2).transpose(1, 2)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(4)
+        rows = self.encoder(rows, src_mask=mask, is_causal=True)
+        rows, _ = self.attention(rows, rows, rows, need_weights=False)
+        result: torch.Tensor = self.recurrent(rows)[0]
+        return result
+
+
+class Dropped(torch.nn.Module):
+    """Attention and channels, of which dropout takes a part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(4, 4, dtype=torch.bool).tril()
+        attend = torch.nn.functional.scaled_dot_product_attention
+        y = attend(x, x, x, mask, dropout_p=0.25) + attend(x, x, x, None, 0.25, True)
+        y = torch.nn.functional.dropout(y, 0.5)
+        return torch.nn.functional.dropout2d(y[:, None], 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.slow
+def test_a_module_in_training_gives_what_it_gives_and_updates_its_running_means(exports: None) -> None:
+    torch.manual_seed(0)
+    module, graph = Trained(), Graph()
+    x = graph.placeholder("float32", [2, 3, 8, 8], name="x")
+    (y,), assigns = add_module(graph, module, [x])
+    names = [name for name, _ in module.named_parameters()]
+    slopes = gradients(graph, graph.add("Sum", y * y), [f"module/{name}:0" for name in names])
+    graph = Graph.from_json(graph.to_json())
+    with Session(graph) as session:
+        session.run((), targets=[each.name for each in assigns])
+        for _ in range(2):
+            images = torch.randn(2, 3, 8, 8)
+            expected = module(images)
+            wanted = torch.autograd.grad(expected.square().sum(), list(module.parameters()))
+            result, *found = session.run(
+                [y.name, *(each.name for each in slopes if each is not None)], {"x": images.numpy()}
+            )
+
+            np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other.numpy(), rtol=1e-3, atol=1e-5)
+        for name, buffer in module.named_buffers():
+            np.testing.assert_array_equal(session.run(f"module/{name}/read:0"), buffer.numpy())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_dropout_of_a_module_draws_as_the_graph_does(exports: None) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [2, 4, 4], name="x")
+    (y,), _ = add_module(graph, Dropped(), [x])
+    (slope,) = gradients(graph, y, [x])
+    assert slope is not None
+    draws = [name for name, node in graph.nodes.items() if node.op == "RandomUniform"]
+    rows = torch.randn(2, 4, 4, requires_grad=True)
+    with Session(graph, seed=3) as session, Session(Graph.from_json(graph.to_json()), seed=3) as other:
+        fetches = [f"{name}:0" for name in (*draws, y.endpoint.node, slope.endpoint.node)]
+        *drawn, result, gradient = session.run(fetches, {"x": rows.detach().numpy()})
+        again = other.run(fetches, {"x": rows.detach().numpy()})
+
+    one, two, three, four = map(torch.from_numpy, drawn)
+    scores = (rows @ rows.transpose(1, 2) / 2).masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
+    weights = torch.softmax(scores, -1)
+    expected = sum((weights * (each < 0.75) / 0.75) @ rows for each in (one, two))
+    expected = (expected * (three < 0.5) / 0.5)[:, None] * (four < 0.5) / 0.5
+    (wanted,) = torch.autograd.grad(expected.sum(), rows)
+    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-4, atol=1e-5)
+    for first, second in zip((*drawn, result, gradient), again, strict=True):
+        np.testing.assert_array_equal(first, second)
+    with pytest.raises(UnsupportedError, match=r"rrelu.* draws"):
+        add_module(graph, torch.nn.RReLU(), [x])
 
 
 SUMMARIES = [

@@ -9,6 +9,7 @@ gradients, so that any order follows. Draws and state are read from what the for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.graph.errors import MismatchError, NotFoundError, UnsupportedError, nearest
@@ -38,6 +39,13 @@ _SOFTMAX = {
     "aten.softmax.int": "aten._softmax_backward_data.default",
     "aten.log_softmax.int": "aten._log_softmax_backward_data.default",
 }
+#: Of these in training, the gradient takes the mean and the deviation that they give.
+_NORMS = {
+    "aten.native_layer_norm.default": "LayerNormBackward",
+    "aten._native_batch_norm_legit_functional.default": "BatchNormBackward",
+    "aten._native_batch_norm_legit.no_stats": "BatchNormBackward",
+}
+_ATTENTION = "aten.scaled_dot_product_attention.default"
 _MEANS_ARE_SAVED = ("layer_norm", "batch_norm", "instance_norm")
 #: From an endpoint of the forward pass to one with its value where the gradient is built.
 Forward = Callable[[Endpoint], Endpoint]
@@ -204,8 +212,8 @@ class _Builder:
             return [(inputs[0], self.one(_BY_RESULT[op], forward(Endpoint(node.name)), cotangents[0]))]
         if op in _SOFTMAX and _is_softmax(node):
             return [(inputs[0], self._softmax(node, cotangents[0], forward))]
-        if op == "aten.native_layer_norm.default" and _is_layer_norm(node):
-            return self._layer_norm(node, cotangents, followed, forward)
+        if op in _NORMS and _is_norm(node):
+            return self._norm(node, cotangents, followed, forward)
         if op == "aten.max_pool2d_with_indices.default" and not node.attr.get("kwargs"):
             return [(inputs[0], self._aten_pool(node, cotangents[0], forward))]
         if op == "MaxPool" and 0 in cotangents:
@@ -232,24 +240,28 @@ class _Builder:
             kwargs={},
         )
 
-    def _layer_norm(
+    def _norm(
         self, node: Node, cotangents: dict[int, Endpoint], followed: set[Endpoint], forward: Forward
     ) -> Iterable[tuple[Endpoint, Endpoint]]:
         if set(cotangents) != {0}:
             raise UnsupportedError(
                 "there is no gradient of the mean and the deviation: compute them by nodes"
             )
-        value, shape, weight, bias, _ = node.attr["args"]
+        args: Sequence[Any] = node.attr["args"]
+        if _NORMS[node.op] == "LayerNormBackward":
+            (value, _, weight, bias, _), more = args, {"axes": len(args[1])}
+        else:
+            (value, weight, bias, *_), more = args, {"eps": args[-1]}
         places: list[int | None] = [None if each is None else each["input"] for each in (value, weight, bias)]
         wrt = [place is not None and node.inputs[place] in followed for place in places]
         given = [node.inputs[place] for place in places if place is not None]
         found = self.add(
-            "LayerNormBackward",
+            _NORMS[node.op],
             cotangents[0],
             forward(given[0]),
             *(forward(Endpoint(node.name, port)) for port in (1, 2)),
             *(forward(each) for each in given[1:]),
-            axes=len(shape),
+            **more,
             has=[each is not None for each in (weight, bias)],
             wrt=wrt,
         )
@@ -280,6 +292,7 @@ class _Builder:
                 "it takes a Variable itself: Read it, so that the gradient uses what was read"
             )
         _refuse_third_order(node)
+        node = _differentiable_twice(node)
         places = [place for place, endpoint in enumerate(node.inputs) if endpoint in followed]
         ports = sorted(cotangents)
         attr = vjp_node(node, ports, places).attr
@@ -405,9 +418,20 @@ def _refuse_third_order(node: Node) -> None:
     while op == "Vjp":
         depth, op, attr = depth + 1, attr["of"]["op"], attr["of"]["attr"]
     name: str = op
-    is_such = name == "LayerNormBackward" or any(each in name for each in _MEANS_ARE_SAVED)
-    if is_such and depth + (name == "LayerNormBackward") >= 2:
+    is_backward = name in _NORMS.values()
+    # Evaluated, a batch norm computes no means.
+    is_such = is_backward or ("no_training" not in name and any(each in name for each in _MEANS_ARE_SAVED))
+    if is_such and depth + is_backward >= 2:
         raise UnsupportedError(f"the third derivative of {name} is wrong in PyTorch: compute it by nodes")
+
+
+def _differentiable_twice(node: Node) -> Node:
+    """Return the node, but the gradient of attention, which PyTorch has no gradient of, as that of its formula."""
+    of = node.attr["of"] if node.op == "Vjp" else {}
+    if of.get("op") != _ATTENTION:
+        return node
+    formula = {**of, "op": "aten._scaled_dot_product_attention_math.default", "outputs": 2}
+    return replace(node, attr={**node.attr, "of": formula})
 
 
 def _is_softmax(node: Node) -> bool:
@@ -417,8 +441,12 @@ def _is_softmax(node: Node) -> bool:
     return is_plain and not node.attr.get("kwargs") and isinstance(args[1], int)
 
 
-def _is_layer_norm(node: Node) -> bool:
-    return len(node.attr.get("args") or ()) == 5 and not node.attr.get("kwargs")
+def _is_norm(node: Node) -> bool:
+    """Return whether it is called as add_module calls it, and computes the means."""
+    args: Sequence[Any] = node.attr.get("args") or ()
+    if node.attr.get("kwargs"):
+        return False
+    return len(args) == 5 or (len(args) in (6, 8) and args[-3] is True)
 
 
 def _is_simple(node: Node) -> bool:

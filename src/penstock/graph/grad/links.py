@@ -20,6 +20,7 @@ FOLLOWED: dict[str, tuple[int, ...] | None] = {
     "Shuffle": (0,),
     # PyTorch's own derivative knows that mean and deviation come from the values.
     "LayerNormBackward": (0, 1, 4),
+    "BatchNormBackward": (0, 1, 4),
     "Call": None,
     "Switch": (0,),
     "Merge": None,

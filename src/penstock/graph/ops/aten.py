@@ -1,17 +1,19 @@
 """Any operation of PyTorch's ATen library by its name, such as "aten.relu.default".
 
-Its attributes are `args` and `kwargs`, in which {"input": i} stands for input i and {"dtype": "float32"} for a dtype.
+Its attributes are `args` and `kwargs`, in which {"input": i} stands for input i, {"dtype": "float32"} for a dtype and
+{"float": "-inf"} for a number that JSON has not.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from penstock.graph.errors import MismatchError
+from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.model.dtypes import common, dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.registry import Operation, register_family
@@ -23,6 +25,7 @@ _WORDS: dict[str, Any] = {
     "layout": lambda name: getattr(torch, name),
     "memory_format": lambda name: getattr(torch, name),
     "device": torch.device,
+    "float": float,
 }
 
 
@@ -34,6 +37,8 @@ def encode(value: Any) -> Any:
         return {"device": str(value)}
     if isinstance(value, torch.layout | torch.memory_format):
         return {type(value).__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -53,6 +58,8 @@ def _filled(template: Any, values: Sequence[Any]) -> Any:
 
 
 def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Sequence[Spec]:
+    if draws(call, node.attr.get("args") or (), node.attr.get("kwargs") or {}):
+        raise UnsupportedError(f"{node.op} draws, which depends on what drew before: use RandomUniform")
     found: list[list[Spec]] = []
     for trial in _TRIALS:
         values = []
@@ -73,6 +80,17 @@ def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Seque
         if all(is_known(spec.shape) for spec in specs):
             return found[0]
     return [Spec(one.dtype, common(one.shape, two.shape)) for one, two in zip(*found, strict=True)]
+
+
+def draws(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call draws random numbers: not with a dropout of 0, or out of training."""
+    if torch.Tag.nondeterministic_seeded not in call.tags:
+        return False
+    names = [each.name for each in call._schema.arguments]
+    defaults = {each.name: each.default_value for each in call._schema.arguments}
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    shares = [given[name] for name in ("dropout", "dropout_p") if name in given]
+    return given.get("train") is not False and (not shares or shares[0] != 0)
 
 
 def _arguments(node: Node, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -99,8 +117,6 @@ def aten_operation(name: str) -> Operation | None:
     packet = getattr(torch.ops.aten, parts[1], None) if len(parts) in (2, 3) and parts[1] else None
     call = getattr(packet, parts[2] if len(parts) == 3 else "default", None) if packet else None
     if not isinstance(call, torch._ops.OpOverload) or call._schema.is_mutable:
-        return None
-    if torch.Tag.nondeterministic_seeded in call.tags:
         return None
     return Operation(
         name,

@@ -233,8 +233,8 @@ def _infer_norm_backward(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 def _norm_backward(node: Node) -> Any:
-    (weighs, adds), axes, wrt = node.attr["has"], node.attr["axes"], list(node.attr["wrt"])
-    is_one = sum(wrt) == 1
+    (weighs, adds), wrt = node.attr["has"], list(node.attr["wrt"])
+    axes, eps, is_one = node.attr.get("axes"), node.attr.get("eps"), sum(wrt) == 1
 
     def kernel(
         cotangent: torch.Tensor,
@@ -244,24 +244,30 @@ def _norm_backward(node: Node) -> Any:
         *given: torch.Tensor,
     ) -> Any:
         weight, bias = given[0] if weighs else None, given[-1] if adds else None
-        shape = values.shape[values.dim() - axes :]
-        found = _aten.native_layer_norm_backward(cotangent, values, shape, mean, rstd, weight, bias, wrt)
+        if axes is None:
+            found = _aten.native_batch_norm_backward(
+                cotangent, values, weight, None, None, mean, rstd, True, eps, wrt
+            )
+        else:
+            shape = values.shape[values.dim() - axes :]
+            found = _aten.native_layer_norm_backward(cotangent, values, shape, mean, rstd, weight, bias, wrt)
         found = tuple(each for each, is_wanted in zip(found, wrt, strict=True) if is_wanted)
         return found[0] if is_one else found
 
     return kernel
 
 
-register(
-    Operation(
-        "LayerNormBackward",
-        _infer_norm_backward,
-        inputs=(4, 6),
-        attributes={"axes": REQUIRED, "has": REQUIRED, "wrt": REQUIRED},
-        kernels={"cpu": _norm_backward},
-        differentiable=True,
+for _name, _size in (("LayerNormBackward", "axes"), ("BatchNormBackward", "eps")):
+    register(
+        Operation(
+            _name,
+            _infer_norm_backward,
+            inputs=(4, 6),
+            attributes={_size: REQUIRED, "has": REQUIRED, "wrt": REQUIRED},
+            kernels={"cpu": _norm_backward},
+            differentiable=True,
+        )
     )
-)
 _aten = torch.ops.aten
 for _name, _kernel in (
     ("ReLU", lambda value, cotangent: _aten.threshold_backward(cotangent, value, 0)),

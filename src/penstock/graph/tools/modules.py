@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.export.graph_signature import TensorArgument
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -14,7 +16,7 @@ from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.model.dtypes import dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.graph import Edge, Graph
 from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph
-from penstock.graph.ops.aten import encode
+from penstock.graph.ops.aten import draws, encode
 
 #: What computes the same and gives behind it what the gradient needs, which would else compute it again.
 _GIVES_MORE = {
@@ -22,16 +24,22 @@ _GIVES_MORE = {
     "aten.layer_norm.default": "aten.native_layer_norm.default",
 }
 
+#: Draws, which become those of a graph.
+_DRAWS = ("aten.native_dropout.default", "aten.bernoulli.p")
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+
 
 def add_module(
     graph: Graph, module: torch.nn.Module, inputs: Sequence[Edge], *, name: str = "module"
 ) -> tuple[tuple[Edge, ...], list[Node]]:
-    """Add what a module computes of inputs whose shapes are all known.
+    """Add what a module computes of inputs whose shapes are all known, in training or not as the module is.
 
+    In training, dropout is keyed as all draws are, and a run that computes a result updates the buffers that the module
+    does, such as the running means of BatchNorm.
     Returns: the results; and the nodes that assign the module's parameters and buffers to their variables, which are
     to be run once; `Graph.initialize_all` runs them, too.
-    Raises: MismatchError for an input that is no edge; UnsupportedError naming what a graph cannot hold, such as an
-        operation that draws.
+    Raises: MismatchError for an input that is no edge; UnsupportedError naming what a graph cannot hold, such as a draw
+        that is no dropout.
     """
     for number, edge in enumerate(inputs):
         if not isinstance(edge, Edge):
@@ -39,11 +47,15 @@ def add_module(
                 f"inputs[{number}] is a {type(edge).__name__}; give an edge, such as graph.placeholder(...)"
             )
     examples = tuple(torch.zeros(_known(edge), dtype=torch_dtype(edge.dtype)) for edge in inputs)
-    program = torch.export.export(module, examples).run_decompositions({})
+    try:
+        program = torch.export.export(module, examples).run_decompositions({})
+    except Exception as error:
+        raise UnsupportedError(f"torch.export refuses the module: {error!s:.300}") from error
     importer = _Importer(graph)
     before = len(graph.initial)
     values: dict[str, Endpoint] = {}
     given = iter(inputs)
+    variables: dict[str, Edge] = {}
     state = {**program.state_dict, **program.constants}
     with graph.lock, graph.name_scope(name):
         for spec in program.graph_signature.input_specs:
@@ -53,15 +65,26 @@ def add_module(
                 continue
             tensor = state[target].detach()
             dtype = dtype_of_torch(tensor.dtype)
-            variable = graph.variable(dtype, list(tensor.shape), initial=tensor, name=target)
+            variable = variables[target] = graph.variable(
+                dtype, list(tensor.shape), initial=tensor, name=target
+            )
             values[spec.arg.name] = graph.add("Read", variable, name=f"{target}/read").endpoint
-        results = importer.translate(program.graph_module, values)
-    kept = [
-        result
-        for result, spec in zip(results, program.graph_signature.output_specs, strict=True)
-        if spec.kind.name == "USER_OUTPUT"
-    ]
-    return tuple(graph.edge(str(each)) for each in kept), graph.initial[before:]
+        found = importer.translate(program.graph_module, values)
+        results, updates = [], []
+        tensors = [
+            spec for spec in program.graph_signature.output_specs if isinstance(spec.arg, TensorArgument)
+        ]
+        for result, spec in zip(found, tensors, strict=True):
+            if spec.kind.name == "USER_OUTPUT":
+                results.append(graph.edge(str(result)))
+            elif spec.kind.name == "BUFFER_MUTATION":
+                name = f"{spec.target}/update"
+                updates.append(graph.add_node("Assign", variables[spec.target], result, name=name))
+            else:
+                raise UnsupportedError(f"the module changes {spec.target}, which is no buffer of it")
+        if updates:
+            results = [graph.add("Identity", each, controls=updates, name="result") for each in results]
+    return tuple(results), graph.initial[before:]
 
 
 def _known(edge: Edge) -> tuple[int, ...]:
@@ -108,6 +131,11 @@ class _Importer:
             return self._while(node, known)
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             raise UnsupportedError(f"the module calls {target}, which is no ATen operation")
+        op = f"aten.{target._opname}.{target._overloadname}"
+        if op in _DRAWS:
+            return self._draw(op, [self._known(each, known) for each in node.args])
+        if op == _ATTENTION and draws(target, node.args, node.kwargs):
+            return self._attention([self._known(each, known) for each in node.args], node.kwargs)
         inputs: list[Endpoint] = []
 
         def template(given: Any) -> Any:
@@ -120,11 +148,60 @@ class _Importer:
 
         args = [template(each) for each in node.args]
         kwargs = {key: template(each) for key, each in node.kwargs.items()}
-        op = f"aten.{target._opname}.{target._overloadname}"
         if op == "aten.layer_norm.default":
             args = [*args, *(None, None, None, None, 1e-5)[len(args) :]][:5]  # less whether cuDNN may
         ports = self._graph.add_node(_GIVES_MORE.get(op, op), *inputs, args=args, kwargs=kwargs).endpoints()
         return ports[0] if len(ports) == 1 or op in _GIVES_MORE else ports
+
+    def _aten(self, op: str, *args: Any, **kwargs: Any) -> Endpoint:
+        """Add an operation of ATen, of endpoints and plain values."""
+        inputs = [each for each in args if isinstance(each, Endpoint)]
+        numbers = iter(range(len(inputs)))
+        given = [{"input": next(numbers)} if isinstance(each, Endpoint) else encode(each) for each in args]
+        options = {key: encode(each) for key, each in kwargs.items()}
+        return self._graph.add_node(f"aten.{op}", *inputs, args=given, kwargs=options).endpoints()[0]
+
+    def _draw(self, op: str, args: Sequence[Any]) -> Any:
+        value, share = self._value(args[0]), args[1]
+        (spec,) = self._specs([value])
+        if op == "aten.bernoulli.p":
+            return self._kept(spec, share)[0]
+        kept, is_kept = self._kept(spec, 1 - share)
+        return [self._dropped(value, kept, share), is_kept]
+
+    def _kept(self, spec: Spec, share: float) -> tuple[Endpoint, Endpoint]:
+        """Return a draw of which elements are kept: ones and zeros of the dtype, and booleans."""
+        draw = self._graph.add("RandomUniform", dtype=spec.dtype, shape=list(spec.shape or ()), name="draw")
+        is_kept = self._aten("lt.Scalar", draw.endpoint, share)
+        return self._aten("_to_copy.default", is_kept, dtype=torch_dtype(spec.dtype)), is_kept
+
+    def _dropped(self, value: Endpoint, kept: Endpoint, share: float) -> Endpoint:
+        scale = 0.0 if share == 1 else 1 / (1 - share)
+        return self._aten("mul.Tensor", value, self._aten("mul.Scalar", kept, scale))
+
+    def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Endpoint:
+        """Add attention whose weights are dropped in part."""
+        query, key, value, *more = args
+        given: dict[str, Any] = dict(zip(("attn_mask", "dropout_p", "is_causal"), more, strict=False))
+        given |= kwargs
+        mask, share = given.get("attn_mask"), given["dropout_p"]
+        if given.get("enable_gqa"):
+            raise UnsupportedError("attention with dropout is not imported with enable_gqa")
+        spec, keys = self._specs([query, key])
+        length, width, count = (size or 0 for size in (*(spec.shape or ())[-2:], (keys.shape or ())[-2]))
+        if given.get("is_causal"):
+            mask = self._graph.constant(torch.ones(length, count, dtype=torch.bool).tril()).endpoint
+        scores = self._aten("matmul.default", query, self._aten("transpose.int", key, -2, -1))
+        scores = self._aten("mul.Scalar", scores, given.get("scale") or width**-0.5)
+        if mask is not None and self._specs([mask])[0].dtype == "bool":
+            scores = self._aten(
+                "masked_fill.Scalar", scores, self._aten("logical_not.default", mask), -math.inf
+            )
+        elif mask is not None:
+            scores = self._aten("add.Tensor", scores, mask)
+        weights = self._aten("softmax.int", scores, -1)
+        kept, _ = self._kept(self._specs([weights])[0], 1 - share)
+        return self._aten("matmul.default", self._dropped(weights, kept, share), value)
 
     def _subgraph(self, module: GraphModule, specs: Sequence[Spec]) -> Subgraph:
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
