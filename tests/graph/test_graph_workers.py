@@ -303,6 +303,75 @@ def test_a_thread_that_waits_receives_itself_and_hears_of_what_others_put() -> N
         link.close()
 
 
+class ClosingFirst:
+    """The epoll of waiting steps, one of which receives the end of the first connection while that is accepted."""
+
+    def __init__(self, epoll: Any) -> None:
+        self._epoll, self._is_first = epoll, True
+        self.closed = threading.Event()
+
+    def register(self, connection: socket.socket, mask: int) -> None:
+        self._epoll.register(connection, mask)
+        if self._is_first:
+            self._is_first = False
+            connection.close()
+            self.closed.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._epoll, name)
+
+
+def test_who_leaves_at_once_or_sends_nonsense_ends_no_other_connection_and_is_reported_once() -> None:
+    received: WakingQueue[bytes] = WakingQueue()
+    reported: list[str] = []
+    there = HostLink(SECRET, "there", lambda parts: received.put(bytes(parts[0])), report=reported.append)
+    here = HostLink(SECRET, "here", lambda parts: None)
+    there._first = closing = ClosingFirst(there._first)  # type: ignore[assignment]
+    for message in (b"", b"nonsense", b"nonsense"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(patient(60))
+            stranger.connect(there._name("there"))
+            if message:
+                stranger.send(message)
+            assert stranger.recv(1) == b""  # it was cut off
+    here.connect(["there"])
+    assert here.send("there", [b"some"])
+    assert received.get() == b"some"
+    assert closing.closed.is_set()
+    assert len(reported) == 1
+    assert (
+        f"process {os.getpid()} of user {os.geteuid()}, at this worker's local socket, was cut off"
+        in reported[0]
+    )
+    for link in (here, there):
+        link.close()
+
+
+def test_batches_that_close_for_long_keep_no_other_client_waiting() -> None:
+    closing, gate = threading.Event(), threading.Event()
+
+    class Batches(list[Any]):
+        def close(self) -> None:
+            closing.set()
+            gate.wait()
+
+    def made() -> Any:
+        return Batches([np.float32(1)])
+
+    worker = Worker(TASKS[0], SECRET, batches={"slow": made})
+    graph = Graph()
+    x = graph.add("NextBatch", batches="slow", outputs=[["float32", []]])
+    try:
+        with opened(graph, {TASKS[0]: worker.address}) as session:
+            assert session.run(x) == 1.0
+        closing.wait()
+        with opened(graph, {TASKS[0]: worker.address}) as session:
+            assert session.run(x) == 1.0
+    finally:
+        gate.set()
+        worker.close()
+
+
 def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:
     """The first worker has all of eight tensors at once; the second needs one after the other."""
     graph, costs = Graph(), {}

@@ -29,13 +29,16 @@ import numpy as np
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
-from penstock.local_sockets import peer_of
+from penstock.graph.errors import CorruptError
+from penstock.local_sockets import Peer, peer_of
 from penstock.queues import WakingQueue, get_within
 
 T = TypeVar("T")
 
 #: Larger parts go by blocks.
 _SMALL_BYTES = 16 << 10
+#: Processes whose connections were refused or cut off, and are reported.
+_MOST_REPORTED = 100
 #: Of a message without its blocks: a socket's buffer holds several.
 _MOST_MESSAGE_BYTES = 64 << 10
 #: Of the blocks of a connection.
@@ -55,11 +58,19 @@ class HostLink:
     """A worker's connections to those of its host.
 
     address: by which the others know this worker. on_parts: called with the parts of messages, in a thread of its own
-    or one that is in `get_within`.
+    or one that is in `get_within`. report: of connections that were refused or cut off, once for each process.
     """
 
-    def __init__(self, secret: bytes, address: str, on_parts: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        address: str,
+        on_parts: Callable[[list[Any]], None],
+        *,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
         self._secret, self._on_parts = secret, on_parts
+        self._report, self._reported = report, set[Peer]()
         self._out: dict[str, _Out] = {}
         self._lock = threading.Lock()
         self._listening: socket.socket | None = _new_socket()
@@ -170,8 +181,10 @@ class HostLink:
         try:
             while (parts := connection.receive()) is not None:
                 self._on_parts(parts)
-        except Exception:
+        except Exception as error:
             # It has ended, or sent what no worker sends: that must not end the others' connections.
+            if not isinstance(error, EOFError):
+                self._complain(connection.peer, f"was cut off: {type(error).__name__}: {error}")
             with self._lock:
                 if self._in.get(descriptor) is connection:
                     del self._in[descriptor]
@@ -181,14 +194,23 @@ class HostLink:
         # Who connected has left; a step that listens may have closed the connection by now.
         with contextlib.suppress(OSError, ValueError):
             connection, _ = listening.accept()
-            if peer_of(connection).uid != os.geteuid():
+            peer = peer_of(connection)
+            if peer.uid != os.geteuid():
                 connection.close()
+                self._complain(peer, "was refused: workers of one host are of one user")
                 return
             with self._lock:
-                self._in[connection.fileno()] = _In(connection)
+                self._in[connection.fileno()] = _In(connection, peer)
             # EPOLLEXCLUSIVE wakes the first of these in which a thread waits, and no other.
             for epoll in (self._first, self._last):
                 epoll.register(connection, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    def _complain(self, peer: Peer, why: str) -> None:
+        with self._lock:
+            is_known = peer in self._reported or len(self._reported) >= _MOST_REPORTED
+            self._reported.add(peer)
+        if self._report is not None and not is_known:
+            self._report(f"process {peer.pid} of user {peer.uid}, at this worker's local socket, {why}")
 
 
 class _Out:
@@ -290,8 +312,8 @@ class _Out:
 class _In:
     """A connection from a worker of this host, from which any thread receives."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, peer: Peer) -> None:
+        self._connection, self.peer = connection, peer
         connection.setblocking(False)
         #: Of what follows, and of the order in which blocks are learned of.
         self._lock = threading.Lock()
@@ -301,11 +323,18 @@ class _In:
     def receive(self) -> list[Any] | None:
         """Return the parts of a message, views of its blocks among them; None where none is there.
 
-        Raises: EOFError when there will be no more.
+        Raises: EOFError when there will be no more; CorruptError for what no worker sends.
         """
         with self._lock:
             try:
                 size, more = _received(self._connection, self._buffer)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise EOFError("it has ended") from error
+            if not size and not more:
+                raise EOFError("it has ended")
+            try:
                 for descriptor in more:
                     self._blocks.append(Arena.attach(descriptor))
                 message = memoryview(bytearray(memoryview(self._buffer)[:size]))
@@ -319,11 +348,9 @@ class _In:
                         parts.append(message[begin : begin + nbytes])
                         begin += nbytes + -nbytes % _ALIGNMENT
                 if len(parts) != count:
-                    raise EOFError("the message is too short")
-            except BlockingIOError:
-                return None
+                    raise ValueError(f"{count} parts are announced, and {len(parts)} are there")
             except (OSError, struct.error, ValueError, IndexError, ConfigError) as error:
-                raise EOFError("it has ended, or is no worker") from error
+                raise CorruptError(f"what it sent is no message of a worker: {error}") from error
             return parts
 
     def close(self) -> None:

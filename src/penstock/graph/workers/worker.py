@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ from penstock.ranks.carrier_zmq import ZmqCarrier
 
 if TYPE_CHECKING:  # of an extra
     from penstock.ranks.carrier_mpi import MpiCarrier
+
+T = TypeVar("T")
 
 #: A session whose client says nothing for so long is over.
 FORGOTTEN_SECONDS = 60.0
@@ -86,7 +88,7 @@ class Worker:
         self._numbers: dict[tuple[str, str], int] = {}
         #: Of an MPI job: connection and rank of each task.
         self._mpi: tuple[Link, dict[str, int]] | None = None
-        self.host = HostLink(secret, self.address, self._take_parts)
+        self.host = HostLink(secret, self.address, self._take_parts, report=report)
         self.link = Link(
             carrier,
             self._take,
@@ -152,9 +154,8 @@ class Worker:
             self.link.answer(who, {"kind": "failed", "error": _error(error)})
 
     def _take_parts(self, parts: list[Any]) -> None:
-        """Act on what a worker of this host sent, in the thread of `host` or of a step."""
-        with contextlib.suppress(CorruptError):
-            self._take_values(unpacked(parts))
+        """Act on what a worker of this host sent, in the thread of `host` or of a step. Raises: CorruptError."""
+        self._take_values(unpacked(parts))
 
     def _take_values(self, message: dict[str, Any]) -> None:
         # Another worker's fault is not this one's end.
@@ -162,7 +163,7 @@ class Worker:
             hosted = self._sessions.get(message.get("session", ""))
             if hosted is not None and message["kind"] == "asked":
                 # What is sent then may be large, and this thread is for all.
-                self._threads.submit(hosted.mail.asked, message["step"], message["node"], message["by"])
+                self._start(hosted.mail.asked, message["step"], message["node"], message["by"])
             elif hosted is not None and message["kind"] == "values":
                 values = {int(port): value for port, value in message["values"]}
                 hosted.mail.put(int.from_bytes(message["step"], "little"), message["node"], values)
@@ -224,7 +225,7 @@ class Worker:
         self.link.answer(who, {"kind": "opened", **_about(message)})
 
     def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
-        hosted.parts[message["part"]] = self._threads.submit(hosted.make_part, message)
+        hosted.parts[message["part"]] = self._start(hosted.make_part, message)
 
     def _run(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.mail.begin(int(message["oldest"]))
@@ -254,7 +255,16 @@ class Worker:
                 found = {"kind": "failed", **_about(message), "error": _error(error)}
             self.link.answer(who, found)
 
-        self._threads.submit(answer)
+        self._start(answer)
+
+    def _start(self, act: Callable[..., T], *args: Any) -> Future[T]:
+        """Call something in a thread of its own: this one is for all."""
+        try:
+            return self._threads.submit(act, *args)
+        except RuntimeError:  # the worker is closing
+            over: Future[T] = Future()
+            over.set_exception(CancelledError("the worker is closing"))
+            return over
 
     def _forget(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         self._close(message["session"])
@@ -265,7 +275,11 @@ class Worker:
     def _close(self, name: str) -> None:
         hosted = self._sessions.pop(name, None)
         if hosted is not None:
-            hosted.close()
+            hosted.cancel()  # at once: its steps may have all threads
+            try:  # what closes batches may take long, such as a Loader's threads
+                self._threads.submit(hosted.resources.close)
+            except RuntimeError:  # the worker is closing
+                hosted.resources.close()
 
 
 _ANSWERS: dict[str, Callable[..., None]] = {
@@ -385,11 +399,10 @@ class _Hosted:
         parts = list(self.parts.values())
         return [part.result() for part in parts if part.done() and part.exception() is None]
 
-    def close(self) -> None:
-        """End the session."""
+    def cancel(self) -> None:
+        """End the session's steps; `resources` are closed after that."""
         for session in self._sessions():
             session.close()
-        self.resources.close()
 
 
 def brought_by(module: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
