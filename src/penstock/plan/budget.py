@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
@@ -19,9 +19,13 @@ from penstock.plan.random import derive_key, draw_words
 from penstock.units import format_count, is_integer
 
 Ids = NDArray[np.int64]
+#: One length, or several.
+T = TypeVar("T", int, Ids)
 
 #: Samples handled at once where none are sorted.
 _CHUNK = 1 << 16
+#: Lengths looked at together: their arrays stay in the processor's cache.
+_LOOKED_AT = 1 << 20
 _POOLS_KEPT = 8
 _EPOCHS_KEPT = 2
 _MOST_TOKENS = 1 << 31
@@ -44,14 +48,11 @@ class Padding(NamedTuple):
 class _Pool(NamedTuple):
     """Some samples that stand next to each other in the order, arranged into batches.
 
-    ids: int64[n], by position. places: int64[n], where each stood before. sizes: int64[batches].
-    taken: places that they take when padded.
+    ids: int64[n], by position. places: int64[n], where each stood before.
     """
 
     ids: Ids
     places: Ids
-    sizes: Ids
-    taken: int
 
 
 class _Cuts(NamedTuple):
@@ -153,42 +154,45 @@ class TokenBudget(OfOrder):
     def _look_through(self, lengths: NDArray[Any]) -> tuple[int, int]:
         """Return the most samples that fit into a batch, and all tokens. Raises: ConfigError for a wrong length."""
         counts, total = np.zeros(1, np.int64), 0
-        for begin in range(0, lengths.size, 1 << 24):
-            part = lengths[begin : begin + (1 << 24)].astype(np.int64)
-            total += int(part.sum())
-            if (part < 0).any():
-                sample = begin + int(np.argmax(part < 0))
+        for begin in range(0, lengths.size, _LOOKED_AT):
+            part = lengths[begin : begin + _LOOKED_AT]
+            total += int(part.sum(dtype=np.int64))
+            if part.min() < 0:
+                sample = begin + int(np.argmin(part >= 0))
                 raise ConfigError(
                     f"lengths has {lengths[sample]} for sample {sample:,}; a length is 0 or more"
                 )
-            counted = self._counted(part)
-            if self.tokens is not None and int(counted.max()) > self.tokens:
-                sample = begin + int(np.argmax(counted))
+            if self.tokens is None:
+                continue
+            if (counted := self._counted(int(part.max()))) > self.tokens:
+                sample = begin + int(np.argmax(part))
                 raise ConfigError(
                     f"tokens is {self.tokens:,}, and sample {sample:,} has {int(lengths[sample]):,}"
-                    f"{f', which count as {int(counted.max()):,}' if self.multiple_of > 1 else ''}: give more "
+                    f"{f', which count as {counted:,}' if self.multiple_of > 1 else ''}: give more "
                     "tokens, or leave it out or cut it off in the data set"
                 )
-            more = np.bincount(counted)
-            counts, more = (counts, more) if counts.size > more.size else (more, counts)
-            counts[: more.size] += more
+            more = np.bincount(part.astype(np.int64), minlength=counts.size)
+            more[: counts.size] += counts
+            counts = more
         if self.tokens is None:
             assert self.largest is not None, "one of the two was given"
             return min(self.largest, lengths.size), total
-        lengths_found = np.flatnonzero(counts)
-        up_to = np.cumsum(counts[lengths_found])
+        found = np.flatnonzero(counts)
+        lengths_found, counts = self._counted(found), counts[found]
+        up_to = np.cumsum(counts)
         if self.padded:
             most = int(np.minimum(up_to, self.tokens // lengths_found).max())
         else:
-            used = np.cumsum(counts[lengths_found] * lengths_found)
+            used = np.cumsum(counts * lengths_found)
             which = int(np.searchsorted(used, self.tokens, side="right"))
             most = int(up_to[which - 1]) if which else 0
             if which < used.size:
                 most += (self.tokens - (int(used[which - 1]) if which else 0)) // int(lengths_found[which])
         return min(most, self.largest or most), total
 
-    def _counted(self, lengths: Ids) -> Ids:
-        return np.maximum(1, -(-lengths // self.multiple_of) * self.multiple_of)
+    def _counted(self, lengths: T) -> T:
+        counted: T = np.maximum(1, -(-lengths // self.multiple_of) * self.multiple_of)
+        return counted
 
     @property
     def most(self) -> int:
@@ -266,22 +270,30 @@ class TokenBudget(OfOrder):
     def _arrange(self, epoch: int, number: int) -> _Pool:
         """Sort a pool by length, cut it into batches and shuffle these."""
         from penstock.plan import _budget_kernels as kernels  # loads numba
-        from penstock.plan._kernels import shuffle_by_swaps
 
-        begin = number * self.pool
-        ids, lengths = self._lengths_at(epoch, begin, min(begin + self.pool, self.length(epoch)))
+        ids, lengths = self._pool_of(epoch, number)
         # One sort of numbers, which NumPy does with vector instructions, in place of a stable sort of indices.
         keys = lengths << 32 | np.arange(ids.size)
         keys.sort()
         by_length = keys & 0xFFFFFFFF
-        sizes, taken = self._cut_up(keys >> 32, np.zeros(4, np.int64), is_last=True)
-        batches = np.arange(sizes.size)
-        if self.shuffle is not False:
-            words = draw_words(derive_key(self.seed, "order of batches"), epoch, [number], sizes.size)
-            shuffle_by_swaps(batches, words[0].astype(np.uint64), 0)
+        sizes, _ = self._cut_up(keys >> 32, np.zeros(4, np.int64), is_last=True)
         places = np.empty_like(by_length)
-        kernels.deal(by_length, sizes, batches, places)
-        return _Pool(ids[places], places, sizes[batches], taken)
+        kernels.deal(by_length, sizes, self._batches(epoch, number, sizes.size), places)
+        return _Pool(ids[places], places)
+
+    def _pool_of(self, epoch: int, number: int) -> tuple[Ids, Ids]:
+        begin = number * self.pool
+        return self._lengths_at(epoch, begin, min(begin + self.pool, self.length(epoch)))
+
+    def _batches(self, epoch: int, number: int, count: int) -> Ids:
+        """Return in which order the batches of a pool come."""
+        from penstock.plan._kernels import shuffle_by_swaps  # loads numba
+
+        batches = np.arange(count)
+        if self.shuffle is not False:
+            words = draw_words(derive_key(self.seed, "order of batches"), epoch, [number], count)
+            shuffle_by_swaps(batches, words[0].astype(np.uint64), 0)
+        return batches
 
     def _cut_up(self, lengths: Ids, open_batch: Ids, *, is_last: bool) -> tuple[Ids, int]:
         """Return the sizes of the batches that were closed, and the places that all closed so far take."""
@@ -318,8 +330,10 @@ class TokenBudget(OfOrder):
     def _parts(self, epoch: int, length: int) -> Iterator[tuple[Ids, int]]:
         if self.is_sorted:
             for number in range(-(-length // self.pool)):
-                pool = self._arrange(epoch, number)
-                yield pool.sizes, pool.taken
+                _, lengths = self._pool_of(epoch, number)
+                lengths.sort()  # which samples these are is not asked
+                sizes, taken = self._cut_up(lengths, np.zeros(4, np.int64), is_last=True)
+                yield sizes[self._batches(epoch, number, sizes.size)], taken
             return
         open_batch = np.zeros(4, np.int64)
         for begin in range(0, length, _CHUNK):
