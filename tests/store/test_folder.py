@@ -158,6 +158,13 @@ def test_folders_that_link_in_a_circle_end_in_an_error(tmp_path: Path) -> None:
         ImageFolder(tmp_path)
 
 
+def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    (write(tmp_path, "cat/a.jpg") / "cat/b.jpg").symlink_to("b.jpg")
+
+    with pytest.raises(DataError, match=rf"{tmp_path}/cat \(b.jpg in it\) cannot be listed: Too many levels"):
+        ImageFolder(tmp_path)
+
+
 def test_a_pipe_is_refused_before_anyone_waits_on_it(tmp_path: Path) -> None:
     os.mkfifo(write(tmp_path, "cat/a.jpg") / "cat/b.jpg")
 

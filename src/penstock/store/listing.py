@@ -530,7 +530,10 @@ def _asked(folder: str, ask: Callable[[str], T]) -> T:
             f"{folder} may not be listed by user {os.geteuid()}: give read permission to it"
         ) from error
     except OSError as error:
-        raise DataError(f"{folder} cannot be listed: {error.strerror}") from error
+        entry = "" if error.filename in (None, folder) else f" ({os.path.basename(error.filename)} in it)"
+        raise DataError(
+            f"{folder}{entry} cannot be listed: {error.strerror}; check the store that holds it, or take that out"
+        ) from error
 
 
 # -- Sizes ---------------------------------------------------------------------------------------------

@@ -256,7 +256,10 @@ def files_below(
     for each in endings:
         if found := files_alone_in(path, each, look):
             return found
-    raise DataError(f"{path} is a folder without {what}: give one with nothing but them, or their paths")
+    raise DataError(
+        f"{path} is a folder without {what}, or with pictures or folders beside them: give one with only them, or "
+        "their paths"
+    )
 
 
 def _is_picture(name: str) -> bool:
