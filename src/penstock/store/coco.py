@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.store.files import FileSource
 from penstock.store.listing import ListedFiles, ListingArguments, catalog_of, list_files
-from penstock.store.manifest import check_once, check_tags, folder_of_list
+from penstock.store.manifest import check_inside, check_once, check_tags, folder_of_list
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
 from penstock.store.text_rows import read_text
@@ -81,8 +81,10 @@ def _read(folder: str, labels: CocoLabels, objects: Objects, place: str) -> List
         name = image.get("file_name")
         if not isinstance(name, str) or not name:
             raise DataError(f"{where(position)}file_name is {name!r:.80}; it is a path")
-        names.append(os.path.join(folder, name))
-    check_once(names, where)
+        names.append(name)
+    check_inside(names, where)
+    paths = [os.path.join(folder, name) for name in names]
+    check_once(paths, where)
     in_order = sorted((number, at) for number, at in _by_id(place, "category", categories).items())
     numbers = {number: label for label, (number, _) in enumerate(in_order)}
     classes = tuple(str(categories[at].get("name", number)) for number, at in in_order)
@@ -91,12 +93,12 @@ def _read(folder: str, labels: CocoLabels, objects: Objects, place: str) -> List
         np.int64,
     ).reshape(-1, 2)
     if labels == "category":
-        return ListedFiles(names, _one_each(pairs, len(images), where), classes, where)
+        return ListedFiles(paths, _one_each(pairs, len(images), where), classes, where)
     check_tags(len(images), len(classes), "categories")
     tags = np.zeros((len(images), len(classes)), np.uint8)
     tags[pairs[:, 0], pairs[:, 1]] = 1
     ids = np.array([image["id"] for image in images], np.int64)
-    return ListedFiles(names, {"categories": tags, "image_id": ids}, classes, where, {"categories": classes})
+    return ListedFiles(paths, {"categories": tags, "image_id": ids}, classes, where, {"categories": classes})
 
 
 def _list_of(place: str, found: Any, name: str) -> list[dict[str, Any]]:

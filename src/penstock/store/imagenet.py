@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.store.calls import Calls
 from penstock.store.files import FileSource
 from penstock.store.listing import ListedFiles, ListingArguments, catalog_of, list_files
-from penstock.store.manifest import check_once, folder_of_list
+from penstock.store.manifest import check_inside, check_once, folder_of_list
 from penstock.store.object_store import is_address, joined
 from penstock.store.patterns import place_of_paths
 from penstock.store.remote import Objects
@@ -184,6 +184,7 @@ def _read_truth(folder: str, wnids: list[str] | None, objects: Objects, place: s
         wnids = wnids or sorted(wnid for wnid, _ in synsets.values())
     if not names:
         raise DataError(f"{place} names no image: take LOC_val_solution.csv or the development kit's file")
+    check_inside(names, where)
     check_once(names, where)
     classes = sorted(set(found)) if wnids is None else wnids
     numbers = {wnid: number for number, wnid in enumerate(classes)}

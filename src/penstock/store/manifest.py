@@ -145,6 +145,16 @@ def check_once(names: Sequence[str], where: Callable[[int], str]) -> None:
             )
 
 
+def check_inside(names: Sequence[str], where: Callable[[int], str]) -> None:
+    """Raise DataError where a name, relative to the folder of the images, leads out of it."""
+    for position, name in enumerate(names):
+        if os.path.isabs(name) or is_address(name) or ".." in name.split("/"):
+            raise DataError(
+                f"{where(position)}{name!r:.80} is not in the folder of the images: correct it; paths of a Manifest "
+                "may lead anywhere"
+            )
+
+
 def _read(
     file: str | None,
     labels: Columns,
