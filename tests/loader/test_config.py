@@ -226,9 +226,7 @@ def test_a_configuration_is_predicted_as_its_loader_is_and_nothing_is_started_or
     with monkeypatch.context() as patched:
         for name in ("read", "read_into"):
             patched.setattr(ImageFolder, name, lambda *_: pytest.fail("a sample was read"))
-        patched.setattr(
-            "penstock.loader.setup.MemoryTier", lambda *_: pytest.fail("memory was taken"), raising=False
-        )
+        patched.setattr("penstock.loader.samples.MemoryTier", lambda *_: pytest.fail("memory was taken"))
         patched.setattr("penstock.flow.engine.Engine", lambda *_: pytest.fail("an engine was made"))
         predicted = penstock.predict(config, machine(), step_seconds=0.01)
 

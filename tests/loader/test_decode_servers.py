@@ -26,7 +26,7 @@ from penstock.loader import Loader, decode_work
 from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
 from penstock.loader.decode_serving import serving
 from penstock.loader.decode_work import CropMaker, StoredSamples, maker_of
-from penstock.loader.setup import reader_of
+from penstock.loader.opened import reader_of
 from penstock.loader.transforms import (
     CenterCrop,
     ColorJitter,

@@ -26,7 +26,7 @@ from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
-from penstock.loader.setup import Sharing
+from penstock.loader.ranks_memory import Sharing
 from penstock.measure.replay import replay_of
 from penstock.measure.slow_source import SlowSource
 from penstock.plan.serialise import read_plan

@@ -12,7 +12,8 @@ from penstock.loader import Loader, MemoryBudget
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder, numpy_leaf
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
-from penstock.loader.setup import Setup, data_of, with_memory
+from penstock.loader.opened import data_of
+from penstock.loader.setup import Setup, with_memory
 from penstock.loader.start_lines import start_lines
 from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory

@@ -23,8 +23,8 @@ from penstock.errors import ConfigError
 from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
 from penstock.loader.dataset import MapDataset
 from penstock.loader.listing_once import START, list_once
+from penstock.loader.opened import Opened, data_of, open_run, open_source_of, pipeline_of, plan_of, samples_of
 from penstock.loader.resume import describe_data, describe_object, describe_run, flat_values, seed_of_state
-from penstock.loader.setup import Opened, data_of, open_run, open_source_of, pipeline_of, plan_of, samples_of
 from penstock.ranks import Ranks, named_ranks, place_in_mesh, shared_ranks
 from penstock.ranks.exchange import raise_own_error
 from penstock.ranks.transport_of_job import job_of_this_process

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, DataError, printable
 from penstock.flow.work import Failed
 from penstock.loader.config import LoaderConfig
 from penstock.loader.loader import Loader
-from penstock.loader.setup import reader_of
+from penstock.loader.opened import reader_of
 from penstock.loader.skips import BadSample, SkipList
 from penstock.loader.transforms import Resize
 from penstock.policy.merge import cut_windows

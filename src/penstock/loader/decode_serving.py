@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.errors import ConfigError
 from penstock.flow.cpus import cpu_limit
 from penstock.loader.decode_work import StoredSamples, maker_of
-from penstock.loader.setup import reader_of
+from penstock.loader.opened import reader_of
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.ranks.access import Address, needing_zmq, numeric
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING

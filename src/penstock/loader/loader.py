@@ -43,7 +43,8 @@ from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
 from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
-from penstock.loader.setup import Setup, drafted, process_plan, set_up
+from penstock.loader.samples import process_plan
+from penstock.loader.setup import Setup, drafted, set_up
 from penstock.loader.sharing import Meeting, check_sharing, first_of
 from penstock.loader.start_lines import start_lines
 from penstock.loader.starting import Starter

@@ -26,8 +26,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.files import sync_folder
 from penstock.flow.work import Failed
 from penstock.loader.loader import Loader
+from penstock.loader.opened import reader_of
 from penstock.loader.resume import describe_data
-from penstock.loader.setup import reader_of
 from penstock.plan import FullShuffle
 from penstock.policy.merge import cut_windows
 from penstock.store import Source

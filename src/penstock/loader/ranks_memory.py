@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock.errors import DataError
+from penstock.policy.placement import Shared
 from penstock.ranks.remote_peers import RemotePeers
+from penstock.store import MemoryTier
 from penstock.store.host_memory import Bytes, HostMemory, Ids
 
 
@@ -47,3 +50,17 @@ class RanksMemory:
         if self.far is not None:
             self.far.close()
         self._near.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What ranks of a host, or of the job, keep for each other.
+
+    ranks: all that do, this one among them, ascending. tier: the memory of this one. peers: of the others.
+    Both None in a prediction.
+    """
+
+    shared: Shared
+    ranks: tuple[int, ...]
+    tier: MemoryTier | None = None
+    peers: RanksMemory | None = None

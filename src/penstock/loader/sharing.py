@@ -32,8 +32,8 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
 from penstock.loader.local_disk import Disk
-from penstock.loader.ranks_memory import RanksMemory
-from penstock.loader.setup import Draft, Setup, Sharing, finish, job_among, tiers_of, without_disks
+from penstock.loader.ranks_memory import RanksMemory, Sharing
+from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, without_disks
 from penstock.policy.loading import Fill, Loading
 from penstock.policy.runnable import shared_loading, shared_of
 from penstock.ranks import Ranks, named_ranks

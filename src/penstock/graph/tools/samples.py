@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.graph.errors import KernelError, MismatchError
 from penstock.loader.decode_work import StoredSamples
-from penstock.loader.setup import reader_of
+from penstock.loader.opened import reader_of
 from penstock.store import Source, open_source
 
 

@@ -1,0 +1,205 @@
+"""The source that a configuration names, opened, and the plan over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.loader.batch_sampler import DrawnBatches
+from penstock.loader.config import DTYPE, LoaderConfig, plan_over
+from penstock.loader.dataset import MapDataset
+from penstock.loader.fetching import Near, SourceFetcher
+from penstock.loader.skips import without_bad
+from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
+from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
+from penstock.policy import Extents
+from penstock.store import Numeric, Selection, Source, extents_of, open_source
+from penstock.store.calls import Calls
+from penstock.store.mixing import Mixed
+from penstock.store.object_store import without_secrets
+from penstock.store.selection import unselected
+from penstock.store.table import ArrowTable
+from penstock.units import format_count
+
+# Of how many samples a source is asked at a time where they lie.
+_ASKED_AT_ONCE = 1 << 20
+# What is assumed of a machine that nobody measured; observed reads correct it.
+UNKNOWN_BYTES_PER_SECOND = 100e6
+UNKNOWN_LATENCY_SECONDS = 1e-3
+
+
+class Data(NamedTuple):
+    """What is read, in words.
+
+    name: in one word, for lines about an epoch. place: of what kind it is, and where.
+    classes: names of the labels, as `Source.classes`.
+    """
+
+    name: str
+    place: str
+    classes: tuple[str, ...]
+
+
+def data_of(source: Source | MapDataset) -> Data:
+    """Name a source or data set. Its classes are what torchvision calls the names of labels."""
+    kind = type(unselected(source)).__name__
+    if isinstance(source, Mixed):
+        return Data(kind, repr(source), tuple(getattr(source, "classes", ())))
+    found = (getattr(source, name, None) for name in ("list_file", "root", "place"))
+    path = next((each for each in found if isinstance(each, str)), None)
+    name, place = kind, kind
+    if isinstance(source, Source) and path:
+        part = "a part of " if isinstance(source, Selection) else ""
+        shown = without_secrets(path)
+        name, place = os.path.basename(shown), f"{part}{kind} {shown!r}"
+    return Data(name, place, tuple(getattr(source, "classes", ())))
+
+
+def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = None) -> Source | MapDataset:
+    """Open what a path names, less the samples to skip; a source or data set is taken as it is.
+
+    listed: what a path names, if it is open. Raises: what `open_source` and `without_bad` raise.
+    """
+    source: Source | MapDataset | None = listed
+    if source is None and config.paths is not None:
+        source = open_source(
+            config.paths, refresh=config.refresh, calls=calls, storage_options=config.storage_options
+        )
+    if source is None:
+        assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
+        given = config.source
+        source = calls.one("a datasets.Dataset", lambda: ArrowTable(given)) if config.is_of_table else given
+    return source if config.skip is None else without_bad(source, config.skip, calls.one)
+
+
+class Opened(NamedTuple):
+    """A source that was opened, and the plan over it."""
+
+    source: Source | MapDataset
+    plan: AccessPlan
+
+
+def open_run(config: LoaderConfig, calls: Calls) -> Opened:
+    """Open the source of a configuration and make its plan. Raises: as `open_source_of` and `plan_of`."""
+    source = open_source_of(config, calls)
+    samples = samples_of(source, calls)
+    if isinstance(source, Source):
+        _check_source(source, samples)
+    return Opened(source, plan_of(config, source, samples))
+
+
+def _check_source(source: Source, samples: int) -> None:
+    sizes, classes = source.sizes_bytes, source.classes
+    is_array = isinstance(sizes, np.ndarray)
+    if not is_array or sizes.dtype.kind not in "iu" or sizes.shape != (samples,):
+        found = f"{sizes.dtype}{list(sizes.shape)}" if is_array else f"of type {type(sizes).__name__}"
+        raise ConfigError(
+            f"sizes_bytes of {type(source).__name__} is {found}; it is a NumPy array int64[{samples}]"
+        )
+    if not isinstance(classes, Iterable):
+        raise ConfigError(
+            f"classes of {type(source).__name__} is {classes!r}; it is a tuple of names, () without any"
+        )
+
+
+def samples_of(source: Source | MapDataset, calls: Calls) -> int:
+    """Return how many samples a source has. calls: what it is asked with."""
+    return calls.one(f"the length of {type(source).__name__}", lambda: len(source))
+
+
+def seed_of(config: LoaderConfig) -> int:
+    """Return the seed; 0 for a configuration whose seed is still to be drawn, which fixes no order."""
+    return 0 if config.seed is None else config.seed
+
+
+def plan_of(config: LoaderConfig, source: Source | MapDataset, samples: int) -> AccessPlan:
+    """Return who reads which of so many samples of a source when.
+
+    Raises: ConfigError if the order is over another number of samples, or an epoch has no step that all ranks share.
+    """
+    if samples == 0:
+        raise ConfigError("source has no samples: give one that has some")
+    order, given = config.shuffle, "shuffle"
+    if config.batch_sampler is not None:
+        sampler, given = config.batch_sampler, "batch_sampler"
+        order = sampler.order(samples) if isinstance(sampler, DrawnBatches) else cast(CutOrder, sampler)
+    if isinstance(source, Mixed):
+        order = _mixed_order(config, source)
+    elif isinstance(order, bool):
+        order = FullShuffle(samples, seed_of(config)) if order else Sequential(samples)
+    elif order.samples != samples:
+        raise ConfigError(
+            f"{given} is an order over {format_count(order.samples, 'sample')} and the source has {samples:,}: make "
+            "it for as many"
+        )
+    plan = plan_over(order, config)
+    plan.check_equal_steps()
+    return plan
+
+
+def _mixed_order(config: LoaderConfig, source: Mixed) -> Order:
+    if config.batch_sampler is not None or not isinstance(config.shuffle, bool):
+        given = "shuffle" if config.batch_sampler is None else "batch_sampler"
+        raise ConfigError(
+            f"{given} is given with a mixture, whose weights say which source comes next: leave it out, or give the "
+            "sources end to end without weights, such as ConcatDataset makes of data sets"
+        )
+    return source.order(
+        shuffle=config.shuffle,
+        seed=seed_of(config),
+        batch_size=config.batch_size or 1,
+        drop_last=config.drop_last,
+    )
+
+
+def pipeline_of(config: LoaderConfig, source: Source, *, runs: bool) -> Pipeline:
+    """Return the compiled transforms of a configuration; without any, what a source of numbers suggests.
+
+    runs: as of `compile_pipeline`. Raises: ConfigError if there are no transforms, or they cannot follow each other.
+    """
+    transforms, dtype = config.transforms, config.dtype
+    if not transforms and isinstance(source, Numeric):
+        numbers = source.numbers
+        transforms, dtype = [DecodeRaw(numbers.dtype, numbers.shape)], dtype or numbers.batch_dtype
+    if not transforms:
+        raise ConfigError(
+            f"transforms is empty, and the samples of {data_of(source).place} are bytes: name at least one, for "
+            "example Resize(...) and ToTensor() for pictures, DecodeRaw(dtype, shape) for numbers"
+        )
+    return compile_pipeline(transforms, seed_of(config), dtype or DTYPE, config.layout, runs=runs)
+
+
+def reader_of(source: Source) -> SourceFetcher:
+    """Return what reads samples from a store that nobody measured, those together that lie near each other."""
+    extents = all_extents(source, Calls())
+    if extents is None:
+        return SourceFetcher(source, {})
+
+    def price(requests: float, nbytes: float) -> float:
+        return requests * UNKNOWN_LATENCY_SECONDS + nbytes / UNKNOWN_BYTES_PER_SECOND
+
+    return SourceFetcher(source, {}, Near(extents, price, UNKNOWN_BYTES_PER_SECOND))
+
+
+def all_extents(source: Source, calls: Calls) -> Extents | None:
+    """Return where all samples lie, where the source gives them. calls: what it is asked with."""
+    samples, sizes = len(source), source.sizes_bytes
+    lengths = sizes
+    places = np.empty((samples, 2), np.int64)
+    for first in range(0, samples, _ASKED_AT_ONCE):
+        part = slice(first, min(first + _ASKED_AT_ONCE, samples))
+        ids = np.arange(part.start, part.stop)
+        found = calls.one(f"where the samples of {source!r} lie", partial(extents_of, source, ids))
+        if found is None:
+            return None
+        places[part, 0], places[part, 1] = found[0].units, found[0].offsets
+        if lengths is sizes and not np.array_equal(found[0].lengths, lengths[part]):
+            lengths = lengths.copy()
+        if lengths is not sizes:
+            lengths[part] = found[0].lengths
+    return Extents(places[:, 0], places[:, 1], lengths) if samples else None

@@ -1,0 +1,549 @@
+"""What a run does with a sample: what fetches and decodes it, and how much space it takes meanwhile."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError, WaitTimeout
+from penstock.flow.channel import Reducers
+from penstock.flow.staging import Field, slot_bytes
+from penstock.flow.work import Decoder, Fetcher
+from penstock.loader.budget import MemoryBudget
+from penstock.loader.collating import CollatingDecoder
+from penstock.loader.config import JOBS, LoaderConfig
+from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
+from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
+from penstock.loader.decode_servers import connect, served_by
+from penstock.loader.fetching import Near, SourceFetcher, located
+from penstock.loader.front_end import FrontEnd
+from penstock.loader.global_draws import keeping_global_states
+from penstock.loader.image_mixing import MixingDecoder, mixed_fields
+from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
+from penstock.loader.jobs import JobsOfHost
+from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
+from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
+from penstock.loader.local_disk import KeptOnDisks, content_of
+from penstock.loader.opened import all_extents, pipeline_of, seed_of
+from penstock.loader.optional import Defaults
+from penstock.loader.pickling import pickled
+from penstock.loader.pictures import KeptPictures, PictureDecoder, WholePictures, decoded_form, front_of_crops
+from penstock.loader.pixels_on_disk import describe_form
+from penstock.loader.probing import from_first, raise_interrupt
+from penstock.loader.processes import ProcessPlan
+from penstock.loader.ranks_memory import Sharing
+from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
+from penstock.loader.transforms import Pipeline
+from penstock.loader.transforms.crops import CropPass
+from penstock.loader.transforms.joint import MaskPass
+from penstock.loader.transforms.memory import DecodeMemory
+from penstock.loader.transforms.mixing import Mixing
+from penstock.loader.transforms.sink import ByteValues
+from penstock.machine import Machine
+from penstock.plan import AccessPlan
+from penstock.policy import Extents, Placement
+from penstock.policy.forms import CropForm
+from penstock.store import MemoryTier, Source, labels_of
+from penstock.store.calls import Calls
+from penstock.store.pairs import masks_of
+from penstock.store.write_behind import WriteBehind
+
+# Samples beside the first that show how long those of unequal fields are.
+_LENGTHS = 7
+# Samples that are made twice, to see whether they are the same.
+_TWICE = 2
+# Of decoded pictures, and of a data set's samples, the first say how large they are: disks have so many times that.
+STRAY = 2.0
+
+
+class Samples(NamedTuple):
+    """What is known of the samples before the memory is shared out.
+
+    fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
+    parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
+    draws_seed, processes, byte_values, form: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
+    served_bytes: of one that a decode server has decoded; 0 without any. pixels: of `describe_form`.
+    """
+
+    sizes_bytes: NDArray[np.int64]
+    fields: tuple[Field, ...]
+    parts: Callable[
+        [MemoryBudget, Machine, KeptOnDisks, Placement, Sharing | None],
+        tuple[Fetcher, Decoder, Extents | None],
+    ]
+    pipeline: Pipeline | None = None
+    picture_bytes: int = 0
+    large_picture_bytes: int = 0
+    draws_seed: int | None = None
+    processes: ProcessPlan | None = None
+    beside_bytes: int = 0
+    byte_values: ByteValues | None = None
+    form: CropForm | None = None
+    served_bytes: int = 0
+    pixels: Mapping[str, object] | None = None
+
+    def stored_for(self, undecoded_bytes: int) -> int:
+        """Return the bytes of as many samples, as they are stored, as memory of so many bytes has space for."""
+        mean_bytes = float(self.sizes_bytes.mean())
+        return max(1, int(undecoded_bytes * mean_bytes / max(mean_bytes, self.served_bytes, 1)))
+
+    def slot_bytes(self, plan: AccessPlan, rank: int, steps: int = 1) -> int:
+        """Return what a slot for so many steps takes, with what their batches have beside it."""
+        in_slot = slot_bytes(self.fields, steps * plan.max_local_batch(rank))
+        return in_slot + steps * self.beside_bytes * _usual_batch(plan, rank)
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether bytes are read to their place in the batch."""
+        return self.pipeline is not None and self.pipeline.reads_in_place
+
+
+def samples_of_source(
+    source: Source,
+    config: LoaderConfig,
+    plan: AccessPlan,
+    probes: list[int],
+    calls: Calls,
+    front_end: FrontEnd,
+    machine: Machine | None,
+    memory_bytes: int,
+    *,
+    runs: bool,
+) -> Samples:
+    """See `set_up`. probes: samples to look at. machine: with the ranks and decode threads of the run."""
+    whole = _pipeline(source, config, probes, calls if runs else None)
+    pipeline, byte_values = _split(whole, config, front_end, has_masks=masks_of(source) is not None)
+    sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
+    first = _first_picture(source, probes[0], calls) if runs else None
+    masks = _masks(source, pipeline)
+    processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
+    mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
+    crops, form = _crops(
+        config,
+        pipeline,
+        plan,
+        masks,
+        partial(decoded_form, pipeline, sizes_bytes, first),
+        partial(auto_form, machine, memory_bytes, sizes_bytes),
+    )
+
+    def parts(
+        budget: MemoryBudget,
+        machine: Machine,
+        disks: KeptOnDisks,
+        placement: Placement,
+        sharing: Sharing | None,
+    ) -> tuple[Fetcher, Decoder, Extents | None]:
+        extents = all_extents(source, calls)
+        near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
+        tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
+        count = 1 if processes is None else processes.count
+        how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
+        if budget.tier_bytes and runs and form is not None:
+            made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks
+            fetcher, decoder = _kept_in_form(*made, (source, tiers, near), how)
+        else:
+            if sharing is not None and sharing.tier is not None:
+                tiers[1] = sharing.tier
+            elif budget.tier_bytes and runs:
+                tiers[1] = MemoryTier(budget.tier_bytes)
+            peers = None if sharing is None else sharing.peers
+            jobs = _jobs_of_host(source, budget, form, pipeline) if budget.jobs_bytes else None
+            near = near if jobs is None else None  # a sample is taken, or read, by itself
+            reads = source, tiers, near, disks.copied, peers, jobs
+            if config.decode_servers and runs:
+                servers = connect(config.decode_servers, pipeline, source, plan.epochs, calls.report)
+                fetcher, decoder = served_by(servers, pipeline, reads, how)
+            else:
+                fetcher, decoder = SourceFetcher(*reads), _jobs_decoder(jobs, form, pipeline, crops, how)
+        return fetcher, decoder if mixing is None else MixingDecoder(decoder, mixing), extents
+
+    sizes_of_pictures = sizes_bytes if masks is None else masks.front_bytes
+    picture, large_picture = picture_bytes(pipeline, sizes_of_pictures, first)
+    fields, is_random = image_fields(pipeline, labels, masks), pipeline.is_random or mixing is not None
+    if mixing is not None:
+        fields = mixed_fields(fields[0], mixing)
+    return Samples(
+        sizes_bytes,
+        fields,
+        parts,
+        whole,
+        picture,
+        large_picture,
+        pipeline.seed if is_random else None,
+        processes,
+        byte_values=byte_values,
+        form=form,
+        served_bytes=_served_bytes(config, pipeline, masks),
+        pixels=None if form is None else describe_form(form, pipeline),
+    )
+
+
+def _served_bytes(config: LoaderConfig, pipeline: Pipeline, masks: Masks | None) -> int:
+    """Return what a sample takes that a decode server has decoded; 0 without servers.
+
+    Raises: ConfigError where they could not make what this pipeline begins with.
+    """
+    if not config.decode_servers:
+        return 0
+    if masks is not None:
+        raise ConfigError(
+            "decode_servers are given, and images have masks, which they do not decode: leave them out"
+        )
+    if pipeline.front is None:
+        raise ConfigError(
+            "decode_servers are given, and the transforms do not begin with steps of Penstock that fix the size of a "
+            "picture, such as RandomResizedCrop(224): put these first, or leave decode_servers out"
+        )
+    return math.prod(pipeline.front.shape)
+
+
+def _kept_in_form(
+    form: CropForm,
+    pipeline: Pipeline,
+    crops: CropPass | None,
+    capacity_bytes: int,
+    placement: Placement,
+    epochs: int,
+    disks: KeptOnDisks,
+    reads: tuple[Any, ...],
+    how: tuple[Any, ...],
+) -> tuple[SourceFetcher, ImageDecoder]:
+    """Return what fetches and decodes where memory, and disks perhaps, keep decoded pictures, or crops.
+
+    reads, how: arguments of a `SourceFetcher`, and of an `ImageDecoder`.
+    """
+    form = replace(form, is_on_disks=disks.is_pixels)
+    if form.is_decoded:
+        pictures = KeptPictures(form, pipeline, capacity_bytes, placement, disks)
+        return CropFetcher(pictures, *reads), PictureDecoder(pictures, *how)
+    assert crops is not None, "they are of that form"
+    crops.prepare()
+    kept = KeptCrops(form, crops, capacity_bytes, placement, epochs, disks)
+    return CropFetcher(kept, *reads), CropDecoder(kept, crops, *how)
+
+
+def pixels_bytes(budget: MemoryBudget, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:
+    """Return what the jobs of a host have for pixels beside samples as stored; 0 where that is not one picture's."""
+    left_bytes = budget.jobs_bytes - int(sizes_bytes.sum())
+    return left_bytes if form is not None and left_bytes >= form.crop_bytes else 0
+
+
+def _jobs_of_host(
+    source: Source, budget: MemoryBudget, form: CropForm | None, pipeline: Pipeline
+) -> JobsOfHost:
+    """Return what the jobs of a host keep: samples as stored, and as many crops or pictures as find space then."""
+    pixels, for_pixels_bytes = None, pixels_bytes(budget, source.sizes_bytes, form)
+    if form is not None and for_pixels_bytes:
+        each_bytes = int(STRAY * form.crop_bytes) if form.is_decoded else form.crop_bytes
+        pixels = JobsOfHost(content_of(source, describe_form(form, pipeline), each_bytes), for_pixels_bytes)
+    try:
+        return JobsOfHost(content_of(source, None), budget.jobs_bytes - for_pixels_bytes, pixels)
+    except BaseException:
+        if pixels is not None:
+            pixels.close()
+        raise
+
+
+def _jobs_decoder(
+    jobs: JobsOfHost | None,
+    form: CropForm | None,
+    pipeline: Pipeline,
+    crops: CropPass | None,
+    how: tuple[Any, ...],
+) -> ImageDecoder:
+    """Return what decodes, with what other jobs of the host have decoded where they share that."""
+    if jobs is None or jobs.pixels is None or form is None:
+        return ImageDecoder(*how)
+    if form.is_decoded:
+        return JobsPictureDecoder(jobs.pixels, WholePictures(pipeline), *how)
+    assert crops is not None, "they are of that form"
+    crops.prepare()
+    return JobsCropDecoder(jobs.pixels, crops, *how)
+
+
+def _split(
+    pipeline: Pipeline, config: LoaderConfig, front_end: FrontEnd, *, has_masks: bool
+) -> tuple[Pipeline, ByteValues | None]:
+    """Return what is done to images here, and what a device makes of their bytes, where it does.
+
+    Raises: ConfigError where it is asked to and cannot.
+    """
+    device = front_end.device
+    if device is None or device.finishes is False:
+        return pipeline, None
+    found = None if has_masks or config.mix_images is not None else pipeline.split()
+    if found is not None:
+        return found
+    if device.finishes:
+        raise ConfigError(
+            "normalize_on_device is True, and images are no bytes before the last steps: it takes Penstock's own "
+            "transforms with a float dtype, without callables, masks or mix_images; leave it out"
+        )
+    return pipeline, None
+
+
+def _decoding_processes(config: LoaderConfig, pipeline: Pipeline) -> ProcessPlan:
+    """Return what worker processes are started with that decode what this process reads.
+
+    Raises: ConfigError where no step is Python code, or one cannot be pickled.
+    """
+    if not pipeline.calls_python:
+        raise ConfigError(
+            f"workers is {config.workers}, and no step of transforms is Python code, which processes are for: leave "
+            "workers out, as Penstock's own steps run in threads without the interpreter's lock"
+        )
+    pickled(config.transforms, "transforms", {})
+    return process_plan(None, config, {}, int(config.workers))
+
+
+def _crops(
+    config: LoaderConfig,
+    pipeline: Pipeline,
+    plan: AccessPlan,
+    masks: Masks | None,
+    decoded: Callable[[], CropForm],
+    auto: Callable[..., CropForm | None],
+) -> tuple[CropPass | None, CropForm | None]:
+    """Return what makes crops that memory keeps, and their form, where keep= asks for some. Raises: ConfigError.
+
+    decoded, auto: `decoded_form` and `auto_form`, for this run.
+    """
+    if check_keep(config.keep) is None:
+        return None, None
+    if config.keep == AUTO:
+        if masks is not None or config.is_in_processes or pipeline.front is None:
+            return None, None
+        crops = CropPass(pipeline)
+        picture_bytes = 0 if front_of_crops(pipeline) is None else decoded().crop_bytes
+        how = {"is_random": crops.is_random, "picture_bytes": picture_bytes}
+        return crops, auto(crops.shape, plan.epochs, **how)
+    if masks is not None or config.is_in_processes:
+        why = (
+            f"workers is {config.workers}, and processes keep"
+            if masks is None
+            else "images have masks, which have"
+        )
+        raise ConfigError(f"keep is {config.keep!r}, and {why} no crops: leave one of them out")
+    if config.keep == DECODED:
+        return None, decoded()
+    crops = CropPass(pipeline)
+    form = crop_form(config.keep, crops.shape, plan.ranks, is_random=crops.is_random)
+    if config.share == JOBS and form.epochs:
+        raise ConfigError(
+            f'keep is {config.keep!r} and share "{JOBS}", and random crops are of one job\'s seed: give '
+            f'keep="{DECODED}"'
+        )
+    return crops, form
+
+
+def _masks(source: Source, pipeline: Pipeline) -> Masks | None:
+    """Return what writes the masks of a source that has some. Raises: ConfigError as `MaskPass` and `masks_of`."""
+    found = masks_of(source)
+    if found is None:
+        return None
+    return Masks(found.image_bytes, MaskPass(pipeline, found.dtype, found.fill), found.describe)
+
+
+def _mixing(
+    config: LoaderConfig,
+    pipeline: Pipeline,
+    labels: NDArray[Any] | dict[str, NDArray[Any]],
+    masks: Masks | None,
+) -> Mixing:
+    """Return what mixes batches. Raises: ConfigError for samples that are no images with one label each."""
+    if masks is not None or isinstance(labels, dict) or labels.ndim != 1 or labels.dtype != np.int64:
+        raise ConfigError(
+            "mix_images is given, and samples do not have one label each, which is mixed with images: leave it out"
+        )
+    if not pipeline.is_visual or len(pipeline.output_shape) != 3:
+        raise ConfigError(
+            f"mix_images is given, and samples are {list(pipeline.output_shape)}, no images: leave it out"
+        )
+    return Mixing(config.mix_images, seed_of(config), pipeline.layout)
+
+
+def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
+    """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
+    pipeline = pipeline_of(config, source, runs=calls is not None)
+    if not pipeline.needs_probe:
+        return pipeline
+    if calls is None:
+        raise ConfigError(
+            "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
+            "Resize((height, width)) or a crop among them (DecodeRaw takes shape=), or make a loader and ask its "
+            "predict()"
+        )
+
+    drawn = set[str]()
+
+    def probe(sample: int) -> None:
+        try:
+            name = source.describe(sample)
+            picture = calls.one(name, lambda: _read_picture(source, sample))
+            drawn.update(keeping_global_states(lambda: pipeline.probe(picture, name)))
+        except Exception as error:
+            if (placed := located(error, sample, source.describe)) is error:
+                raise
+            raise placed from error
+
+    from_first(probes, probe, on_error_raise=config.on_error == "raise")
+    if drawn and not config.is_in_processes and config.decoders != 0:
+        _warn_of_global_draws("transforms draw", "the callable that does", drawn)
+    return pipeline
+
+
+def _read_picture(source: Source, sample: int) -> bytes:
+    """Return the bytes of a sample's picture, without its mask."""
+    masks, data = masks_of(source), source.read(sample)
+    return data if masks is None else data[: masks.image_bytes[sample]]
+
+
+def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
+    try:
+        return calls.one(source.describe(sample), lambda: _read_picture(source, sample))
+    except WaitTimeout:
+        raise
+    except Exception as error:  # who reads it for a batch says what is wrong
+        raise_interrupt(error)
+        return None
+
+
+def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:
+    """Return what says which samples are read together: where they lie, and what a read costs."""
+    mean_bytes = max(float(sizes_bytes.mean()), 1.0)
+    return Near(extents, machine.source_price(ranks, mean_bytes), machine.sequential_rate(ranks))
+
+
+def samples_of_data_set(
+    dataset: MapDataset,
+    config: LoaderConfig,
+    plan: AccessPlan,
+    probes: list[int],
+    calls: Calls,
+    front_end: FrontEnd,
+) -> Samples:
+    """See `set_up`. probes: samples to look at."""
+    defaults, unequal = Defaults(config.optional or {}), config.unequal
+    # Before the data set is asked for a sample: many open what cannot be pickled then.
+    processes = None
+    if config.is_in_processes:
+        processes = process_plan(dataset, config, front_end.reducers, int(config.workers))
+    fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
+    decoder: CollatingDecoder | SampleDecoder
+    beside_bytes = 0
+    if config.collate_fn is not None:
+        decoder = CollatingDecoder(config.collate_fn, leaves_out=config.on_error != "raise")
+    else:
+        example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
+        more = _more_of(fetcher, [each for each in probes if each != example[0]], calls) if unequal else []
+        decoder = SampleDecoder(
+            example, fetcher.describe, front_end.as_array, front_end.copy_leaves, unequal, more
+        )
+        beside_bytes = decoder.beside_bytes
+        if defaults:
+            _check_defaults(defaults, example[1], decoder)
+    if fetcher.global_draws and processes is None and config.decoders != 0:
+        _warn_of_global_draws(f"{fetcher.place}.__getitem__ draws", "__getitem__", fetcher.global_draws)
+    pickler = RowPickler(front_end.reducers)
+    row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
+
+    def parts(
+        budget: MemoryBudget,
+        machine: Machine,
+        disks: KeptOnDisks,
+        placement: Placement,
+        sharing: Sharing | None,
+    ) -> tuple[Fetcher, Decoder, Extents | None]:
+        if not row or not (budget.tier_bytes or disks.tiers):
+            return fetcher, decoder, None
+        memory = MemoryTier(budget.tier_bytes) if budget.tier_bytes else None
+        return KeepingFetcher(fetcher, memory, disks, pickler), decoder, None
+
+    return Samples(
+        np.full(plan.samples, row, np.int64),
+        decoder.fields,
+        parts,
+        draws_seed=seed_of(config) if fetcher.draws else None,
+        processes=processes,
+        beside_bytes=beside_bytes,
+    )
+
+
+def _warn_of_global_draws(who: str, whom: str, libraries: set[str]) -> None:
+    """who: draws. whom: it is that may have a parameter."""
+    warnings.warn(
+        f"{who} from the global random generator of {' and '.join(sorted(libraries))}, which all threads share: "
+        f"what a sample gets depends on their timing, and no seed repeats it. Give {whom} a parameter rng, a NumPy "
+        "generator of the sample's own, or take workers=1 or more, processes whose global generators are seeded for "
+        "each sample",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def process_plan(
+    dataset: MapDataset | None,
+    config: LoaderConfig,
+    reducers: Reducers,
+    count: int,
+    most_bytes: float = math.inf,
+) -> ProcessPlan:
+    """Return what worker processes are started with. dataset: None where they decode what this process reads.
+
+    Raises: ConfigError where the data set cannot be pickled, or not into so many bytes.
+    """
+    copy = pickled(dataset, "dataset", reducers, most_bytes=most_bytes)
+    return ProcessPlan(count, seed_of(config), copy, dataset, config.worker_init_fn, reducers)
+
+
+def _row_bytes(fetcher: DatasetFetcher, probes: Sequence[int], calls: Calls, pickler: RowPickler) -> int:
+    """Return what a sample takes that is kept, by some of them. Raises: ConfigError where none can be kept."""
+    if fetcher.asks:
+        raise ConfigError(
+            f'cache="rows" keeps samples for all epochs, and __getitem__ of {fetcher.place} asks for '
+            f"{' and '.join(sorted(fetcher.asks))}, so that they change: leave cache out"
+        )
+    samples = _more_of(fetcher, probes, calls)
+    if not samples:
+        raise DataError(
+            f"none of the first samples of {fetcher.place} could be had, to see how large they are"
+        )
+    for sample, again in zip(samples[:_TWICE], _more_of(fetcher, probes[:_TWICE], calls), strict=False):
+        warn_unless_same(sample, again, f"a sample of {fetcher.place}")
+    return row_bytes(samples, pickler, fetcher.place)
+
+
+def _more_of(fetcher: DatasetFetcher, samples: Sequence[int], calls: Calls) -> list[Any]:
+    """Return some samples, less those that cannot be had: whose batch asks for them says why."""
+    found = []
+    for sample in samples[:_LENGTHS]:
+        try:
+            found.append(fetcher.example([sample], calls, on_error_raise=True)[1])
+        except WaitTimeout:
+            raise
+        except Exception as error:
+            raise_interrupt(error)
+    return found
+
+
+def _usual_batch(plan: AccessPlan, rank: int) -> int:
+    """Return how many samples a rank's batch has: at most, or on average where an order fills batches by size."""
+    if not plan.is_cut_by_order:
+        return plan.max_local_batch(rank)
+    return -(-plan.length(0) // (plan.steps(0) * plan.ranks))
+
+
+def _check_defaults(defaults: Defaults, example: Any, decoder: SampleDecoder) -> None:
+    """Raise ConfigError for a default that is not like the field of a sample that has it."""
+    try:
+        decoder.check(defaults.fill(example, always=True), "with optional=, a sample without its fields")
+    except DataError as error:
+        raise ConfigError(f"{error}; give defaults of the same type and shape") from error
