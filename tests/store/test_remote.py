@@ -263,10 +263,11 @@ def test_what_passes_is_tried_again(server: WebServer, records: Records, answer:
     [
         (Answer(status=401), "may not be read by anonymous .401 Unauthorized.: give this identity"),
         (Answer(status=403), "may not be read by anonymous .403 Forbidden."),
-        (Answer(status=404), "has vanished or was never there"),
-        (Answer(status=400), "was answered with 400 Bad Request"),
-        (Answer(added=5), "was answered with 10,005 bytes or more where 10,000 were asked for"),
-        (Answer(shifted=7), "another part was sent than was asked for"),
+        (Answer(status=404), "has vanished or was never there .*: check the address, or open"),
+        (Answer(status=400), "was answered with 400 Bad Request: check the address"),
+        (Answer(status=302, location="file:///etc/passwd"), "was answered with 302 Found: check the address"),
+        (Answer(added=5), "was answered with 10,005 bytes or more where 10,000 were asked for: check"),
+        (Answer(shifted=7), "another part was sent than was asked for .*; check the address"),
     ],
 )
 def test_what_does_not_pass_is_an_error_at_once(

@@ -273,7 +273,8 @@ class Objects:
         shown = without_secrets(address)
         if reason.kind == "missing":
             return MissingObject(
-                f"{shown} has vanished or was never there ({reason}), asked as {client.identity}"
+                f"{shown} has vanished or was never there ({reason}), asked as {client.identity}: check the address, "
+                'or open the data set again, with refresh="full"'
             )
         if reason.kind == "forbidden":
             return DataError(

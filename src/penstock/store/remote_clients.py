@@ -376,7 +376,9 @@ def check_same(piece: Piece, found: Facts) -> None:
 
 def too_long(wanted: int, there: int) -> RequestError:
     return RequestError(
-        "final", f"was answered with {format_count(there, 'byte')} or more where {wanted:,} were asked for"
+        "final",
+        f"was answered with {format_count(there, 'byte')} or more where {wanted:,} were asked for: check the store "
+        "and any proxy on the way to it",
     )
 
 
@@ -405,12 +407,14 @@ def _of_obstore(error: Exception) -> RequestError:
         ("non-partial response", "all was sent where a part was asked for"),
     ):
         if sign in text:
-            return RequestError("final", f"cannot be read: {why} ({_brief(reason)})")
+            return RequestError(
+                "final", f"cannot be read: {why} ({_brief(reason)}); check the address and the store"
+            )
     if "HTTP error" in reason:
         if "body" in reason:
             return RequestError("passing", "a body that was cut off")
         return RequestError("passing", "a broken or refused connection", is_answer=False)
-    return RequestError("final", f"cannot be read: {_brief(reason)}")
+    return RequestError("final", f"cannot be read: {_brief(reason)}; check the address and the store")
 
 
 def of_status(status: int, words: str = "") -> RequestError:
@@ -425,7 +429,9 @@ def of_status(status: int, words: str = "") -> RequestError:
         kind = "refused"
     elif status in _PASSING and status not in _LASTING:
         kind = "passing"
-    return RequestError(kind, f"was answered with {text}" if kind == "final" else text)
+    if kind == "final":
+        text = f"was answered with {text}: check the address and the store"
+    return RequestError(kind, text)
 
 
 def _brief(reason: str) -> str:
@@ -658,7 +664,7 @@ def _of_driver(error: Exception) -> RequestError:
     )
     if isinstance(error, OSError) or is_of_network:
         return RequestError("passing", text, is_answer=False)
-    return RequestError("final", f"cannot be read: {text}")
+    return RequestError("final", f"cannot be read: {text}; check the address and the store")
 
 
 _NETWORK = ("aiohttp", "botocore", "aiobotocore", "requests", "urllib3", "httpx", "httpcore", "http")
