@@ -135,15 +135,15 @@ def test_what_is_written_comes_back_bit_for_bit_whatever_its_length(tmp_path: Pa
 
 @for_each("ids", [[], [0, 2**32 - 1], [2**32], [-1, 5]])
 def test_ids_come_back_whether_they_fit_32_bits_or_not(tmp_path: Path, ids: list[int]) -> None:
+    """Also after more and fewer of another size were written in between."""
+    groups = {(3, 7): ids, (3, 8): [0, 1], (3, 9): [2**40, *range(9)], (3, 10): [4]}
     with TraceWriter(tmp_path / "trace", META) as writer:
-        writer.append(numbered_spans(0, 1), ids={(3, 7): np.array(ids, np.int64), (3, 8): np.arange(2)})
+        for some in ([(3, 7), (3, 8)], [(3, 9)], [(3, 10)]):
+            writer.append(numbered_spans(0, 1), ids={each: np.array(groups[each], np.int64) for each in some})
 
     trace = read_trace(tmp_path / "trace")
 
-    assert {group: of_group.tolist() for group, of_group in trace.ids.items()} == {
-        (3, 7): ids,
-        (3, 8): [0, 1],
-    }
+    assert {group: of_group.tolist() for group, of_group in trace.ids.items()} == groups
     assert all(of_group.dtype == np.int64 for of_group in trace.ids.values())
 
 

@@ -138,6 +138,8 @@ class Ring:
         """Return what `drain` would, and leave it there. The drainer alone may ask."""
         written = self._peeked = self._written
         first = max(self._drained, written - self._capacity)
+        if first == written:
+            return self._spans[:0]
         copied: Spans = self._spans.take(np.arange(first, written) % self._capacity)
         # What the writer has claimed by now may lie half-written in the copy's oldest places.
         intact = min(max(first, self._claimed - self._capacity), written)

@@ -17,7 +17,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -101,13 +101,13 @@ class ChunkWriter:
         """Whether this is a file on a disk, not a pipe or a device."""
         return stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
 
-    def write(self, tag: bytes, payload: bytes, version: int = 1) -> None:
-        """Append a chunk.
+    def write(self, tag: bytes, *payload: bytes | memoryview, version: int = 1) -> None:
+        """Append a chunk. payload: its parts, of bytes; joining them here would take longer than writing them.
 
         Raises: OSError when the disk does not take it, after which the file is closed and readable up to its
         last intact chunk.
         """
-        self._write(_head(tag, payload, version) + payload)
+        self._write(_head(tag, payload, version), *payload)
 
     def restart(self, chunks: Iterable[tuple[bytes, bytes]], keep_from: int) -> None:
         """Replace the file by one of the same header, other chunks, and what stands in it from an offset on.
@@ -124,7 +124,7 @@ class ChunkWriter:
             try:
                 written = _write_all(new, self._header)
                 for tag, payload in chunks:
-                    written += _write_all(new, _head(tag, payload, 1) + payload)
+                    written += _write_all(new, _head(tag, (payload,), 1), payload)
                 with path.open("rb") as old:
                     old.seek(keep_from)
                     while part := old.read(_PIECE_BYTES):
@@ -151,9 +151,9 @@ class ChunkWriter:
             finally:
                 self._file.close()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, *parts: bytes | memoryview) -> None:
         try:
-            self.offset += _write_all(self._file, data)
+            self.offset += _write_all(self._file, *parts)
         except OSError:
             # Whatever were written after a chunk that is cut short would be read as damage.
             self._file.close()
@@ -270,15 +270,23 @@ def _cut_header(path: str | os.PathLike[str], offset: int) -> FormatError:
     return FormatError(f"{path} breaks off at offset {offset}, within its header: nothing was recorded")
 
 
-def _write_all(file: FileIO, data: bytes) -> int:
-    left = memoryview(data)
+def _write_all(file: FileIO, *parts: bytes | memoryview) -> int:
+    """Write parts one after the other, in one call where the system takes them all; return how many bytes they are."""
+    left = [memoryview(part) for part in parts if part]
     while left:
-        left = left[file.write(left) :]
-    return len(data)
+        written = os.writev(file.fileno(), left)
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
+    return sum(map(len, parts))
 
 
-def _head(tag: bytes, payload: bytes, version: int) -> bytes:
-    return _checked(_CHUNK.pack(tag, version, len(payload), zlib.crc32(payload)))
+def _head(tag: bytes, payload: Sequence[bytes | memoryview], version: int) -> bytes:
+    checksum = 0
+    for part in payload:
+        checksum = zlib.crc32(part, checksum)
+    return _checked(_CHUNK.pack(tag, version, sum(map(len, payload)), checksum))
 
 
 def _checked(head: bytes) -> bytes:

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,7 @@ class TraceWriter:
         self._can_turn = self._chunks.is_regular
         self._dropped = 0
         self._is_ended = False
+        self._wide, self._narrow = _Scratch(), _Scratch()
 
     def append(self, spans: Spans, dropped: int = 0, ids: GroupIds = _NO_IDS) -> None:
         """Write spans, in the order given.
@@ -103,8 +104,8 @@ class TraceWriter:
             raise ConfigError(
                 f"spans are {spans.dtype}; a trace file holds penstock.trace.SPAN: convert them"
             )
-        for chunk in _chunks_of(spans, ids):
-            self._chunks.write(*chunk)
+        for tag, parts in _chunks_of(spans, ids, self._wide, self._narrow):
+            self._chunks.write(tag, *parts)
         self._dropped = max(self._dropped, dropped)
 
     def name(
@@ -149,7 +150,7 @@ class TraceWriter:
             (_SUMS, summary.to_bytes()),
             (_SLOWEST, summary.slowest.tobytes()),
             *_names(names or {}, hosts or {}, choices or {}),
-            *_chunks_of(waiting, ids),
+            *((tag, b"".join(parts)) for tag, parts in _chunks_of(waiting, ids, self._wide, self._narrow)),
         ]
 
     def close(self) -> None:
@@ -286,18 +287,44 @@ def _naming(path: str | os.PathLike[str], chunk: Chunk) -> Iterator[None]:
         raise damaged(path, chunk.offset, f"its chunk {chunk.tag!r} cannot be read ({reason})") from reason
 
 
-def _chunks_of(spans: Spans, ids: GroupIds) -> Iterator[tuple[bytes, bytes]]:
+class _Scratch:
+    """Memory that is used again: for a large array, getting it anew takes ten times as long as filling it."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def array(self, items: int, dtype: str) -> NDArray[Any]:
+        """Return an array, whose items the next one takes the place of."""
+        nbytes = items * np.dtype(dtype).itemsize
+        if self._bytes.size < nbytes:
+            self._bytes = np.empty(nbytes, np.uint8)
+        return self._bytes[:nbytes].view(dtype)
+
+
+def _chunks_of(
+    spans: Spans, ids: GroupIds, wide: _Scratch, narrow: _Scratch
+) -> Iterator[tuple[bytes, tuple[bytes | memoryview, ...]]]:
+    """Yield the tags of chunks and the parts of what they hold, which is valid until the next one."""
     if ids:
         # Before the spans: where a file is cut between them, no span misses its ids.
         flows = np.array([flow for _, flow in ids], "<u8")
         ranks = np.array([rank for rank, _ in ids], "<u4")
         counts = np.array([of_group.size for of_group in ids.values()], "<u4")
-        every = np.concatenate(list(ids.values()))
-        fit = every.min(initial=0) >= 0 and every.max(initial=0) < 2**32
-        parts = (flows, ranks, counts, every.astype("<u4" if fit else "<i8"))
-        yield _IDS_32 if fit else _IDS, _COUNT.pack(len(ids)) + b"".join(part.tobytes() for part in parts)
+        every = wide.array(int(counts.sum(dtype=np.int64)), "<i8")
+        np.concatenate(list(ids.values()), out=every)
+        fit = every.view("<u8").max(initial=0) < 2**32  # one below 0 is far above that
+        if fit:
+            low = narrow.array(every.size, "<u4")
+            np.copyto(low, every, casting="unsafe")
+        parts = (flows, ranks, counts, low if fit else every)
+        yield _IDS_32 if fit else _IDS, (_COUNT.pack(len(ids)), *map(_bytes_of, parts))
     for first in range(0, spans.size, _CHUNK_SPANS):
-        yield _SPANS, spans[first : first + _CHUNK_SPANS].tobytes()
+        yield _SPANS, (_bytes_of(np.ascontiguousarray(spans[first : first + _CHUNK_SPANS])),)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of a contiguous array, without a copy."""
+    return array.view(np.uint8).data
 
 
 def _names(

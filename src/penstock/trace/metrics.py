@@ -197,8 +197,10 @@ def overlap_seconds(spans: Spans, others: Spans) -> NDArray[np.float64]:
 
 def _held_by_saves(steps: Spans, of_snapshots: Spans) -> NDArray[np.float64]:
     """Return for how long of each step a save of its own rank held the training."""
-    saves = of_snapshots[of_snapshots["kind"] == _SAVE]
     held = np.zeros(steps.size)
+    if not of_snapshots.size:
+        return held
+    saves = of_snapshots[of_snapshots["kind"] == _SAVE]
     for rank in np.unique(saves["rank"]):
         of_rank = steps["rank"] == rank
         held[of_rank] = overlap_seconds(steps[of_rank], saves[saves["rank"] == rank])

@@ -112,10 +112,11 @@ class RunningMetrics:
         """
         spans = join_spans([self._ahead, spans])
         beside = is_of_snapshots(spans)
-        self._beside = join_spans([self._beside, choose_spans(spans, beside)])
+        if beside.any():
+            self._beside = join_spans([self._beside, choose_spans(spans, beside)])
+            spans = choose_spans(spans, ~beside)
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
-        self._ahead = choose_spans(spans, ~consumed & ~beside)
-        done = choose_spans(spans, consumed & ~beside)
+        self._ahead, done = choose_spans(spans, ~consumed), choose_spans(spans, consumed)
         more = epoch_metrics(join_spans([done, self._beside]), self._joint)
         self._epochs = _bounded(joined_epochs(self._epochs, more))
         joint = join_spans([self._joint, choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))])
