@@ -3,9 +3,10 @@
     make bench NAME=random_reads                      # about two minutes; ARGS="--folder FOLDER" names another disk
     make bench NAME=random_reads ARGS="--quick"
 
-fio (the Debian package) and our loop take turns on files of the same size in the same folder, `--repeats` times for
-each number of threads; the first turn of both is left out. The aim: our median within the interval in which fio's true
-median lies with 95 %, by the ranks of the thesis' equation 5.1.
+fio (the Debian package) and our loop take turns on one file, so that where it lies on the disk is the same for both,
+`--repeats` times for each number of threads, each time at other places; the first turn of both is left out. The aim:
+our median within the interval in which fio's true median lies with 95 %, by the ranks of the thesis' equation 5.1. Two
+equal programs would be outside once in twelve, by chance (15 repeats: once in seventeen).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import os
 import shutil
 import subprocess
 import tempfile
@@ -29,13 +31,12 @@ BLOCK_BYTES, FILE_BYTES = 4096, 256 << 20
 ACCESS = Access(is_write=False, is_random=True, request_bytes=BLOCK_BYTES)
 
 
-def fio_rate(folder: Path, threads: int, seconds: float) -> float:
+def fio_rate(file: str, threads: int, seconds: float) -> float:
     """Return the bytes/s of fio's threads together."""
-    options = (
-        f"--name=x --filename={folder}/fio --size={FILE_BYTES} --rw=randread --bs={BLOCK_BYTES} --direct=1"
-    )
+    options = f"--name=x --filename={file} --size={FILE_BYTES} --rw=randread --bs={BLOCK_BYTES} --direct=1"
     options += (
         f" --ioengine=psync --thread --numjobs={threads} --group_reporting --time_based --runtime={seconds}"
+        " --randrepeat=0"  # else each run reads the same blocks, which a cache behind the disk may have by then
     )
     done = subprocess.run(
         ["fio", *options.split(), "--output-format=json"], capture_output=True, text=True, check=True
@@ -59,28 +60,30 @@ def main(arguments: list[str] | None = None) -> None:
     if options.quick:
         options.threads, options.repeats, options.seconds = "1", 3, 0.1
     READ_PIECES.wait()
-    with tempfile.TemporaryDirectory(prefix="penstock-reads-", dir=options.folder) as name:
-        folder = Path(name)
-        with ScratchFile(folder) as scratch:
-            block = np.frombuffer(mmap.mmap(-1, 8 << 20), np.uint8)  # aligned, as direct writes want it
-            block[:] = np.random.default_rng(0).integers(0, 256, block.size, np.uint8)
-            scratch.grow(FILE_BYTES, block)
-            for threads in map(int, options.threads.split(",")):
-                ours, theirs = [], []
-                for number in range(options.repeats):
-                    for which in ("ours", "fio")[:: -1 if number % 2 else 1]:
-                        if which == "fio":
-                            theirs.append(fio_rate(folder, threads, options.seconds))
-                        else:
-                            until = time.perf_counter() + options.seconds
-                            ours.append(run_access(scratch, ACCESS, threads, until, time.perf_counter))
-                own, other = Spread.after_first(ours), Spread.after_first(theirs)
-                verdict = "within" if other.low <= own.median <= other.high else "outside"
-                print(
-                    f"{threads} threads: {own.median / 1e6:.1f} MB/s, fio {other.median / 1e6:.1f} "
-                    f"({other.low / 1e6:.1f} to {other.high / 1e6:.1f}): {verdict}",
-                    flush=True,
-                )
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-reads-", dir=options.folder) as name,
+        ScratchFile(Path(name)) as scratch,
+    ):
+        file = f"/proc/{os.getpid()}/fd/{scratch.descriptor}"  # it has no other name
+        block = np.frombuffer(mmap.mmap(-1, 8 << 20), np.uint8)  # aligned, as direct writes want it
+        block[:] = np.random.default_rng(0).integers(0, 256, block.size, np.uint8)
+        scratch.grow(FILE_BYTES, block)
+        for threads in map(int, options.threads.split(",")):
+            ours, theirs = [], []
+            for number in range(options.repeats):
+                for which in ("ours", "fio")[:: -1 if number % 2 else 1]:
+                    if which == "fio":
+                        theirs.append(fio_rate(file, threads, options.seconds))
+                    else:
+                        until = time.perf_counter() + options.seconds
+                        ours.append(run_access(scratch, ACCESS, threads, until, time.perf_counter))
+            own, other = Spread.after_first(ours), Spread.after_first(theirs)
+            verdict = "within" if other.low <= own.median <= other.high else "outside"
+            print(
+                f"{threads} threads: {own.median / 1e6:.1f} MB/s, fio {other.median / 1e6:.1f} "
+                f"({other.low / 1e6:.1f} to {other.high / 1e6:.1f}): {verdict}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

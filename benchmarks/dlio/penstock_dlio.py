@@ -103,8 +103,11 @@ class PenstockCheckpointing(BaseCheckpointing):  # type: ignore[misc]  # of a pa
         super().__init__("penstock")
         self._state: dict[str, Any] = {}
         folder = f"{self.args.checkpoint_folder}/penstock-{self.args.my_rank}"
-        # As many threads as read: DLIO's own saves by one, and steps wait for batches while these write.
-        self._store = SnapshotStore(folder, keep=2, threads=max(1, self.args.read_threads), report=None)
+        # As many threads as read: DLIO's own saves by one, and steps wait for batches while these write. Stored as it
+        # is, like torch.save does: DLIO's numbers are random and never change, so that a codec would spend seconds of
+        # processor time on the first save, and have nothing to write in those after it.
+        threads = max(1, self.args.read_threads)
+        self._store = SnapshotStore(folder, keep=2, threads=threads, codec="stored", report=None)
         atexit.register(self._store.close)
         super().checkpoint(0, 0)  # gathers the state, for which memory is taken before the first save
         self._store.prepare(self._state)
