@@ -22,10 +22,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.graph.graphs import any_value
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, WaitTimeout
 from penstock.graph import (
+    CancelledError,
     CorruptError,
     Graph,
     InfeasibleError,
@@ -792,6 +793,68 @@ def test_tensors_that_wait_from_one_watch_to_the_next_are_counted_once() -> None
     mail.end(1)
     with mail.watched():
         assert mail.peak_bytes == 0
+
+
+def test_a_network_that_is_cut_in_the_middle_of_a_step_ends_it_by_name() -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def wait(given: Any) -> Any:
+        began.set()
+        gate.wait()
+        return given
+
+    worker = Worker(TASKS[0], SECRET, functions={"wait": wait})
+    proxy = Counting(worker.address)
+    graph = Graph()
+    out = graph.add("Call", graph.constant(1.0), function="wait", outputs=[["float32", []]], name="out")
+
+    def cut() -> None:
+        began.wait()
+        proxy.close()
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    try:
+        with (
+            opened(graph, {TASKS[0]: proxy.address}) as session,
+            pytest.raises(WorkerLostError, match=rf"^node 'out' .*{TASKS[0]} \(process"),
+        ):
+            session.run(out)
+    finally:
+        began.set()
+        gate.set()
+        cutting.join()
+        worker.close()
+
+
+def test_a_client_that_dies_leaves_nothing_on_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph()
+    queue = graph.add("FIFOQueue", capacity=1, components=[["float32", []]], name="queue")
+    got = graph.add("Dequeue", queue, name="got")
+    worker = new_worker(TASKS[0])
+    with contextlib.closing(worker):
+        session = opened(graph, {TASKS[0]: worker.address})
+        ended: list[BaseException] = []
+
+        def run() -> None:
+            with pytest.raises(CancelledError) as caught:
+                session.run(got)
+            ended.append(caught.value)
+
+        running = threading.Thread(target=run)
+        running.start()
+        (hosted,) = worker._sessions.values()
+        wait_until(lambda: any(step.waiting for each in hosted._sessions() for step in each.steps()))
+        monkeypatch.setattr(session, "_tell", lambda *_: None)  # the worker hears of nothing any more
+        monkeypatch.setattr(client._Ask, "settle", lambda ask, seconds: session.forget(ask.number))
+        session.close()
+        running.join()
+        assert len(ended) == 1
+        assert worker._sessions
+        monkeypatch.setattr(hosting, "FORGOTTEN_SECONDS", -1.0)
+        worker._tick()
+        assert not worker._sessions
+        wait_until(lambda: not any(each.steps() for each in hosted._sessions()))
 
 
 @pytest.mark.slow
