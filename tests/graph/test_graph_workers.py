@@ -919,6 +919,8 @@ def test_a_worker_of_another_version_is_named(
 def test_arguments_beside_a_config_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="seed given beside a SessionConfig, which has all arguments"):
         opened(Graph(), workers, config=SessionConfig(regions=False), seed=1)
+    with pytest.raises(MismatchError, match=r"task:0 and /job:worker/task:1 have one address, tcp://"):
+        opened(Graph(), {TASKS[0]: workers[TASKS[0]], TASKS[1]: workers[TASKS[0]]})
     with pytest.raises(MismatchError, match="seed is -1; give an integer"):
         SessionConfig(seed=-1)
 

@@ -84,6 +84,12 @@ class WorkerSession:
         """
         if not workers:
             raise MismatchError("workers is empty; give the address of each task")
+        by_address = {address: task for task, address in workers.items()}
+        for task, address in workers.items():
+            if by_address[address] != task:
+                raise MismatchError(
+                    f"{task} and {by_address[address]} have one address, {address}; a worker is one task"
+                )
         self._config = config = session_config(config, arguments)
         self.graph = Graph() if graph is None else graph
         self.tasks = list(workers)
