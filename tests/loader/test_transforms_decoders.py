@@ -201,7 +201,7 @@ def test_a_truncated_jpeg_is_an_error_whatever_the_crop(options: dict[str, Any],
     data = encode(scene(120, 160), quality=90, **options)
     picture = Picture(data[: int(keep * len(data))], Decoders("turbojpeg"))
     for box in (Box(0, 0, 120, 160), Box(0, 0, 8, 8), Box(100, 100, 20, 20)):
-        with pytest.raises(DataError, match="cannot be decoded in full"):
+        with pytest.raises(DataError, match=r"cannot be decoded in full: .*; write it again, or take"):
             picture.decode(box, 1)
 
 

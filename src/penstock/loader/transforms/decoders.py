@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.geometry import EDGE_COLUMNS, Box
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader, is_for_turbojpeg, is_jpeg, read_header
 from penstock.loader.transforms.memory import Need
-from penstock.loader.transforms.pixels import Buffer, Pixels
+from penstock.loader.transforms.pixels import Buffer, Pixels, undecodable
 from penstock.loader.transforms.sizes import is_tiff, is_webp, read_size
 from penstock.loader.transforms.turbojpeg import TurboJpeg, find_library
 
@@ -208,7 +208,7 @@ def _decode_simplejpeg(data: Encoded, shrink: int) -> NDArray[np.uint8]:
             min_width=-(-header.width // shrink),
         )
     except ValueError as error:
-        raise DataError(f"the JPEG cannot be decoded in full: {error}") from error
+        raise undecodable(f"the JPEG cannot be decoded in full: {error}") from error
     return pixels
 
 
@@ -223,10 +223,12 @@ def _decode_opencv(data: Encoded, shrink: int) -> NDArray[np.uint8]:
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), reduced[shrink] | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
-        raise DataError(f"OpenCV cannot decode the image: {error.err}") from error
+        raise undecodable(f"OpenCV cannot decode the image: {error.err}") from error
     if pixels is None:
         start = bytes(data[:8])
-        raise DataError(f"not an image that OpenCV can decode: {len(data):,} bytes beginning with {start!r}")
+        raise undecodable(
+            f"not an image that OpenCV can decode: {len(data):,} bytes beginning with {start!r}"
+        )
     result: NDArray[np.uint8] = pixels if shrink == 1 else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
     return result
 
@@ -246,11 +248,11 @@ def _decode_pillow(data: Encoded, shrink: int) -> NDArray[np.uint8]:
             return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError as error:
         start = bytes(data[:8])
-        raise DataError(
+        raise undecodable(
             f"not an image that Pillow can decode: {len(data):,} bytes beginning with {start!r}"
         ) from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"Pillow cannot decode the image: {error}") from error
+        raise undecodable(f"Pillow cannot decode the image: {error}") from error
 
 
 _WHOLE_DECODERS: dict[str, Callable[[Encoded, int], NDArray[np.uint8]]] = {

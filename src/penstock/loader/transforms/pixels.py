@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import DataError
 from penstock.loader.transforms.geometry import pixel_bytes
 
 
@@ -64,3 +65,8 @@ class Buffer:
         pixels = self.take(*array.shape[:2])
         pixels.array[...] = array
         return pixels
+
+
+def undecodable(what: str) -> DataError:
+    """Return what to raise for a picture that cannot be decoded. what: is wrong with it."""
+    return DataError(f"{what}; write it again, or take it out")

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import DataError
 from penstock.loader.transforms.geometry import Box, region_of
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
-from penstock.loader.transforms.pixels import Buffer, Pixels
+from penstock.loader.transforms.pixels import Buffer, Pixels, undecodable
 
 _TJINIT_DECOMPRESS = 1
 #: Red, green and blue, a byte each.
@@ -128,4 +127,4 @@ class TurboJpeg:
         text = self._error_text(handle).decode(errors="replace")
         if self._error_code(handle) == _TJERR_WARNING and any(part in text for part in _HARMLESS_WARNINGS):
             return
-        raise DataError(f"the JPEG cannot be decoded in full: {text}")
+        raise undecodable(f"the JPEG cannot be decoded in full: {text}")
