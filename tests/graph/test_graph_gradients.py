@@ -139,6 +139,14 @@ OPERATIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., torch.Tensor]]] 
         ],
         lambda x, y: (torch.softmax(x @ x.T / 2**0.5, -1) @ x)[None, None],
     ),
+    "embedding": (
+        [
+            constant("i", [1, 0, 1], "int64"),
+            node("e", "aten.embedding.default", "x:0 i:0"),
+            node("o", "Square", "e:0"),
+        ],
+        lambda x, y: x[[1, 0, 1]].square(),
+    ),
     "through integers": ([node("o", "Mul", "x:0 y:0"), node("s", "Shape", "x:0")], lambda x, y: x * y),
 }
 
