@@ -323,9 +323,14 @@ def _draw(panels: Sequence[tuple[str, Sequence[Box]]]) -> Figure:
                 places[box.name] = (at - (len(own) - 1) / 2, float(row))
         for box in boxes:
             for name in box.inputs:
-                looks = {"arrowstyle": "->", "color": Colour.FAINT, "lw": 0.9, "shrinkA": 9, "shrinkB": 9}
+                looks = {"arrowstyle": "->", "color": Colour.FAINT, "lw": 0.9, "shrinkA": 9, "shrinkB": 14}
+                # Around the boxes of the rows between.
+                looks["connectionstyle"] = f"arc3,rad={0.2 if rows[box.name] - rows[name] > 1 else 0}"
                 axes.annotate("", places[box.name], places[name], arrowprops=looks)
-            label = box.name if box.op in box.name else f"{box.name}\n{box.op}"
+        for box in boxes:  # after all arrows, so that none crosses a name
+            label = box.name.removeprefix("gradients/")  # names of whole scopes do not fit side by side
+            if box.op not in label:
+                label = f"{label}\n{box.op}"
             frame = {"boxstyle": "round", "fc": _FILLS[box.device], "ec": Colour.FAINT}
             colour = Colour.PALE if box.is_faint else Colour.INK
             write(
