@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.papers import delta_bits
+from penstock.papers.catalog import Result
 from penstock.papers.delta_bits import figure_8, figure_9, table_1, table_6, table_7, table_10, train
 
 
@@ -75,3 +76,10 @@ def test_bytes_written_stand_next_to_the_papers() -> None:
             for name in ("gzip", "rle4", "dynrle-progressive")
         ]
         assert shares == sorted(shares, reverse=True)
+
+
+def test_a_published_count_of_none_has_no_relative_difference() -> None:
+    """Table 6 has snapshots without one equal page: a training of ours with some ended in a division by zero."""
+    assert Result("pages", 3, 0, "count").difference is None
+    assert Result("pages", 3, 2, "count").difference == 0.5
+    assert Result("hits", 0.25, 0, "share").difference == 0.25

@@ -31,11 +31,13 @@ class Result:
 
     @property
     def difference(self) -> float | None:
-        """Computed less published: of shares in shares, of all else relative to the published number."""
+        """Computed less published: shares in shares, else relative to the published number; None where that is 0."""
         if self.computed is None or self.published is None:
             return None
         apart = self.computed - self.published
-        return apart if self.unit == "share" else apart / self.published
+        if self.unit == "share":
+            return apart
+        return apart / self.published if self.published else None
 
 
 @dataclass(frozen=True, slots=True)
