@@ -178,6 +178,7 @@ def _ps(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
     from penstock.flow.engine import DECISIONS
+    from penstock.flow.sums import SUMS
     from penstock.loader.draws import DRAW
     from penstock.loader.gather import GATHER
     from penstock.loader.prediction import CLOCK
@@ -203,6 +204,7 @@ def _compile(options: argparse.Namespace) -> None:
         *compiled.CROP_KERNELS.values(),
         DECISIONS,
         CLOCK,
+        SUMS,
         *ours.KERNELS.values(),
     ):
         kept, note = part.folders.kept, part.folders.note

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.flow.recorder import Recorder
+from penstock.flow.sums import Sums
 from penstock.trace import EpochMetrics, TraceWriter
 from penstock.trace.schema import NO_SAMPLE, GroupIds, Spans, join_spans
 from penstock.trace.summary import RunningMetrics
@@ -42,7 +43,7 @@ class Collector:
         self._report = report
         self._writer = writer
         self._describe = describe
-        self._sums = RunningMetrics()
+        self._sums = RunningMetrics(Sums())
         #: Drained and not summed up yet, and up to which (epoch, step) all of it was consumed.
         self._unsummed: list[Spans] = []
         self._reached = (0, -1)

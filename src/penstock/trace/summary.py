@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
@@ -95,7 +95,9 @@ class RunningMetrics:
     waited before it was recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sum_up: Callable[[Spans, Spans], list[EpochMetrics]] = epoch_metrics) -> None:
+        """sum_up: `epoch_metrics`, or what finds the same."""
+        self._sum_up = sum_up
         self._ahead: Spans = np.empty(0, SPAN)
         #: Of snapshots, those that batches yet to be summed up may have run beside.
         self._beside: Spans = np.empty(0, SPAN)
@@ -117,7 +119,7 @@ class RunningMetrics:
             spans = choose_spans(spans, ~beside)
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
         self._ahead, done = choose_spans(spans, ~consumed), choose_spans(spans, consumed)
-        more = epoch_metrics(join_spans([done, self._beside]), self._joint)
+        more = self._sum_up(join_spans([done, self._beside]), self._joint)
         self._epochs = _bounded(joined_epochs(self._epochs, more))
         joint = join_spans([self._joint, choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))])
         self._joint = choose_spans(joint, (joint["epoch"] == epoch) & (joint["step"] + joint["bytes"] > step))
