@@ -25,11 +25,9 @@ FOR_DEMO := $(firstword $(wildcard $(VENV)/.ready-demo $(VENV)/.ready-test*) $(V
 FOR_TEST := $(firstword $(wildcard $(VENV)/.ready-test*) $(VENV)/.ready-test)
 FOR_LINT := $(firstword $(wildcard $(VENV)/.ready-test$(COMMA)lint*) $(VENV)/.ready-test$(COMMA)lint)
 FOR_DOCS := $(firstword $(wildcard $(VENV)/.ready-test*docs) $(VENV)/.ready-test$(COMMA)docs)
-# Test files go to one process more than there are processors, as a sixth of their time they wait, and to eight at most;
-# in the order of their names, as by their numbers of tests, which xdist prefers, those with few long ones come last, and
-# one process waits for the other.
+# Test files go to one process more than there are processors, as a sixth of their time they wait, and to eight at most.
 PROCESSES = $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 ))
-TEST = $(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+TEST = $(RUN) -m pytest --processes=$(PROCESSES)
 
 # Hundreds of processes of the tests import the package; each would compile it, and pytest every test, anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -42,6 +42,7 @@ ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:  # where pytest was not started as `python -m pytest`
     sys.path.insert(0, ROOT)
 
+from tests.parallel import pytest_addoption, pytest_runtestloop  # noqa: E402, F401
 from tests.patience import patient  # noqa: E402
 
 # Collecting makes a million objects that stay: to look through them as they grow in number takes a sixth of its time.
@@ -65,6 +66,9 @@ EXAMPLES_SHARE = 8
 SKIPS_FILE = Path(__file__).with_name("skips.txt")
 SHARED_MEMORY = Path("/dev/shm")
 GRACE_SECONDS = patient(10.0)
+
+#: Where tests have several processes, the one for all of them.
+FORKS_OF_ALL = pytest.StashKey["Forks"]()
 
 FORK_SERVER = "penstock.forkserver:_serve"
 # Threads and processes of the tools, which outlive a test by design.
@@ -184,10 +188,13 @@ def signed_s3_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks(pytestconfig: pytest.Config) -> Iterator[Forks]:
     """Return what forks processes that have everything imported."""
     from tests.forking import Forks
 
+    if (of_all := pytestconfig.stash.get(FORKS_OF_ALL, None)) is not None:
+        yield of_all
+        return
     forks = Forks()
     yield forks
     forks.close()
@@ -391,7 +398,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     All at once: kernels of one folder wait for each other, those of several are compiled side by side.
     """
-    if session.config.getoption("numprocesses", None):
+    if session.config.option.processes:
+        from tests.forking import Forks
+
+        session.config.stash[FORKS_OF_ALL] = Forks()  # it imports while tests are collected
+        os.environ["OMP_NUM_THREADS"] = "1"
         _rewrite_assertions_once(session.config)
 
     from penstock.checkpoint.codecs import ours  # noqa: F401
@@ -428,6 +439,11 @@ def _loaders_have_few_readers() -> None:
     from tests.few_readers import start_few_readers
 
     start_few_readers()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (forks := session.config.stash.get(FORKS_OF_ALL, None)) is not None:
+        forks.close()
 
 
 # -- A skip needs a reason on the list -----------------------------------------------------------------

@@ -390,7 +390,8 @@ def small_suite(tmp_path: Path) -> Path:
     for folder in ("tests", "memory"):
         (tmp_path / folder).mkdir()
     (tmp_path / "tests" / "skips.txt").write_text("", "utf-8")
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/few_readers.py", "tests/patience.py"):
+    modules = ("conftest", "few_readers", "parallel", "patience")
+    for name in ("pyproject.toml", *(f"tests/{module}.py" for module in modules)):
         text = (REPOSITORY / name).read_text("utf-8")
         impatient = re.sub(r"^GRACE_SECONDS = .*$", "GRACE_SECONDS = 0.2", text, flags=re.MULTILINE)
         # What it leaves there no test beside it sees. Its tests need no kernel.
@@ -460,6 +461,44 @@ def test_a_test_that_hangs_or_leaves_something_behind_fails_and_the_run_continue
     for kind in ("thread", "process", "shared memory", "open file"):
         title = f"_ ERROR at teardown of test_{kind.replace(' ', '_')} _"
         assert re.search(rf"{title}.*\nthe test left behind:\n{kind} ", result.stdout), kind
+
+
+IN_PROCESSES = """
+    import os
+
+    import pytest
+
+    @pytest.fixture(scope="session")
+    def process():
+        return os.getpid()
+
+    def test_that_fails(process, tmp_path):
+        print("said by a process with", tmp_path.parent.name)
+        assert not process
+
+    def test_that_dies(process):
+        os.kill(process, 9)
+
+    def test_in_the_next_process(process):
+        assert process == os.getpid()
+
+    def test_that_exits():
+        pytest.exit("it would end the run")
+    """
+
+
+def test_several_processes_report_as_one_does_and_one_that_dies_is_replaced(small_suite: Path) -> None:
+    first = "def test_passes(): pass\ndef test_passes_too(): pass\n"
+    (small_suite / "tests" / "test_first.py").write_text(first, "utf-8")
+
+    result = run_suite(small_suite, IN_PROCESSES, "--processes=2")
+
+    assert result.returncode == 1, result.stdout
+    assert "said by a process with process-1" in result.stdout
+    assert "test_that_dies _" in result.stdout
+    assert "the process of this test ended with status -9" in result.stdout
+    assert "it would end the run" in result.stderr
+    assert "3 failed, 3 passed" in result.stdout
 
 
 SKIPPED = """

@@ -21,7 +21,7 @@ def test_cases(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} has no build for this Python")
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", str(HERE / f"{name}_cases.py")],
+        [sys.executable, "-m", "pytest", "-q", str(HERE / f"{name}_cases.py")],
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,
