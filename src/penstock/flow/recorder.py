@@ -23,8 +23,8 @@ from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Spans, join_
 # The fields up to `place`; worker and rank, which follow, never change within a ring and are written once.
 _PACK = struct.Struct("<ddqqQiiIiBb").pack_into
 _SPAN_BYTES = SPAN.itemsize
-#: Ids of groups that a ring holds until they are drained: 1 MiB.
-_MOST_IDS = 1 << 17
+#: Ids of groups that a ring holds until they are drained: 2 MiB.
+_MOST_IDS = 1 << 18
 
 
 class Ring:
@@ -140,7 +140,9 @@ class Ring:
         first = max(self._drained, written - self._capacity)
         if first == written:
             return self._spans[:0]
-        copied: Spans = self._spans.take(np.arange(first, written) % self._capacity)
+        begin = first % self._capacity
+        end = begin + written - first
+        copied = join_spans([self._spans[begin:end], self._spans[: max(0, end - self._capacity)]])
         # What the writer has claimed by now may lie half-written in the copy's oldest places.
         intact = min(max(first, self._claimed - self._capacity), written)
         return copied[intact - first :]
@@ -163,7 +165,7 @@ class Recorder:
     """The rings of one process, and the clock that their spans are read from.
 
     Any thread may ask for its ring; one thread at a time drains. Memory: `capacity_spans` x 64 bytes per
-    ring, taken when the ring is made, and at most 1 MiB for ids of groups.
+    ring, taken when the ring is made, and at most 2 MiB for ids of groups.
 
     >>> from penstock.trace import Kind
     >>> recorder = Recorder(1024)

@@ -112,20 +112,25 @@ class RunningMetrics:
 
         Returns: the spans that are now summed up.
         """
-        spans = join_spans([self._ahead, spans])
+        if self._ahead.size:
+            spans = join_spans([self._ahead, spans])
         beside = is_of_snapshots(spans)
         if beside.any():
             self._beside = join_spans([self._beside, choose_spans(spans, beside)])
             spans = choose_spans(spans, ~beside)
         consumed = (spans["epoch"] < epoch) | ((spans["epoch"] == epoch) & (spans["step"] <= step))
         self._ahead, done = choose_spans(spans, ~consumed), choose_spans(spans, consumed)
-        more = self._sum_up(join_spans([done, self._beside]), self._joint)
+        more = self._sum_up(join_spans([done, self._beside]) if self._beside.size else done, self._joint)
         self._epochs = _bounded(joined_epochs(self._epochs, more))
-        joint = join_spans([self._joint, choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))])
-        self._joint = choose_spans(joint, (joint["epoch"] == epoch) & (joint["step"] + joint["bytes"] > step))
-        # The training does one thing after the other: its later waits and steps begin after these.
-        ends = done["end"][(done["kind"] == _WAIT) | (done["kind"] == _STEP)]
-        if self._beside.size and (ends.size or self._beside.size > _MOST_BESIDE):
+        joint = choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))
+        if joint.size or self._joint.size:
+            joint = join_spans([self._joint, joint])
+            self._joint = choose_spans(
+                joint, (joint["epoch"] == epoch) & (joint["step"] + joint["bytes"] > step)
+            )
+        if self._beside.size:
+            # The training does one thing after the other: its later waits and steps begin after these.
+            ends = done["end"][(done["kind"] == _WAIT) | (done["kind"] == _STEP)]
             is_over = self._beside["end"] <= ends.max(initial=-np.inf)
             is_over[: max(0, is_over.size - _MOST_BESIDE)] = True
             done = join_spans([done, self._beside[is_over]])
