@@ -25,6 +25,7 @@ from penstock.measure.replay import Change
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
 from penstock.trace import (
+    JSON,
     NO_PLACE,
     NO_STEP,
     SOURCE,
@@ -314,6 +315,44 @@ def test_a_folder_is_the_traces_of_its_ranks_on_one_clock(tmp_path: Path) -> Non
     with TraceWriter(tmp_path / "session.trace", {"graph": True}) as writer:  # which waited for the loader
         writer.append(spans_of(steps_of([0.5] * 9)))
     assert read_run(tmp_path).spans.size == trace.spans.size
+
+
+def test_all_loaders_of_a_rank_count_and_their_epochs_are_numbered_on(tmp_path: Path) -> None:
+    """Training, with a validation of 3 s within its second step, and the training's loader made anew."""
+    loaders = {"train": (0, [2.0, 1.0]), "valid": (3, [0.5, 0.5]), "again": (8, [1.0, 4.0])}
+    for name, (begun, stalls) in loaders.items():
+        source = "valid" if name == "valid" else "train"
+        meta: dict[str, JSON] = {"rank": 0, "source": source, "started": f"2026-01-01T00:00:0{begun}+00:00"}
+        spans = spans_of(steps_of(stalls))
+        if name == "train":
+            spans["end"][(spans["kind"] == Kind.STEP) & (spans["step"] == 1)] += 3.0
+        with TraceWriter(tmp_path / f"{name}.trace", meta) as writer:
+            writer.append(spans, ids={(0, 2): np.array([1, len(name)])})
+            writer.name({1: f"{name} 1"})
+    with TraceWriter(tmp_path / "unused.trace", {"rank": 0}) as writer:
+        writer.append(spans_of(steps_of([9.0]))[:1])
+
+    run = open_run(tmp_path)
+    trace, found = run.trace(), explain(run, moments=6)
+
+    assert [(each.epoch, each.steps, each.stall_seconds) for each in trace.epochs()] == [
+        (0, 2, 3.0),
+        (1, 2, 1.0),
+        (2, 2, 5.0),
+    ]
+    assert np.unique(trace.spans["flow"]).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert {key: ids.tolist() for key, ids in trace.ids.items()} == {
+        (0, 2): [1, 5],
+        (0, 4): [1, 5],
+        (0, 6): [1, 5],
+    }
+    assert (found.stall_seconds, found.run_seconds) == (9.0, 15.0)
+    of_step = {each.epoch: each.names for each in found.moments if each.step == 1}
+    assert of_step == {epoch: (f"{name} 1", "sample 5") for epoch, name in enumerate(loaders)}
+    assert "0 of train.trace, 1 of valid.trace, 2 of again.trace" in found.notes[-1]
+    assert trace.names == {}  # of which loader's sample 1 would it be
+    with pytest.raises(ConfigError, match="had 3 loaders"):
+        run.of_ranks()
 
 
 def test_a_run_in_which_nobody_waited_is_refused() -> None:

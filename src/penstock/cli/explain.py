@@ -73,7 +73,9 @@ def _explain(options: argparse.Namespace) -> None:
         run = open_run(options.trace)
     source = None if options.source is None else open_source(options.source)
     with naming(options.trace):
-        found = explain(run, None if source is None else _describing(source), moments)
+        # Of several data sets, it is not known whose samples these are.
+        describe = None if source is None or len(run.sources) > 1 else _describing(source)
+        found = explain(run, describe, moments)
     if source is not None and asked.machine is None:
         from penstock.measure.calibrate import calibrate
 
@@ -81,12 +83,14 @@ def _explain(options: argparse.Namespace) -> None:
     outlook, switch, notes = None, None, list(found.notes)
     meta, changes = run.outline.meta, _changes(options, asked)
     is_foreign = "watched" in meta
-    if is_foreign and source is not None:
+    if is_foreign and source is not None and run.loaders == 1:
         from penstock.measure.switch import predict_switch
 
         with naming(options.trace):
             switch = predict_switch(run.trace(), source, **_arguments(asked))
         notes += [str(switch), *switch.notes]
+    elif is_foreign and source is not None:
+        notes.append(run.only_of_one)
     elif is_foreign:
         notes.append(
             "what Penstock's loader would make of this run: add --source FOLDER --machine FILE, which penstock "
@@ -119,8 +123,8 @@ def _explain(options: argparse.Namespace) -> None:
     tables = [table for table in (_reasons(found), _moments(found)) if table.rows]
     if outlook is not None:
         tables.append(_prospects(outlook))
-    if meta.get("source"):
-        notes.append(f"the source: {meta['source']}")
+    if run.sources:
+        notes.append(f"the source: {', '.join(run.sources)}")
     if not options.json:
         print_line(found.verdict)
     show(options, {**_values(found, outlook, notes), "switch": switch_values(switch)}, tables, notes)

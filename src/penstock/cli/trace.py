@@ -69,7 +69,7 @@ def add_trace(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> None:
     from penstock.measure.chains import largest_waits, longest_chain
-    from penstock.measure.recorded import read_run
+    from penstock.measure.recorded import open_run
     from penstock.trace import limiting
     from penstock.trace.verdict import NOT_COMPLETE
 
@@ -86,7 +86,8 @@ def _trace(options: argparse.Namespace) -> None:
     if devices is not None and not any(options.trace.glob("*.trace")):
         show(options, {"is_complete": True, "results": [], "waits": [], "chain": None}, [], [devices])
         return
-    trace = read_run(options.trace)
+    run = open_run(options.trace)
+    trace = run.trace()
     epochs = trace.epochs()
     # A data set reads and computes in one.
     source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
@@ -103,6 +104,7 @@ def _trace(options: argparse.Namespace) -> None:
             f"the file has the last {trace.spans.size:,} of {trace.left_out.spans + trace.spans.size:,} spans; "
             "the sums are of all"
         )
+    notes += run.notes
     notes += [f"rank {rank}: {line}" for rank, line in sorted(trace.choices.items())]
     waits, longest = largest_waits(trace, options.waits or _WAITS), longest_chain(trace)
     tables = [_waits(waits)] if waits and options.waits else []

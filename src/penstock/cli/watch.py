@@ -16,6 +16,7 @@ from penstock.report import print_report
 from penstock.units import format_bytes, format_rate, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
+    from penstock.measure.recorded import Run
     from penstock.measure.switch import Switch
 
 _FASTEST_SECONDS = 0.01
@@ -61,6 +62,7 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--period is {options.period!r}; sampling takes up to a millisecond: give 10ms or more"
         )
+    from penstock.measure.recorded import open_run
     from penstock.measure.watch_command import watch_command
 
     folder = options.out or Path(datetime.now().strftime("watch-%Y%m%d-%H%M%S"))
@@ -73,7 +75,8 @@ def _watch(options: argparse.Namespace) -> int:
     )
     seconds = time.monotonic() - begun
     try:
-        sums, switch = _sums(folder), _switch(folder, options)
+        run = open_run(folder) if any(folder.glob("*.trace")) else None
+        sums, switch = _sums(folder, run), _switch(run, options)
     except (PenstockError, OSError) as error:
         # After a command of hours its exit status is worth more than this error.
         print_report(
@@ -92,28 +95,27 @@ def _watch(options: argparse.Namespace) -> int:
     notes = [] if data["verdict"] is None else [str(data["verdict"])]
     if switch is not None:
         notes += [str(switch), *switch.notes]
+    if run is not None:
+        notes += run.notes
+        if options.source is not None and run.loaders > 1:
+            notes.append(run.only_of_one)
     notes.append(_described(data))
     notes.append(f"The run: {folder}; penstock report {folder} makes a page of it")
     show(options, data, [_table(data["results"])], notes)
     return watched.exit_status
 
 
-def _switch(folder: Path, options: argparse.Namespace) -> Switch | None:
-    """Return what Penstock's loader would make of the run; None without --source, or if no other loader recorded."""
-    from penstock.measure.recorded import read_run
+def _switch(run: Run | None, options: argparse.Namespace) -> Switch | None:
+    """Return what Penstock's loader would make of the run; None without --source, or if not just one other recorded."""
     from penstock.measure.switch import predict_switch
 
-    if options.source is None or not any(folder.glob("*.trace")):
+    if options.source is None or run is None or run.loaders > 1 or "watched" not in run.outline.meta:
         return None
-    trace = read_run(folder)
-    if "watched" not in trace.meta:
-        return None
-    return predict_switch(trace, options.source, machine=options.machine)
+    return predict_switch(run.trace(), options.source, machine=options.machine)
 
 
-def _sums(folder: Path) -> dict[str, Any]:
+def _sums(folder: Path, run: Run | None) -> dict[str, Any]:
     from penstock.measure.explain import explain
-    from penstock.measure.recorded import open_run
     from penstock.recordings.devices import read_devices
 
     record = read_devices(folder)
@@ -138,8 +140,8 @@ def _sums(folder: Path) -> dict[str, Any]:
     asked, read_bytes = record.grown("tree:asked_bytes"), record.grown("tree:read_bytes")
     ticks = float(str(record.meta.get("ticks_per_second", 100)))
     try:
-        verdict = explain(open_run(folder)).verdict
-    except ConfigError:  # no loader of ours inside
+        verdict = None if run is None else explain(run).verdict
+    except ConfigError:  # nobody waited
         verdict = None
     return {
         "verdict": verdict,

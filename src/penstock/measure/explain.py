@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,12 +259,16 @@ class _Facts(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A wait or save that may be among the worst moments. read: the span that it hung on, if any."""
+    """A wait or save that may be among the worst moments.
+
+    read: the span that it hung on, if any. outline: of what recorded it.
+    """
 
     seconds: float
     span: Any
     reason: Reason
     read: Any
+    outline: Trace
 
 
 def explain(
@@ -281,11 +284,13 @@ def explain(
     total = dict.fromkeys(reasons, 0.0)
     batches = np.zeros(len(reasons), np.int64)
     worst: list[_Candidate] = []
-    for spans, waits in chain.from_iterable(map(windows, run.parts)):
+    pieces = ((part.outline, *piece) for part in run.parts for piece in windows(part))
+    for recorded, spans, waits in pieces:
         critical, are_slow = _behind_slow_reads(
             spans, waits, critical_items(spans, waits), facts.slow_seconds
         )
-        parts = _refined(run.outline, facts, spans, waits, critical, are_slow)
+        outline = replace(run.outline, meta=recorded.meta)
+        parts = _refined(outline, facts, spans, waits, critical, are_slow)
         weights = np.ones(waits.size) if facts.job is None else facts.job.hand_over(waits, parts)
         for reason in reasons:
             total[reason] += float((weights * parts[reason]).sum())
@@ -295,7 +300,8 @@ def explain(
         for place in np.argsort(-lost, kind="stable")[:moments].tolist():
             if lost[place] > 0:
                 read = _hung_on(critical, place)
-                worst.append(_Candidate(lost[place], waits[place].copy(), reasons[mostly[place]], read))
+                reason = reasons[mostly[place]]
+                worst.append(_Candidate(lost[place], waits[place].copy(), reason, read, recorded))
         worst = sorted(worst, key=lambda each: -each.seconds)[:moments]
     saves = facts.snapshots[facts.snapshots["kind"] == Kind.SAVE]
     saved = _saves(facts.snapshots, saves)
@@ -313,7 +319,9 @@ def explain(
     for place in np.argsort(saves["start"] - saves["end"], kind="stable")[:moments].tolist():
         reason = max(saved, key=lambda each: float(saved[each][place]))
         worst.append(
-            _Candidate(float(saves["end"][place] - saves["start"][place]), saves[place], reason, None)
+            _Candidate(
+                float(saves["end"][place] - saves["start"][place]), saves[place], reason, None, run.outline
+            )
         )
     blocked = sum(total[reason] for reason in saved)
     return Explanation(
@@ -325,7 +333,7 @@ def explain(
         moments=_moments(run, sorted(worst, key=lambda each: -each.seconds)[:moments], describe),
         slow_rank=None if facts.job is None else facts.job.slow,
         ranks=facts.ranks,
-        notes=_notes(run.outline, facts),
+        notes=(*_notes(run.outline, facts), *run.notes),
     )
 
 
@@ -354,6 +362,8 @@ def _facts_of(run: Run) -> _Facts:
         samples += int(of_source["samples"].sum())
         is_taken = ((kind == Kind.READ) | (kind == Kind.HIT)) & (spans["place"] > 0)
         taken.append((spans["sample"][is_taken], _group_keys(spans["rank"], spans["flow"])[is_taken]))
+    for rank, twice in _counted_twice(run).items():
+        spent[rank] -= twice
     snapshots = join_spans(of_snapshots)
     if not first and not (snapshots["kind"] == Kind.SAVE).any():
         cut = "" if run.outline.is_complete else f"; {NOT_COMPLETE}"
@@ -375,6 +385,25 @@ def _facts_of(run: Run) -> _Facts:
         last_seconds=last,
         last_batch=last_batch,
     )
+
+
+def _counted_twice(run: Run) -> dict[int, float]:
+    """Return how much of each rank's waits and steps ran in others, as a validation does in a step of the training."""
+    if run.loaders == 1:
+        return {}
+    pieces = []
+    for spans in run.spans():
+        own = choose_spans(spans, (spans["kind"] == Kind.WAIT) | (spans["kind"] == Kind.STEP))
+        pieces.append((own["rank"].copy(), own["start"].copy(), own["end"].copy()))
+    ranks, starts, ends = (np.concatenate(fields) for fields in zip(*pieces, strict=True))
+    found = {}
+    for rank in np.unique(ranks).tolist():
+        order = np.flatnonzero(ranks == rank)
+        order = order[np.argsort(starts[order], kind="stable")]
+        start, end = starts[order], ends[order]
+        before = np.concatenate([[-math.inf], np.maximum.accumulate(end)[:-1]])
+        found[rank] = float((end - start).sum() - np.maximum(0.0, end - np.maximum(start, before)).sum())
+    return found
 
 
 def _run_seconds(outline: Trace, spent: Mapping[int, float], ranks: int) -> float:
@@ -623,9 +652,13 @@ def _moments(
     run: Run, worst: Sequence[_Candidate], describe: Callable[[int], str] | None
 ) -> tuple[Moment, ...]:
     """Return moments in the order of the candidates, their samples by number and name."""
-    keys = {(int(read["rank"]), int(read["flow"])) for _, _, _, read in worst if read is not None}
+    reads = [each.read for each in worst if each.read is not None]
+    keys = {(int(read["rank"]), int(read["flow"])) for read in reads}
     ids = {key: group for some in run.ids() for key, group in some.items() if key in keys} if keys else {}
-    return tuple(_moment(run.outline, ids, each, describe) for each in worst)
+    return tuple(
+        _moment(replace(each.outline, names={**run.outline.names, **each.outline.names}), ids, each, describe)
+        for each in worst
+    )
 
 
 def _moment(

@@ -114,7 +114,7 @@ def report_of(run: Trace | Run | None, devices: DeviceRecord | None = None) -> R
         return _report_of_devices(devices)
     run = run if isinstance(run, Run) else Run.of(run)
     trace = run.trace()
-    explained = explain(trace)
+    explained = explain(run)
     notes = list(explained.notes)
     parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
     parts += [_accesses(trace), *_timelines(trace), _snapshots(trace)]
