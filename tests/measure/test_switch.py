@@ -137,6 +137,18 @@ def test_a_watched_loader_joins_the_run_and_explain_says_what_a_switch_would_bri
     assert main(["explain", str(run)]) == 0
     assert "add --source FOLDER --machine FILE" in capsys.readouterr().out
 
+    monkeypatch.setenv(RUN_FOLDER, str(run))
+    for _batch in watch(Images(ImageFolder(folder)), quiet=True):  # a loader anew
+        pass
+    monkeypatch.delenv(RUN_FOLDER)
+    watch([], quiet=True)
+    assert [each.steps for each in read_run(run).epochs()] == [4, 4, 4]
+    assert main([*words, "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert {each["reason"]: each["batches"] for each in both["results"]}["unseen"] == 12
+    assert both["switch"] is None
+    assert "a prediction is of one" in " ".join(both["notes"])
+
 
 def test_what_a_switch_needs_and_the_run_does_not_say_is_named(
     image_folder: Callable[..., Path], tmp_path: Path

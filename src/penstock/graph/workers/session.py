@@ -82,14 +82,7 @@ class WorkerSession:
         Raises: WorkerLostError naming the workers that do not answer; MismatchError; ConfigError for arguments next to
             a config.
         """
-        if not workers:
-            raise MismatchError("workers is empty; give the address of each task")
-        by_address = {address: task for task, address in workers.items()}
-        for task, address in workers.items():
-            if by_address[address] != task:
-                raise MismatchError(
-                    f"{task} and {by_address[address]} have one address, {address}; a worker is one task"
-                )
+        _check_addresses(workers)
         self._config = config = session_config(config, arguments)
         self.graph = Graph() if graph is None else graph
         self.tasks = list(workers)
@@ -730,6 +723,17 @@ class _Ask:
             while self._pending and time.monotonic() < end:
                 self._changed.wait(end - time.monotonic())
         self._session.forget(self.number)
+
+
+def _check_addresses(workers: Mapping[str, str]) -> None:
+    if not workers:
+        raise MismatchError("workers is empty; give the address of each task")
+    by_address = {address: task for task, address in workers.items()}
+    for task, address in workers.items():
+        if by_address[address] != task:
+            raise MismatchError(
+                f"{task} and {by_address[address]} have one address, {address}; a worker is one task"
+            )
 
 
 def _speed(ratio: float) -> float:
