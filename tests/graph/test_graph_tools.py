@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from PIL import Image
 from tests.graph.graphs import body, constant, node
 from tests.patience import patient, wait_until
+from torch._higher_order_ops.while_loop import while_loop
 
 from penstock.errors import ClosedError
 from penstock.graph import (
@@ -164,6 +166,41 @@ def test_a_module_becomes_nodes_that_give_what_it_gives_and_its_gradients(export
     # A gradient by Vjp would compute the maxima, or the means, again.
     derived = {each.attr["of"]["op"] for each in graph.nodes.values() if each.op == "Vjp"}
     assert not any("pool" in op or "layer_norm" in op for op in derived)
+
+
+class Looped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(count: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return count + 1, self.layer(state)
+
+        loop: Any = while_loop
+        result: torch.Tensor = loop(lambda count, _: count < 4, step, (torch.tensor(0), x))[1]
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.slow
+def test_a_loop_of_a_module_stays_one_and_regions_are_compiled_by_torch(exports: None) -> None:
+    module, graph = Looped(), Graph()
+    (y,), assigns = add_module(graph, module, [graph.placeholder("float32", [2, 3], name="x")])
+    (slope,) = gradients(graph, graph.add("Sum", y), [graph.edge("module/layer.weight:0")])
+    x = torch.rand(2, 3)
+    expected = module.layer(module.layer(module.layer(module.layer(x))))
+    expected.sum().backward()
+    assert module.layer.weight.grad is not None
+    assert slope is not None
+
+    assert "While" in {each.op for each in graph.nodes.values()}
+    for compiler in (None, partial(torch.compile, backend="eager")):  # other backends keep threads
+        with Session(graph, compiler=compiler) as session:
+            session.run((), targets=[each.name for each in assigns])
+            result, gradient = session.run([y, slope], {"x": x.numpy()})
+        np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5)
+        np.testing.assert_allclose(gradient, module.layer.weight.grad.numpy(), rtol=1e-5)
 
 
 class Trained(torch.nn.Module):

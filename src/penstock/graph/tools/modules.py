@@ -104,7 +104,9 @@ class _Importer:
         known: dict[str, Any] = dict(values)
         for node in module.graph.nodes:
             if node.op == "output":
-                return [self._value(known[each.name]) for each in node.args[0] if isinstance(each, FxNode)]
+                given = node.args[0]  # of a loop's condition, one alone
+                parts = given if isinstance(given, list | tuple) else [given]
+                return [self._value(known[each.name]) for each in parts if isinstance(each, FxNode)]
             if node.op == "get_attr":
                 found = getattr(module, node.target)
                 known[node.name] = (
