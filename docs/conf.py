@@ -53,6 +53,7 @@ nitpick_ignore_regex = [
     ),  # so are these
     ("py:.*", r"penstock\.loader\.transforms\.sink\.ByteValues"),
     ("py:.*", r"penstock\.graph\.workers\.config\.SessionArguments"),  # the fields of SessionConfig
+    ("py:.*", r"penstock\.loader\.decode_work\.StoredSamples"),  # which a decode server opens
 ]
 
 _FIELD = re.compile(r"([A-Za-z_]\w*(?:, [a-z_]\w*)*): (.*)")
