@@ -28,6 +28,7 @@ from penstock.machine_code import Loop, MachineCode, Signature
 
 #: What is plain Python and compiled as well, by folder.
 _PLAIN = {
+    "flow": ["_sums.py"],
     "policy": ["decisions.py"],
     "store": ["examples.py"],
     "transforms": ["geometry.py", "jpeg.py"],

@@ -391,12 +391,6 @@ class TestSourceContract(SourceContract):
 
         self.expect_data_error(opened, 3, "cannot be read: Is a directory")
 
-    def test_a_pipe_in_the_files_place_is_named_and_not_waited_for(self, opened: Opened) -> None:
-        opened.files[3].unlink()
-        os.mkfifo(opened.files[3])
-
-        self.expect_data_error(opened, 3, "")
-
     def test_a_bad_file_does_not_spoil_its_neighbours(self, opened: Opened) -> None:
         opened.files[3].unlink()
         with pytest.raises(DataError):

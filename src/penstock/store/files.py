@@ -207,8 +207,7 @@ def read_file_into(
 
 def _open(path: str, size: int) -> int:
     try:
-        # A pipe without a writer is not waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if size == 0:
             os.close(descriptor)
             raise _changed(path, 0)
@@ -267,6 +266,4 @@ def unreadable(path: str, error: OSError) -> DataError:
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return DataError(f"{path}: too many open files: raise `ulimit -n` or use fewer readers")
-    if error.errno == errno.ESPIPE:
-        return DataError(f"{path} is not a regular file any more: restore it, or take it out")
     return DataError(f"{path} cannot be read: {error.strerror}; check the store that holds it")
