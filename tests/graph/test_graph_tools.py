@@ -41,6 +41,7 @@ from penstock.graph import (
     to_upper_half,
 )
 from penstock.graph.errors import MismatchError, UnsupportedError
+from penstock.graph.ops.vjp import TRACED_FROM_USE
 from penstock.graph.run import timeline
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
@@ -226,7 +227,7 @@ class Dropped(torch.nn.Module):
     """Attention and channels, of which dropout takes a part."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(4, 4, dtype=torch.bool).tril()
+        mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)  # the first query sees no key
         attend = torch.nn.functional.scaled_dot_product_attention
         y = attend(x, x, x, mask, dropout_p=0.25) + attend(x, x, x, None, 0.25, True)
         y = torch.nn.functional.dropout(y, 0.5)
@@ -245,7 +246,7 @@ def test_a_module_in_training_gives_what_it_gives_and_updates_its_running_means(
     graph = Graph.from_json(graph.to_json())
     with Session(graph) as session:
         session.run((), targets=[each.name for each in assigns])
-        for _ in range(2):
+        for _ in range(TRACED_FROM_USE + 1):
             images = torch.randn(2, 3, 8, 8)
             expected = module(images)
             wanted = torch.autograd.grad(expected.square().sum(), list(module.parameters()))
@@ -276,9 +277,13 @@ def test_dropout_of_a_module_draws_as_the_graph_does(exports: None) -> None:
         again = other.run(fetches, {"x": rows.detach().numpy()})
 
     one, two, three, four = map(torch.from_numpy, drawn)
-    scores = (rows @ rows.transpose(1, 2) / 2).masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
-    weights = torch.softmax(scores, -1)
-    expected = sum((weights * (each < 0.75) / 0.75) @ rows for each in (one, two))
+    scores = rows @ rows.transpose(1, 2) / 2
+    # Of what sees no key, as the first query by the first mask, the weights are 0.
+    shares = [scores.exp() * torch.ones(4, 4).tril(place) for place in (-1, 0)]
+    weights = [each / each.sum(-1, keepdim=True).clamp(min=1e-30) for each in shares]
+    expected = sum(
+        (each * (draw < 0.75) / 0.75) @ rows for each, draw in zip(weights, (one, two), strict=True)
+    )
     expected = (expected * (three < 0.5) / 0.5)[:, None] * (four < 0.5) / 0.5
     (wanted,) = torch.autograd.grad(expected.sum(), rows)
     np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
@@ -287,6 +292,8 @@ def test_dropout_of_a_module_draws_as_the_graph_does(exports: None) -> None:
         np.testing.assert_array_equal(first, second)
     with pytest.raises(UnsupportedError, match=r"rrelu.* draws"):
         add_module(graph, torch.nn.RReLU(), [x])
+    with pytest.raises(UnsupportedError, match=r"InstanceNorm.*track_running_stats=False"):
+        add_module(graph, torch.nn.InstanceNorm1d(4, track_running_stats=True), [x])
 
 
 SUMMARIES = [

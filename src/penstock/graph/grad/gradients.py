@@ -37,6 +37,7 @@ _BY_RESULT = {
 #: The same of those that also have an axis.
 _SOFTMAX = {
     "aten.softmax.int": "aten._softmax_backward_data.default",
+    "aten._safe_softmax.default": "aten._softmax_backward_data.default",
     "aten.log_softmax.int": "aten._log_softmax_backward_data.default",
 }
 #: Of these in training, the gradient takes the mean and the deviation that they give.

@@ -4,8 +4,8 @@ A Vjp node takes the inputs of a forward node and the cotangents of some of its 
 some of its inputs. It is derived from the forward kernel by torch's autograd, at the shapes that arrive, and is itself
 an operation that torch can differentiate: so gradients of any order are Vjp nodes of Vjp nodes.
 
-From its tenth use with the same shapes and dtypes on, a node runs as straight ATen code, traced once by make_fx, in
-which the forward part that the gradient does not need is gone.
+From its tenth use with the same shapes and dtypes on, a node that is not of an LSTM runs as straight ATen code, traced
+once by make_fx, in which the forward part that the gradient does not need is gone.
 """
 
 from __future__ import annotations
@@ -159,15 +159,24 @@ class _Traces:
 _TRACES = _Traces()
 
 
+def _is_traceable(of: Any) -> bool:
+    while of["op"] == "Vjp":
+        of = of["attr"]["of"]
+    # Of an LSTM, oneDNN's kernel keeps a workspace, which a trace has not.
+    return not of["op"].startswith("aten.lstm.")
+
+
 def _vjp(node: Node) -> Callable[..., Any]:
     of = node.attr["of"]
+    is_traceable = _is_traceable(of)
     forward_node = Node(node.name, of["op"], attr=of["attr"], device=of["device"])
     forward = operation(of["op"]).kernel(forward_node)(forward_node)
     pull = _pull(forward, of["outputs"] == 1, of["inputs"], node)
     name = json.dumps(node.attr, sort_keys=True, default=str)
 
     def kernel(*values: Any) -> Any:
-        if torch.is_grad_enabled():  # inside a gradient of this one: autograd needs its own record
+        # Inside a gradient of this one, autograd needs its own record.
+        if torch.is_grad_enabled() or not is_traceable:
             return pull(*values)
         key = (name, tuple([(value.shape, value.dtype, value.stride(), value.device) for value in values]))
         return _TRACES.find(key, pull, values)(*values)

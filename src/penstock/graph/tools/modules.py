@@ -134,6 +134,11 @@ class _Importer:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             raise UnsupportedError(f"the module calls {target}, which is no ATen operation")
         op = f"aten.{target._opname}.{target._overloadname}"
+        if op == "aten.instance_norm.default" and node.args[5] and node.args[3] is not None:
+            raise UnsupportedError(
+                "an InstanceNorm in training with track_running_stats=True changes its running means where no graph"
+                " sees it: take track_running_stats=False, or module.eval()"
+            )
         if op in _DRAWS:
             return self._draw(op, [self._known(each, known) for each in node.args])
         if op == _ATTENTION and draws(target, node.args, node.kwargs):
@@ -201,7 +206,8 @@ class _Importer:
             )
         elif mask is not None:
             scores = self._aten("add.Tensor", scores, mask)
-        weights = self._aten("softmax.int", scores, -1)
+        # Of a query that may see no key, zeros, as PyTorch's own attention gives.
+        weights = self._aten("_safe_softmax.default", scores, -1)
         kept, _ = self._kept(self._specs([weights])[0], 1 - share)
         return self._aten("matmul.default", self._dropped(weights, kept, share), value)
 
