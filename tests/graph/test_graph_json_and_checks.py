@@ -87,6 +87,13 @@ def test_nodes_come_in_any_order_and_keep_where_they_were_made() -> None:
 
 
 PLACES: dict[str, Any] = {"cotangents": [0], "wrt": [9]}
+DROPOUT = {
+    "op": "aten.dropout.default",
+    "attr": {"args": [{"input": 0}, 0.5, True]},
+    "inputs": 1,
+    "outputs": 1,
+    "device": "",
+}
 REFUSED = {
     "unknown operation": ([node("n", "Adds", "x:0 x:0")], "unknown_op", "Add"),
     "unknown attribute": ([node("n", "Sum", "x:0", axes=0)], "mismatch", "axis"),
@@ -165,6 +172,25 @@ REFUSED = {
         ],
         "mismatch",
         "Vjp",
+    ),
+    "a draw in a gradient": (
+        [
+            node(
+                "n",
+                "Vjp",
+                "x:0 x:0 x:0",
+                of={
+                    "op": "Vjp",
+                    "attr": {"of": DROPOUT, "cotangents": [0], "wrt": [0]},
+                    "inputs": 2,
+                    "outputs": 1,
+                    "device": "",
+                },
+                **PLACES,
+            )
+        ],
+        "unsupported",
+        "draws",
     ),
     "size": (
         [node("n", "Constant", value={"dtype": "int8", "shape": [10**12], "data": [1]})],

@@ -66,6 +66,10 @@ def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
     with pytest.raises(GraphError, match=r"'a'.*task:7") as caught:
         place_graph(Graph([constant("a", 1.0, cost=cost, only="task:7")]), list(cost))
     assert caught.value.kind == "infeasible"
+    call = node("call", "Call", function="f", outputs=[["float32", []]], only="task:0")
+    one, other = cost
+    with pytest.raises(GraphError, match=rf"'call' and the function 'f'; those that have: {other}"):
+        place_graph(Graph([call]), list(cost), brought={one: [], other: [("Call", "f")]})
     wrong: list[dict[str, Any]] = [{"group": 7}, {"only": ["cpu"]}]
     for field in wrong:
         with pytest.raises(GraphError, match=rf"'a'.*{min(field)}") as caught:

@@ -325,7 +325,12 @@ class ClosingFirst:
 def test_who_leaves_at_once_or_sends_nonsense_ends_no_other_connection_and_is_reported_once() -> None:
     received: WakingQueue[bytes] = WakingQueue()
     reported: list[str] = []
-    there = HostLink(SECRET, "there", lambda parts: received.put(bytes(parts[0])), report=reported.append)
+
+    def report(line: str) -> None:
+        reported.append(line)
+        raise BrokenPipeError("the terminal is gone")
+
+    there = HostLink(SECRET, "there", lambda parts: received.put(bytes(parts[0])), report=report)
     here = HostLink(SECRET, "here", lambda parts: None)
     there._first = closing = ClosingFirst(there._first)  # type: ignore[assignment]
     for message in (b"", b"nonsense", b"nonsense"):

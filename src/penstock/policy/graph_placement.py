@@ -46,6 +46,7 @@ class PlacedNode:
     inputs, controls: names of nodes. cost_seconds: by device that has a kernel for it. nbytes: of its output.
     group: nodes of one group run on one device; "" is none. only: which devices are allowed; see `is_allowed`.
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
+    needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing.
     """
 
     name: str
@@ -57,6 +58,7 @@ class PlacedNode:
     only: str = ""
     beside: tuple[str, ...] = ()
     holds_bytes: float = 0.0
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,12 @@ def feasible_devices(
     for node in nodes:
         if not own[node.name]:
             allowed = f" that {node.only!r} allows" if node.only else ""
+            needs = (
+                f" and {node.needs}; those that have: {', '.join(node.cost_seconds)}" if node.needs else ""
+            )
             raise NoFeasibleDevice(
                 node.name,
-                f"none of {', '.join(devices) or 'no devices'}{allowed} has a kernel for {node.name!r}",
+                f"none of {', '.join(devices) or 'no devices'}{allowed} has a kernel for {node.name!r}{needs}",
             )
     shared: dict[str, list[str]] = {}
     for node in nodes:

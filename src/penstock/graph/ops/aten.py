@@ -58,8 +58,7 @@ def _filled(template: Any, values: Sequence[Any]) -> Any:
 
 
 def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Sequence[Spec]:
-    if draws(call, node.attr.get("args") or (), node.attr.get("kwargs") or {}):
-        raise UnsupportedError(f"{node.op} draws, which depends on what drew before: use RandomUniform")
+    _refuse_draws(node, call)
     found: list[list[Spec]] = []
     for trial in _TRIALS:
         values = []
@@ -80,6 +79,17 @@ def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Seque
         if all(is_known(spec.shape) for spec in specs):
             return found[0]
     return [Spec(one.dtype, common(one.shape, two.shape)) for one, two in zip(*found, strict=True)]
+
+
+def refuse_draws(op: str, attr: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError if an operation is one of ATen's that draws with these attributes."""
+    if op.startswith("aten.") and (call := _overload(op)) is not None:
+        _refuse_draws(Node("", op, attr=dict(attr)), call)
+
+
+def _refuse_draws(node: Node, call: Any) -> None:
+    if draws(call, node.attr.get("args") or (), node.attr.get("kwargs") or {}):
+        raise UnsupportedError(f"{node.op} draws, which depends on what drew before: use RandomUniform")
 
 
 def draws(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -110,13 +120,18 @@ def _kernel(node: Node, call: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-@functools.cache
-def aten_operation(name: str) -> Operation | None:
-    """Return PyTorch's operation of a name, or None if it has none or one that changes its inputs."""
+def _overload(name: str) -> Any:
     parts = name.split(".")
     packet = getattr(torch.ops.aten, parts[1], None) if len(parts) in (2, 3) and parts[1] else None
     call = getattr(packet, parts[2] if len(parts) == 3 else "default", None) if packet else None
-    if not isinstance(call, torch._ops.OpOverload) or call._schema.is_mutable:
+    return None if not isinstance(call, torch._ops.OpOverload) or call._schema.is_mutable else call
+
+
+@functools.cache
+def aten_operation(name: str) -> Operation | None:
+    """Return PyTorch's operation of a name, or None if it has none or one that changes its inputs."""
+    call = _overload(name)
+    if call is None:
         return None
     return Operation(
         name,

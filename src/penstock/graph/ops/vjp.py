@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node, Spec
+from penstock.graph.ops.aten import refuse_draws
 from penstock.graph.ops.registry import REQUIRED, Operation, operation, register
 
 #: A trace takes some 10 ms, the first of a process seconds.
@@ -46,15 +47,23 @@ def vjp_node(forward: Node, cotangents: Sequence[int], wrt: Sequence[int]) -> No
 
 def _infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     of, wrt = node.attr["of"], node.attr["wrt"]
-    if not isinstance(of, dict) or of.keys() != {"op", "attr", "inputs", "outputs", "device"}:
+    _check_forward(of)
+    if len(specs) != of["inputs"] + len(node.attr["cotangents"]):
+        raise MismatchError("Vjp takes the inputs of the forward node and its cotangents")
+    return [Spec(specs[place].dtype, specs[place].shape) for place in wrt]
+
+
+def _check_forward(of: Any) -> None:
+    is_one = isinstance(of, dict) and of.keys() == {"op", "attr", "inputs", "outputs", "device"}
+    if not is_one or not isinstance(of["attr"], dict):
         raise MismatchError(
             f"of is {of!r:.80}; it describes a forward node: op, attr, inputs, outputs, device"
         )
     if not operation(of["op"]).differentiable:
         raise MismatchError(f"{of['op']} has no gradient by torch")
-    if len(specs) != of["inputs"] + len(node.attr["cotangents"]):
-        raise MismatchError("Vjp takes the inputs of the forward node and its cotangents")
-    return [Spec(specs[place].dtype, specs[place].shape) for place in wrt]
+    if of["op"] == "Vjp":
+        _check_forward(of["attr"].get("of"))
+    refuse_draws(of["op"], of["attr"])
 
 
 def _pull(forward: Callable[..., Any], single: bool, inputs: int, node: Node) -> Callable[..., Any]:

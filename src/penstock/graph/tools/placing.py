@@ -98,16 +98,18 @@ def placed_nodes(
             default,
             (costs or {}).get(node.name, {}),
             beside[node.name],
-            _have(node, brought or {}),
+            *_have(node, brought or {}),
         )
         for node in graph.nodes.values()
     ]
 
 
-def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> list[str]:
-    """Return the devices that have all functions and batches that a node and those in its bodies name."""
+def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> tuple[list[str], str]:
+    """Return the devices that have all functions and batches that a node and those in its bodies name, and these."""
     named = {(each.op, each.attr[_NAMED_BY[each.op]]) for each in inner_nodes(node) if each.op in _NAMED_BY}
-    return [device for device, names in brought.items() if named <= set(names)] if named else []
+    have = [device for device, names in brought.items() if named <= set(names)] if named else []
+    needs = " and ".join(f"the {_NAMED_BY[op]} {name!r}" for op, name in sorted(named)) if have else ""
+    return have, needs
 
 
 #: Where a node says what it takes of what its worker brings.
@@ -121,6 +123,7 @@ def _placed(
     measured: Mapping[str, Any],
     beside: tuple[str, ...],
     have: Sequence[str],
+    needs: str,
 ) -> PlacedNode:
     given = {**node.placement, **measured}
     cost, nbytes = given.get("cost", default), given.get("bytes", 0)
@@ -150,6 +153,7 @@ def _placed(
         constraint_of(node),
         beside,
         _state_bytes(node),
+        needs,
     )
 
 

@@ -183,12 +183,12 @@ class HostLink:
                 self._on_parts(parts)
         except Exception as error:
             # It has ended, or sent what no worker sends: that must not end the others' connections.
-            if not isinstance(error, EOFError):
-                self._complain(connection.peer, f"was cut off: {type(error).__name__}: {error}")
             with self._lock:
                 if self._in.get(descriptor) is connection:
                     del self._in[descriptor]
             connection.close()
+            if not isinstance(error, EOFError):
+                self._complain(connection.peer, f"was cut off: {type(error).__name__}: {error}")
 
     def _accept(self, listening: socket.socket) -> None:
         # Who connected has left; a step that listens may have closed the connection by now.
@@ -207,10 +207,13 @@ class HostLink:
 
     def _complain(self, peer: Peer, why: str) -> None:
         with self._lock:
-            is_known = peer in self._reported or len(self._reported) >= _MOST_REPORTED
+            if peer in self._reported or len(self._reported) >= _MOST_REPORTED:
+                return
             self._reported.add(peer)
-        if self._report is not None and not is_known:
-            self._report(f"process {peer.pid} of user {peer.uid}, at this worker's local socket, {why}")
+        if self._report is not None:
+            # What goes wrong there, such as a terminal that is gone, must not end this thread: it is for all.
+            with contextlib.suppress(Exception):
+                self._report(f"process {peer.pid} of user {peer.uid}, at this worker's local socket, {why}")
 
 
 class _Out:
