@@ -294,10 +294,49 @@ def test_dropout_of_a_module_draws_as_the_graph_does(exports: None) -> None:
     np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-4, atol=1e-5)
     for first, second in zip((*drawn, result, gradient), again, strict=True):
         np.testing.assert_array_equal(first, second)
+    before = list(graph.nodes)
     with pytest.raises(UnsupportedError, match=r"rrelu.* draws"):
-        add_module(graph, torch.nn.RReLU(), [x])
+        add_module(
+            graph, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), torch.nn.RReLU()), [x]
+        )
+    assert list(graph.nodes) == before
+    assert not graph.initial
     with pytest.raises(UnsupportedError, match=r"InstanceNorm.*track_running_stats=False"):
         add_module(graph, torch.nn.InstanceNorm1d(4, track_running_stats=True), [x])
+
+
+class Tied(torch.nn.Module):
+    """A model whose head has the weights of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.embedding.weight = self.head.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.embedding(x))
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_weights_that_are_tied_are_one_variable(exports: None) -> None:
+    module, graph = Tied(), Graph()
+    x = graph.placeholder("int64", [4], name="x")
+    (y,), (assign,) = add_module(graph, module, [x])
+    (slope,) = gradients(graph, y, [graph.edge("module/head.weight:0")])
+    assert slope is not None
+    rows = torch.tensor([0, 3, 3, 1])
+    expected = module(rows)
+    expected.sum().backward()
+    with Session(graph) as session:
+        session.run((), targets=[assign.name])
+        result, gradient = session.run([y, slope], {x: rows.numpy()})
+
+    np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert module.head.weight.grad is not None
+    np.testing.assert_allclose(gradient, module.head.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 SUMMARIES = [

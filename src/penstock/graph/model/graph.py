@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.graph.errors import DuplicateError, GraphError, MismatchError, NotFoundError, nearest
+from penstock.graph.errors import DuplicateError, MismatchError, NotFoundError, nearest
 from penstock.graph.model.check import carry_specs, check_name, check_names, check_nodes
 from penstock.graph.model.dtypes import check_dtype, dtype_of_torch, to_value
 from penstock.graph.model.functions import copies_of
@@ -337,6 +337,20 @@ class Graph:
                 self._scopes.pop()
                 self._controls, self._names = before
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take back all nodes that are added inside if one is refused."""
+        with self.lock:
+            scope, count, assigned = self.current, len(self.current.nodes), len(self.initial)
+            try:
+                yield
+            except BaseException:
+                for added in list(scope.nodes)[count:]:
+                    del scope.nodes[added]
+                del self.initial[assigned:]
+                self._numbers[-1].clear()  # names that were taken are free again
+                raise
+
     @property
     def current(self) -> Scope:
         """Return the scope that nodes are added to now."""
@@ -364,20 +378,14 @@ class Graph:
                 f"the function takes {len(function.args)} inputs, and {len(inputs)} are given"
             )
         check_names(function, "the function")
-        with self.lock:
-            count = len(self.current.nodes)
-            try:
-                given = dict(zip(function.args, [self.endpoint(each) for each in inputs], strict=True))
-                nodes, out = copies_of(function, given, self._free_names(function.nodes, name))
-                for node in nodes:
-                    node.controls += self._controls
-                    node.device = node.device or self._device
-                self._add_to(self.current, nodes)
-                return tuple(self.edge(str(endpoint)) for endpoint in out)
-            except GraphError:
-                for added in list(self.current.nodes)[count:]:
-                    del self.current.nodes[added]
-                raise
+        with self.all_or_nothing():
+            given = dict(zip(function.args, [self.endpoint(each) for each in inputs], strict=True))
+            nodes, out = copies_of(function, given, self._free_names(function.nodes, name))
+            for node in nodes:
+                node.controls += self._controls
+                node.device = node.device or self._device
+            self._add_to(self.current, nodes)
+            return tuple(self.edge(str(endpoint)) for endpoint in out)
 
     def _free_names(self, names: Iterable[str], scope: str) -> dict[str, str]:
         """Return names for copies of nodes, in a scope that no other has."""

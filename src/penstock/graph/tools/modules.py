@@ -34,12 +34,13 @@ def add_module(
 ) -> tuple[tuple[Edge, ...], list[Node]]:
     """Add what a module computes of inputs whose shapes are all known, in training or not as the module is.
 
+    Parameters that are tied are one variable, by the first of their names.
     In training, dropout is keyed as all draws are, and a run that computes a result updates the buffers that the module
     does, such as the running means of BatchNorm.
     Returns: the results; and the nodes that assign the module's parameters and buffers to their variables, which are
     to be run once; `Graph.initialize_all` runs them, too.
     Raises: MismatchError for an input that is no edge; UnsupportedError naming what a graph cannot hold, such as a draw
-        that is no dropout.
+        that is no dropout. Then nothing is added.
     """
     for number, edge in enumerate(inputs):
         if not isinstance(edge, Edge):
@@ -56,8 +57,9 @@ def add_module(
     values: dict[str, Endpoint] = {}
     given = iter(inputs)
     variables: dict[str, Edge] = {}
+    held: dict[Any, tuple[Edge, Endpoint]] = {}
     state = {**program.state_dict, **program.constants}
-    with graph.lock, graph.name_scope(name):
+    with graph.all_or_nothing(), graph.name_scope(name):
         for spec in program.graph_signature.input_specs:
             target = spec.target
             if target is None:
@@ -65,10 +67,12 @@ def add_module(
                 continue
             tensor = state[target].detach()
             dtype = dtype_of_torch(tensor.dtype)
-            variable = variables[target] = graph.variable(
-                dtype, list(tensor.shape), initial=tensor, name=target
-            )
-            values[spec.arg.name] = graph.add("Read", variable, name=f"{target}/read").endpoint
+            # Weights that are tied, one tensor by several names, are one variable.
+            key = (tensor.data_ptr(), dtype, tensor.shape, tensor.stride()) if tensor.numel() else target
+            if key not in held:
+                variable = graph.variable(dtype, list(tensor.shape), initial=tensor, name=target)
+                held[key] = variable, graph.add("Read", variable, name=f"{target}/read").endpoint
+            variables[target], values[spec.arg.name] = held[key]
         found = importer.translate(program.graph_module, values)
         results, updates = [], []
         tensors = [
