@@ -52,3 +52,33 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     assert "--machine" in capsys.readouterr().err
     assert main(["graph", "place", str(path), "--device", "cpu:0"]) == 1
     assert "node 'far'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--graph-listen 127.0.0.1", "--graph-listen is for nodes of graphs: give the name of this worker"),
+        ("--graph-key own", "--graph-key is for nodes of graphs"),
+        ("--module os", "--module is for nodes of graphs"),
+        ("--task foo", "--task 'foo' is no name of a worker"),
+        ("--task /job:a/task:0 --graph-listen a:b", "'a:b' is no address of a worker"),
+        ("--task /job:a/task:0 --graph-key key", "who has the graph's may read and write any file"),
+        ("--task /job:a/task:0 --key same --graph-key copy", "the trainings have the same in same"),
+    ],
+)
+def test_a_decode_server_refuses_what_is_wrong_about_its_worker_before_it_makes_a_key(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_DECODE_KEY", "key")
+    for name in ("same", "copy"):
+        path = Path(name)
+        path.write_text(f"{bytes(32).hex()}\n")
+        path.chmod(0o600)
+    assert main(["decode-server", "photos", *words.split()]) == 1
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "same"]

@@ -353,18 +353,20 @@ def test_who_leaves_at_once_or_sends_nonsense_ends_no_other_connection_and_is_re
         link.close()
 
 
-def test_batches_that_close_for_long_keep_no_other_client_waiting() -> None:
+def test_batches_that_close_for_long_keep_no_other_client_waiting_and_their_errors_are_reported() -> None:
     closing, gate = threading.Event(), threading.Event()
+    reported: list[str] = []
 
     class Batches(list[Any]):
         def close(self) -> None:
             closing.set()
             gate.wait()
+            raise OSError("the disk is gone")
 
     def made() -> Any:
         return Batches([np.float32(1)])
 
-    worker = Worker(TASKS[0], SECRET, batches={"slow": made})
+    worker = Worker(TASKS[0], SECRET, batches={"slow": made}, report=reported.append)
     graph = Graph()
     x = graph.add("NextBatch", batches="slow", outputs=[["float32", []]])
     try:
@@ -376,6 +378,8 @@ def test_batches_that_close_for_long_keep_no_other_client_waiting() -> None:
     finally:
         gate.set()
         worker.close()
+    said = f"{TASKS[0]}: batches of a session do not close: OSError: the disk is gone"
+    assert reported == [said] * 2
 
 
 def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.graph import listening_worker
-from penstock.cli.options import parsed_amount
+from penstock.cli.graph import check_task, listening_worker
+from penstock.cli.options import is_given, parsed_amount
 from penstock.cli.output import add_command, print_line
 from penstock.errors import ConfigError
 from penstock.units import parse_bytes
@@ -28,6 +28,7 @@ examples:
   penstock decode-server "shards/train-{000..099}.tar" --listen node7 --memory "64 GiB"
   penstock decode-server photos/train --listen node7 --task /job:decode/task:0 --graph-listen node7
 """
+_GRAPH_LISTEN = "127.0.0.1"
 
 
 def add_decode_server(commands: Any) -> None:
@@ -70,8 +71,7 @@ def add_decode_server(commands: Any) -> None:
     parser.add_argument(
         "--graph-listen",
         metavar="ADDRESS",
-        default="127.0.0.1",
-        help='"host:port" for graphs, where --task is given (%(default)s; port 7448)',
+        help=f'"host:port" for graphs, where --task is given ({_GRAPH_LISTEN}; port 7448)',
     )
     parser.add_argument(
         "--graph-key",
@@ -95,6 +95,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--threads is {options.threads}; at least one decodes")
     address = address_of(options.listen)
     memory_bytes = int(parsed_amount("--memory", parse_bytes, options.memory))
+    _check_worker(options)
     with serving(
         open_source(options.source),
         address,
@@ -109,15 +110,38 @@ def _run(options: argparse.Namespace) -> None:
             made.server.run()
 
 
+def _check_worker(options: argparse.Namespace) -> None:
+    """Refuse what is wrong about the worker of graphs, before there is a key or a server. Raises: ConfigError."""
+    if options.task is None:
+        for name in ("graph_listen", "graph_key", "module"):
+            if is_given(options, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{option} is for nodes of graphs: give the name of this worker, too, by --task"
+                )
+        return
+    from penstock.graph.workers import access as of_graph
+    from penstock.ranks import decode_access as of_trainings
+
+    check_task(options.task)
+    of_graph.address_of(options.graph_listen or _GRAPH_LISTEN)
+    one, other = of_trainings.KEY.path(options.key), of_graph.KEY.path(options.graph_key)
+    is_one = one.resolve() == other.resolve()
+    if one.exists() and other.exists():
+        is_one = of_trainings.KEY.read(one) == of_graph.KEY.read(other)
+    if is_one:
+        raise ConfigError(
+            f"{other} has the graph's secret, and the trainings have the same in {one}: who has the graph's may read "
+            "and write any file of this user, so name another file by --graph-key"
+        )
+
+
 def _worker(options: argparse.Namespace, stored: StoredSamples) -> contextlib.AbstractContextManager[Any]:
     """Return a worker that reads samples for graphs, to be entered; nothing without --task."""
     if options.task is None:
-        if options.module is not None:
-            raise ConfigError("--module is for nodes of graphs: give the name of this worker, too, by --task")
         return contextlib.nullcontext()
     from penstock.graph import SampleReader
 
     functions = {"samples": SampleReader(stored)}
-    return listening_worker(
-        options.task, options.graph_listen, options.graph_key, options.module, functions=functions
-    )
+    listen = options.graph_listen or _GRAPH_LISTEN
+    return listening_worker(options.task, listen, options.graph_key, options.module, functions=functions)

@@ -54,7 +54,7 @@ def numeric(host: str) -> str:
         return found
     except OSError as error:
         raise ConfigError(
-            f"--listen names {host!r}, which cannot be looked up: {error}; give an address"
+            f"the address to listen at names {host!r}, which cannot be looked up: {error}; give another"
         ) from error
 
 

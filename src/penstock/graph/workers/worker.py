@@ -75,6 +75,7 @@ class Worker:
         self.task = task
         self._secret = secret
         self._brought = (functions, batches)
+        self._report = report
         self._slowness = slowness
         self._reference_seconds = slowness * _reference_seconds()
         self._sessions: dict[str, _Hosted] = {}
@@ -277,9 +278,18 @@ class Worker:
         if hosted is not None:
             hosted.cancel()  # at once: its steps may have all threads
             try:  # what closes batches may take long, such as a Loader's threads
-                self._threads.submit(hosted.resources.close)
+                self._threads.submit(self._close_batches, hosted)
             except RuntimeError:  # the worker is closing
-                hosted.resources.close()
+                self._close_batches(hosted)
+
+    def _close_batches(self, hosted: _Hosted) -> None:
+        try:
+            hosted.resources.close()
+        except Exception as error:  # nobody waits for it
+            if self._report is not None:
+                why = f"{type(error).__name__}: {error}"
+                with contextlib.suppress(Exception):
+                    self._report(f"{self.task}: batches of a session do not close: {why}")
 
 
 _ANSWERS: dict[str, Callable[..., None]] = {
