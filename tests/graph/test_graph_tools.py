@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -303,6 +304,26 @@ def test_dropout_of_a_module_draws_as_the_graph_does(exports: None) -> None:
     assert not graph.initial
     with pytest.raises(UnsupportedError, match=r"InstanceNorm.*track_running_stats=False"):
         add_module(graph, torch.nn.InstanceNorm1d(4, track_running_stats=True), [x])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_a_module_is_evaluated_with_what_was_trained_as_its_page_says(exports: None) -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "graphs.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    given: dict[str, Any] = {}
+    for part in ("Session(graph, seed=0) as s:", "add_module"):
+        exec(next(each for each in examples if part in each), given)
+
+    module = given["module"].train()
+    rows = torch.from_numpy(given["rows"])
+    descent = torch.optim.SGD(module.parameters(), lr=0.01)
+    for each in rows:
+        descent.zero_grad()
+        (module(each) - 1).square().sum().backward()
+        descent.step()
+    expected = module.eval()(rows[0]).detach().numpy()
+    np.testing.assert_allclose(given["result"], expected, rtol=1e-3, atol=1e-4)
 
 
 class Tied(torch.nn.Module):
