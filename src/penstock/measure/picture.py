@@ -123,7 +123,8 @@ def add_legend_below(
 ) -> None:
     """Name below all axes what is in any of them, or in some, each once; of two alike the later one.
 
-    order: of the names, of which others are left out; as they come unless given.
+    columns: at most; fewer where the names are too long. order: of the names, of which others are left out; as they
+        come unless given.
     """
     drawn = {
         label: handle
@@ -131,7 +132,9 @@ def add_legend_below(
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     labels = [label for label in order or drawn if label in drawn]
-    looks = {"ncols": min(len(labels), columns), "frameon": False, "fontsize": 9} | looks
+    # A letter is 0.07 inches wide, and a line before the name with its gaps 0.6.
+    fitting = int(figure.get_figwidth() / (0.07 * max(map(len, labels), default=0) + 0.6))
+    looks = {"ncols": max(1, min(len(labels), columns, fitting)), "frameon": False, "fontsize": 9} | looks
     figure.legend([drawn[label] for label in labels], labels, loc=place, **looks)
 
 
