@@ -6,7 +6,7 @@
 fio (the Debian package) and our loop take turns on one file, so that where it lies on the disk is the same for both,
 `--repeats` times for each number of threads, each time at other places; the first turn of both is left out. The aim:
 our median within the interval in which fio's true median lies with 95 %, by the ranks of the thesis' equation 5.1. Two
-equal programs would be outside once in twelve, by chance (15 repeats: once in seventeen).
+equal programs would be outside once in twelve, by chance (15 repeats: once in fifteen).
 """
 
 from __future__ import annotations

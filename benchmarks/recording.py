@@ -39,6 +39,7 @@ from penstock.compiling import without_plain_forms
 from penstock.flow import engine
 from penstock.flow.collector import Collector
 from penstock.flow.recorder import Recorder
+from penstock.flow.sums import SUMS
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
 from penstock.measure.explain import Reason, explain
@@ -65,6 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     rounds, seconds = (1, 0.0) if options.quick else (options.rounds, options.seconds)
     files, images = (1024, 256) if options.quick else (65_536, 1024)
     engine._WORTH_COMPILING_SAMPLES = 0
+    SUMS.wait()
     print(
         f"{date.today()}  {platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
         f"Python {platform.python_version()}"

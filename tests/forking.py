@@ -91,7 +91,10 @@ class Forks:
         return told, status
 
     def close(self) -> None:
-        self._requests.close()  # it ends, and with it what it forked
+        # It ends, and with it what it forked; whoever else has this socket does not keep it.
+        with contextlib.suppress(OSError):
+            self._requests.shutdown(socket.SHUT_RDWR)
+        self._requests.close()
         self._process.wait()
 
 

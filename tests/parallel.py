@@ -50,11 +50,15 @@ class _Process:
     """A process that runs tests, by their numbers.
 
     file: those of its file that it was not given yet. given: that which it runs, and the next; None ends it.
+    last: that which has ended last; the first of its file before.
     """
 
     def __init__(self, pid: int, file: deque[int]) -> None:
         self.pid, self.file = pid, file
+        #: Ready once the process has ended, also where what it forked has its connection.
+        self.end = os.pidfd_open(pid)
         self.given = deque[int | None]()
+        self.last = file[0]
 
 
 class _Processes:
@@ -78,9 +82,13 @@ class _Processes:
             while self._files and len(self._running) < processes:
                 self._start(self._files.popleft())
             while self._running and not (self._session.shouldfail or self._session.shouldstop):
-                for connection in wait(list(self._running)):
-                    assert isinstance(connection, Connection)
-                    self._receive(connection)
+                ends = {process.end: connection for connection, process in self._running.items()}
+                for ready in wait([*self._running, *ends]):
+                    if not isinstance(ready, Connection):
+                        assert isinstance(ready, int)
+                        self._receive_rest(ends[ready])
+                    elif ready in self._running:
+                        self._receive(ready)
         finally:
             for connection, process in self._running.items():
                 connection.close()
@@ -117,22 +125,34 @@ class _Processes:
         if reports is None:
             self._end(connection)
             return
-        number = self._running[connection].given.popleft()
+        process = self._running[connection]
+        number = process.given.popleft()
         assert number is not None
+        process.last = number
         of_data = self._hook.pytest_report_from_serializable
         self._report(number, [of_data(config=self._session.config, data=data) for data in reports])
         self._give(connection)
+
+    def _receive_rest(self, connection: Connection) -> None:
+        """Take what a process that has ended had sent."""
+        while connection in self._running:
+            if connection.poll():
+                self._receive(connection)
+            else:
+                self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         connection.close()
         process = self._running.pop(connection)
         status = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        os.close(process.end)
         left = deque(number for number in (*process.given, *process.file) if number is not None)
-        if left:
-            item = self._session.items[left[0]]
+        if left or status:
+            number = left.popleft() if left else process.last
+            item = self._session.items[number]
             error = f"the process of this test ended with status {status}"
             died = pytest.TestReport(item.nodeid, item.location, {}, "failed", error, "call")
-            self._report(left.popleft(), [died])
+            self._report(number, [died])
         if left:
             self._start(left)
 

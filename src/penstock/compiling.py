@@ -138,13 +138,23 @@ class Part:
             return self._loop
         if _plain_forms_are_off or not _LEASES or self._file is None:
             return self.wait()
+        return self._found(waits=True)
+
+    def glance(self) -> Loop | None:
+        """Return the loop if it was compiled before; else None, and a child compiles it while a lease is open.
+
+        For what is not worth a wait: this neither waits nor raises.
+        """
+        return self._loop or self._found(waits=False)
+
+    def _found(self, *, waits: bool) -> Loop | None:
         if self._thread is None and not self._is_broken:
             try:
                 if self._load() is None:
-                    if self._compiles_here:
-                        self.wait()
-                    else:
+                    if not self._compiles_here:
                         self._start()
+                    elif waits:
+                        self.wait()
             except Exception as error:
                 was_broken, self._is_broken = self._is_broken, True
                 if not was_broken:

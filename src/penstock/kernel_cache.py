@@ -28,7 +28,7 @@ from penstock.machine_code import Loop, MachineCode, Signature
 
 #: What is plain Python and compiled as well, by folder.
 _PLAIN = {
-    "flow": ["_sums.py"],
+    "flow": ["_sums.py", "../trace/schema.py"],
     "policy": ["decisions.py"],
     "store": ["examples.py"],
     "transforms": ["geometry.py", "jpeg.py"],

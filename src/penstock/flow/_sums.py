@@ -33,6 +33,8 @@ _SECONDS, _SLOWEST = 0, 1
 _SOURCE_READ, _TIER_READ, _DECODING, _NO_SLOT, _HAND_OVER, _NO_BATCH, _UNSEEN = range(_CAUSES, _CAUSES + 7)
 #: Steps loaded together that are looked for, at most.
 _MOST_JOINT = 4096
+#: Links followed for each span, at most: where many spans have one key, NumPy's sorting is quicker.
+_MOST_LINKS = 32
 _NEVER = -np.inf
 #: Of an epoch's numbers.
 COLUMNS = _UNSEEN + 1
@@ -88,6 +90,7 @@ def latest(
             if is_in_time and is_meant and (found < 0 or times[8 * span + 1] > times[8 * found + 1]):
                 found = span
         at = links[at]
+        links[links.size - 1] += 1
     return found
 
 
@@ -101,6 +104,7 @@ def first_of_joint(words: Any, key: Any, rank: Any, longest: Any, table: Any, li
             if is_it and kind_of(words, span) == _DECODE and words[8 * span + 3] > 0:
                 found = span if rank_of(words, span) == rank and span > found else found
             at = links[at]
+            links[links.size - 1] += 1
         if found >= 0:
             return key - (back << 32) if back <= words[8 * found + 3] else key
     return key
@@ -192,12 +196,13 @@ def sum_spans(
     """Sum spans up by epoch, and by epoch and stage.
 
     before: the first so many spans are only what waits hung on.
-    table: int64[a power of two]. links: int64[3 n]. row_of: int64[epochs * STAGES].
+    table: int64[a power of two]. links: int64[3 n + 1], the last counts steps. row_of: int64[epochs * STAGES].
     Returns: the first epoch, how many there are up to the last, and rows of stages; no epochs where NumPy has to do it.
     """
     count, longest = words.size // 8, 0
     first, last = 1 << 40, -(1 << 40)
     table[:] = -1
+    links[links.size - 1] = 0
     for span in range(count):
         kind, step = kind_of(words, span), words[8 * span + 5] >> 32
         if _FIRST_BESIDE <= kind <= _LAST_BESIDE:
@@ -233,6 +238,8 @@ def sum_spans(
         if kind == _WAIT:
             epoch_counts[row, _BATCHES] += 1 if words[8 * span + 5] >> 32 != _NO_STEP else 0
             add_causes(words, times, span, longest, row, epoch_numbers, table, links)
+            if links[links.size - 1] > _MOST_LINKS * count:
+                return 0, 0, 0
         if kind > _LAST_KIND:
             continue
         of_peer = 1 if words[8 * span + 6] >> 32 != _NO_PEER else 0

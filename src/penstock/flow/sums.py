@@ -45,7 +45,7 @@ class Sums:
         """Arguments and result are those of `epoch_metrics`."""
         self._spans += spans.size
         if self._loop is None and (self._spans >= _WORTH_COMPILING_SPANS or SUMS.is_cached):
-            self._loop = SUMS.ask()
+            self._loop = SUMS.glance()
         found = None if self._loop is None else self.found_by(self._loop, spans, loaded)
         return epoch_metrics(spans, loaded) if found is None else found
 
@@ -66,7 +66,10 @@ class Sums:
                 np.empty(epochs * STAGES, np.int64),
             )
         words = known.view(np.int64)
-        table, links = np.empty(4 << known.size.bit_length(), np.int64), np.empty(KEYS * known.size, np.int64)
+        table, links = (
+            np.empty(4 << known.size.bit_length(), np.int64),
+            np.empty(KEYS * known.size + 1, np.int64),
+        )
         first, width, rows = loop(
             words, words.view(np.float64), loaded.size, EDGES, table, links, *self._found
         )

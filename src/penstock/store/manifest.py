@@ -150,8 +150,8 @@ def check_inside(names: Sequence[str], where: Callable[[int], str]) -> None:
     for position, name in enumerate(names):
         if os.path.isabs(name) or is_address(name) or ".." in name.split("/"):
             raise DataError(
-                f"{where(position)}{name!r:.80} is not in the folder of the images: correct it; paths of a Manifest "
-                "may lead anywhere"
+                f"{where(position)}{name!r:.80} may lead out of the folder of the images: give it relative to that, "
+                "without ..; paths of a Manifest may lead anywhere"
             )
 
 

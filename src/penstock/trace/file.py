@@ -287,6 +287,10 @@ def _naming(path: str | os.PathLike[str], chunk: Chunk) -> Iterator[None]:
         raise damaged(path, chunk.offset, f"its chunk {chunk.tag!r} cannot be read ({reason})") from reason
 
 
+#: Arrays that are larger are not kept.
+_MOST_SCRATCH_BYTES = 8 << 20
+
+
 class _Scratch:
     """Memory that is used again: for a large array, getting it anew takes ten times as long as filling it."""
 
@@ -296,6 +300,8 @@ class _Scratch:
     def array(self, items: int, dtype: str) -> NDArray[Any]:
         """Return an array, whose items the next one takes the place of."""
         nbytes = items * np.dtype(dtype).itemsize
+        if nbytes > _MOST_SCRATCH_BYTES:
+            return np.empty(items, dtype)
         if self._bytes.size < nbytes:
             self._bytes = np.empty(nbytes, np.uint8)
         return self._bytes[:nbytes].view(dtype)
