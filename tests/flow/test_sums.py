@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from penstock import compiling
 from penstock.compiling import PARTS, Part
 from penstock.flow import _sums, sums
 from penstock.flow.sums import SIGNATURE, SUMS, Sums
@@ -98,6 +100,9 @@ def test_without_a_loader_nothing_is_compiled_and_nothing_waits(
     part = Part("penstock.flow._sums_kernels", "sum_spans", SIGNATURE, "nothing", "NumPy does it")
     monkeypatch.setattr(part, "_files", [tmp_path / "absent"])
     monkeypatch.setattr(part, "_file", tmp_path / "absent")
+    monkeypatch.setattr(
+        compiling, "_LEASES", weakref.WeakSet()
+    )  # a loader of another test may be there still
     monkeypatch.setattr(sums, "SUMS", part)
     monkeypatch.setattr(sums, "_WORTH_COMPILING_SPANS", 0)
     for name in ("wait", "_run", "_compile"):
