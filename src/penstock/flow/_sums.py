@@ -20,9 +20,9 @@ from penstock.trace.schema import NO_PEER, NO_STEP, SOURCE, Kind
 _WAIT, _STEP, _READ, _HIT = int(Kind.WAIT), int(Kind.STEP), int(Kind.READ), int(Kind.HIT)
 _DECODE, _SLOT, _FIRST_BESIDE, _LAST_BESIDE = int(Kind.DECODE), int(Kind.SLOT), int(Kind.SAVE), int(Kind.LOAD)
 _LAST_KIND, _SOURCE, _NO_STEP, _NO_PEER = int(max(Kind)), SOURCE, NO_STEP, NO_PEER
-#: A stage's number is below it, see `_stage_of`.
+#: A stage's number, as `Stage.of_number` takes it, is below it.
 STAGES = (_LAST_KIND + 1) << 9
-#: By which key a link of a bucket's list goes on.
+#: The keys by which spans are looked up.
 _BY_BATCH, _BY_FLOW, _BY_SAMPLE, KEYS = 0, 1, 2, 3
 #: Columns of an epoch's integers and numbers, of a stage's.
 _SAMPLES, _BATCHES, _IS_THERE = 0, 1, 2

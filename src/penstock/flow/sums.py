@@ -12,7 +12,7 @@ from penstock.machine_code import Loop, Signature
 from penstock.trace import EpochMetrics
 from penstock.trace.causes import Cause
 from penstock.trace.metrics import epoch_metrics
-from penstock.trace.schema import Kind, Spans, join_spans
+from penstock.trace.schema import Spans, join_spans
 from penstock.trace.stages import EDGES, Durations, Stage
 
 #: spans as integers and as numbers; how many of them were summed up before; EDGES; the table, the links; then what is
@@ -39,7 +39,7 @@ class Sums:
         self._shape = epochs, stages
         self._spans = 0
         self._loop: Loop | None = None
-        self._found: tuple[Any, ...] | None = None
+        self._memory: tuple[Any, Any, Any] | None = None
 
     def __call__(self, spans: Spans, loaded: Spans) -> list[EpochMetrics]:
         """Arguments and result are those of `epoch_metrics`."""
@@ -54,44 +54,41 @@ class Sums:
         if not spans.size:
             return []
         known = join_spans([loaded, spans]) if loaded.size else np.ascontiguousarray(spans)
-        if self._found is None:
+        if self._memory is None:
             epochs, stages = self._shape
-            self._found = (
-                *(
-                    np.empty((stages, 5), np.int64),
-                    np.empty((stages, 2)),
-                    np.empty((stages, EDGES.size + 1), np.int64),
-                ),
-                *(np.empty((epochs, 3), np.int64), np.empty((epochs, COLUMNS))),
-                np.empty(epochs * STAGES, np.int64),
+            of_stages = (
+                np.empty((stages, 5), np.int64),
+                np.empty((stages, 2)),
+                np.empty((stages, EDGES.size + 1), np.int64),
             )
+            of_epochs = np.empty((epochs, 3), np.int64), np.empty((epochs, COLUMNS))
+            self._memory = of_stages, of_epochs, np.empty(epochs * STAGES, np.int64)
+        of_stages, of_epochs, row_of = self._memory
         words = known.view(np.int64)
-        table, links = (
-            np.empty(4 << known.size.bit_length(), np.int64),
-            np.empty(KEYS * known.size + 1, np.int64),
-        )
+        table = np.empty(4 << known.size.bit_length(), np.int64)
+        links = np.empty(KEYS * known.size + 1, np.int64)
         first, width, rows = loop(
-            words, words.view(np.float64), loaded.size, EDGES, table, links, *self._found
+            *(words, words.view(np.float64), loaded.size, EDGES, table, links),
+            *(*of_stages, *of_epochs, row_of),
         )
-        return (
-            _metrics(first, rows, *(each[:width] for each in self._found[3:5]), *self._found[:3])
-            if width
-            else None
-        )
+        if not width:
+            return None
+        return _metrics(first, *(each[:rows] for each in of_stages), *(each[:width] for each in of_epochs))
 
 
 def _metrics(
-    first: int, rows: int, epochs: Any, epoch_numbers: Any, stages: Any, stage_numbers: Any, buckets: Any
+    first: int, stages: Any, stage_numbers: Any, buckets: Any, epochs: Any, epoch_numbers: Any
 ) -> list[EpochMetrics]:
     found: dict[int, dict[Stage, Durations]] = {}
-    counts: list[dict[int, int]] = [{} for _ in range(rows)]
-    at, bucket = np.nonzero(buckets[:rows])
+    counts: list[dict[int, int]] = [{} for _ in stages]
+    at, bucket = np.nonzero(buckets)
     for row, place, calls in zip(at.tolist(), bucket.tolist(), buckets[at, bucket].tolist(), strict=True):
         counts[row][place] = calls
-    all_rows = zip(stages[:rows].tolist(), stage_numbers[:rows].tolist(), counts, strict=True)
+    all_rows = zip(stages.tolist(), stage_numbers.tolist(), counts, strict=True)
     for (row, each, calls, samples, size), (seconds, slowest), histogram in sorted(all_rows, key=_row_of):
-        stage = Stage(Kind(each >> 9), ((each >> 1) & 0xFF) - 128, bool(each & 1))
-        found.setdefault(row, {})[stage] = Durations(calls, samples, size, seconds, slowest, histogram)
+        found.setdefault(row, {})[Stage.of_number(each)] = Durations(
+            calls, samples, size, seconds, slowest, histogram
+        )
     return [
         EpochMetrics(
             epoch=first + row,

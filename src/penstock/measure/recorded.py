@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -118,8 +118,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Return what `read_run` does, to be read piece by piece. What is no file of a disk is read at once."""
     if not Path(path).is_dir() and not Path(path).is_file():
         return Run.of(read_trace(path))
-    files = _chosen(path) if Path(path).is_dir() else [(0, Path(path), read_outline(path))]
-    moves, loaders, notes = _numbered_on(files)
+    extent_of = cache(_extent_of)  # it reads the file
+    files = _chosen(path, extent_of) if Path(path).is_dir() else [(0, Path(path), read_outline(path))]
+    moves, loaders, notes = _numbered_on(files, extent_of)
     sessions = [file.name for _, file, outline in files if outline.meta.get("graph")]
     if sessions and len(files) < len(list(Path(path).glob("*.trace"))):
         notes += (f"of several sessions of a rank one counts, that with the largest trace: {sessions[0]}",)
@@ -190,7 +191,9 @@ def batch_of(key: int) -> tuple[int, int]:
     return key >> 32, key & 0xFFFFFFFF
 
 
-def _chosen(folder: str | os.PathLike[str]) -> list[tuple[int, Path, Trace]]:
+def _chosen(
+    folder: str | os.PathLike[str], extent_of: Callable[[Path, Trace], _Extent]
+) -> list[tuple[int, Path, Trace]]:
     """Return the files that make a run, by rank: (rank, file, its outline)."""
     files = sorted(Path(folder).glob("*.trace"), key=lambda file: file.stat().st_size)
     if not files:
@@ -205,14 +208,16 @@ def _chosen(folder: str | os.PathLike[str]) -> list[tuple[int, Path, Trace]]:
     for each in opened:
         if not each[2].meta.get("snapshots"):
             by_rank.setdefault(each[0], []).append(each)
-    return [each for rank in sorted(by_rank) for each in _loaders_of(by_rank[rank])] + stores
+    return [each for rank in sorted(by_rank) for each in _loaders_of(by_rank[rank], extent_of)] + stores
 
 
-def _loaders_of(files: list[tuple[int, Path, Trace]]) -> list[tuple[int, Path, Trace]]:
+def _loaders_of(
+    files: list[tuple[int, Path, Trace]], extent_of: Callable[[Path, Trace], _Extent]
+) -> list[tuple[int, Path, Trace]]:
     """Return those files of a rank that count, as they began. files: of sessions first, the largest last."""
     loaders = [each for each in files if not each[2].meta.get("graph")] if len(files) > 1 else []
     # One that was made and hardly used has nothing to tell.
-    loaders = [each for each in loaders if _extent_of(*each[1:]).has_waits]
+    loaders = [each for each in loaders if extent_of(*each[1:]).has_waits]
     loaders.sort(key=lambda each: (math.inf if each[2].begun is None else each[2].begun, each[1].name))
     return loaders or files[-1:]
 
@@ -256,7 +261,7 @@ class _Moved(NamedTuple):
 
 
 def _numbered_on(
-    files: Sequence[tuple[int, Path, Trace]],
+    files: Sequence[tuple[int, Path, Trace]], extent_of: Callable[[Path, Trace], _Extent]
 ) -> tuple[list[_Moved], int, tuple[str, ...]]:
     """Return how each file is moved, how many loaders a rank had at most, and a note on their epochs.
 
@@ -277,7 +282,7 @@ def _numbered_on(
     names = []
     for number, shown in enumerate(most):
         extents = {
-            places[number]: _extent_of(*files[places[number]][1:])
+            places[number]: extent_of(*files[places[number]][1:])
             for places in by_rank.values()
             if number < len(places)
         }

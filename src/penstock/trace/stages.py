@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ class Stage(NamedTuple):
     kind: Kind
     place: int
     of_peers: bool = False
+
+    @classmethod
+    def of_number(cls, number: int) -> Self:
+        """Return the stage of a number: kind << 9 | place + 128 << 1 | of_peers, which sorts as stages do."""
+        return cls(Kind(number >> 9), ((number >> 1) & 0xFF) - 128, bool(number & 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def stage_durations(spans: Spans) -> dict[int, dict[Stage, Durations]]:
     counts: list[dict[int, int]] = [{} for _ in keys]
     for cell, count in zip(cells.tolist(), of_cell.tolist(), strict=True):
         counts[cell // (EDGES.size + 1)][cell % (EDGES.size + 1)] = count
-    names = [Stage(Kind(each >> 9), ((each >> 1) & 0xFF) - 128, bool(each & 1)) for each in stages.tolist()]
+    names = [Stage.of_number(each) for each in stages.tolist()]
     found: dict[int, dict[Stage, Durations]] = {}
     for row, each in enumerate(keys.tolist()):
         found.setdefault(int(epochs[each // stages.size]), {})[names[each % stages.size]] = Durations(
