@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import csv
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.for_each import for_each
 from tests.graph.graphs import constant, evaluate, node
 from tests.patience import patient
 
+from penstock.errors import ConfigError
 from penstock.graph import Graph, GraphError, Session
 from penstock.graph.state import resources
 from penstock.graph.state.containers import shared_container
@@ -326,6 +328,15 @@ def test_a_damaged_record_is_named_with_its_file_number_and_byte(
             with pytest.raises(GraphError, match=rf"record 1 at byte {second} .*({part})") as caught:
                 session.run("r:0")
             assert caught.value.kind == "corrupt"
+
+
+def test_without_its_library_a_checksum_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+
+    with pytest.raises(ConfigError, match=r"google-crc32c, .*pip install 'penstock\[torch\]'"):
+        write_tfrecords(tmp_path / "records", [b"first"])
 
 
 def test_lines_and_records_of_a_length(tmp_path: Path) -> None:

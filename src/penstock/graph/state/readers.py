@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import os
 import struct
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.errors import printable
+from penstock.errors import ConfigError, printable
 from penstock.graph.errors import CorruptError, OutOfRangeError
 from penstock.graph.model.dtypes import FLOATS, Value, torch_dtype
 from penstock.graph.model.node import Node
@@ -26,17 +25,14 @@ _MASK = 0xA282EAD8
 
 def masked_crc32c(data: bytes) -> int:
     """Return the checksum of a TFRecord file. Source: TensorFlow, `tensorflow/core/lib/hash/crc32c.h` (the mask)."""
-    from penstock.graph.state._checksum_kernels import crc32c
-
-    crc = int(crc32c(np.frombuffer(data, np.uint8), _table()))
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ConfigError(
+            "checksums of TFRecord files need google-crc32c, which is not installed: pip install 'penstock[torch]'"
+        ) from error
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK) & 0xFFFFFFFF
-
-
-@functools.cache
-def _table() -> Any:
-    from penstock.graph.state._checksum_kernels import crc32c_table
-
-    return crc32c_table()
 
 
 class Reader:
