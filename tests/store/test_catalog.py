@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ from hypothesis.extra import numpy as arrays
 from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError, FormatError, WaitTimeout
 from penstock.report import print_report
-from penstock.store import FileList, FlatFolder, ImageFolder, catalogs, listing, listing_progress, open_source
+from penstock.store import (
+    FileList,
+    FlatFolder,
+    ImageFolder,
+    TarShards,
+    catalogs,
+    listing,
+    listing_progress,
+    open_source,
+)
 from penstock.store.calls import Calls
 from penstock.store.catalog import _FRONT, VERSION, Catalog, CatalogKey, NewerCatalog, Packed
 from penstock.store.files import FileSource
@@ -674,6 +684,21 @@ def test_another_ranks_catalog_serves_without_a_listing(store: Store) -> None:
     assert store.listed == []
     assert content(received) == content(store.open())
     assert received.read(1) == b"dog/b.jpg"
+
+
+def test_what_is_no_catalog_or_one_of_another_source_is_refused_with_what_to_do(store: Store) -> None:
+    store.write("cat/a.jpg")
+    of_folders = store.open().catalog
+
+    wrong: Any
+    for wrong in (False, True, "train.catalog", {}):
+        with pytest.raises(ConfigError, match=r"catalog is .* leave it out .* refresh=\"full\""):
+            store.open(catalog=wrong)
+    for opener in (FlatFolder, TarShards):
+        with pytest.raises(ConfigError, match=f"catalog is of ImageFolder, and {opener.__name__} cannot"):
+            store.open(opener, catalog=of_folders)
+    with pytest.raises(ConfigError, match=r"catalog is of CocoImages, .* give it to CocoImages"):
+        store.open(catalog=replace(of_folders, kind="CocoImages"))
 
 
 # -- The compiled loop ---------------------------------------------------------------------------------

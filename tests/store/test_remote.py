@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import fsspec
 import h5py  # type: ignore[import-untyped]
@@ -26,6 +26,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from obstore.store import S3Store
 from tests.contracts.test_source_contract import (
     Opened,
@@ -46,6 +47,7 @@ from tests.contracts.test_source_contract import (
 from tests.for_each import for_each
 from tests.interpreters import Interpreters
 from tests.patience import brief, patient, wait_until
+from tests.store import hdfs_server
 from tests.store.test_litdata import GOLDEN as LITDATA
 from tests.store.web_server import Answer, Request, WebServer, serving
 
@@ -971,6 +973,95 @@ def test_files_of_hadoop_are_read_by_its_rest_interface(server: WebServer, tmp_p
         Records(f"{place}/not-there.bin", "u1", 10_000)
     with pytest.raises(ConfigError, match=r"'usr', which webhdfs:// does not take: 'user' is alike"):
         Records(f"{place}/data.bin", "u1", 10_000, storage_options={"usr": "me"})
+
+
+class Native(MemoryFileSystem):  # type: ignore[misc]
+    """What is peculiar to the driver of `hdfs-native`, over files in memory."""
+
+    __module__, protocol = "hdfs_native.fsspec", "hdfs"
+    refused = ""
+
+    def __init__(self, host: str, port: int, **settings: str) -> None:
+        super().__init__()
+        assert set(map(type, settings.values())) <= {str}, "each is a setting of Hadoop, which is a text"
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": "node", "port": 8020}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return urlsplit(path).path
+
+    def info(self, path: str, **more: Any) -> dict[str, Any]:
+        if self.refused:
+            raise RuntimeError(f'RPCError("{self.refused}", "refused")')
+        found = dict(super().info(path, **more))
+        return found | {"modification_time": int(found.pop("created").timestamp() * 1e6)}
+
+
+def test_hdfs_native_gets_texts_alone_and_its_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("hdfs", Native, clobber=True)
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/native/a.bin", b"1" * 100)
+    with closing(
+        Records("hdfs://node:8020/native/a.bin", "u1", 10, storage_options={"dfs.block.size": "1"})
+    ) as source:
+        assert source.read(1) == b"1" * 10
+
+        monkeypatch.setattr(Native, "refused", "org.apache.hadoop.security.AccessControlException")
+        with pytest.raises(DataError, match=r"a\.bin may not be read .*AccessControlException"):
+            source.read(2)
+        answers = iter(["org.apache.hadoop.ipc.StandbyException", ""])
+        monkeypatch.setattr(Native, "refused", property(lambda self: next(answers, "")))
+        assert source.read(2) == b"1" * 10
+        assert next(answers, "all were given") == "all were given"
+
+        files.pipe_file("/native/a.bin", b"2" * 100)
+        with pytest.raises(DataError, match=r"a\.bin was written again since it was listed"):
+            source.read(1)
+
+
+@pytest.mark.slow
+def test_files_of_hdfs_are_read_by_hdfs_native_without_java(
+    tmp_path: Path, interpreters: Interpreters
+) -> None:
+    """With PyPI's `hdfs-native`; in a process of its own, as the driver's threads stay."""
+    pytest.importorskip("hdfs_native")
+    program = "import sys; from tests.store import test_remote as t; t.check_hdfs(t.Path(sys.argv[1]))"
+    done = interpreters.run(program, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def check_hdfs(folder: Path) -> None:
+    """Read from a server that answers as HDFS does."""
+    fsspec.register_implementation("hdfs", "hdfs_native.fsspec.HdfsFileSystem", clobber=True)
+    local = image_folder(folder)
+    with hdfs_server.serving() as cluster:
+        cluster.files.update({f"/train/{name}": data for name, data in objects_of_folder(folder).items()})
+        with closing(open_source(f"{cluster.address}/train")) as pictures:
+            assert isinstance(pictures, ImageFolder)
+            check_reads(pictures, local)
+
+        cluster.files["/data.bin"] = CONTENT
+        with closing(Records(f"{cluster.address}/data.bin", "u1", 10_000)) as source:
+            with Loader(source, batch_size=4, epochs=1, shuffle=False, report=None) as loader:
+                rows = [row.tobytes() for batch in loader for row in batch]
+            assert rows == [record(number) for number in range(len(source))]
+
+            cluster.reads.clear()
+            assert source.read(3) == record(3)
+            assert sum(cluster.reads) == 10_000, "no more is read than is asked for"
+
+            cluster.refused["getFileInfo"] = "org.apache.hadoop.security.AccessControlException"
+            with pytest.raises(DataError, match=r"data\.bin may not be read .*AccessControlException"):
+                source.read(4)
+            cluster.refused.clear()
+            cluster.changed["/data.bin"] = 1
+            with pytest.raises(DataError, match=r"data\.bin was written again since it was listed"):
+                source.read(4)
+        with pytest.raises(DataError, match=r"not-there\.bin has vanished or was never there"):
+            Records(f"{cluster.address}/not-there.bin", "u1", 10_000)
 
 
 def test_a_token_for_hadoop_is_in_no_error() -> None:

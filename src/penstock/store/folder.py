@@ -233,7 +233,11 @@ def open_source(
         ParquetFiles,
         LitDataChunks,
     )
-    kind = next(kind for kind in kinds if kind.__name__ == found.kind)
+    kind = next((kind for kind in kinds if kind.__name__ == found.kind), None)
+    if kind is None:
+        raise ConfigError(
+            f"catalog is of {found.kind}, which open_source does not open: give it to {found.kind}"
+        )
     return kind(place, calls=calls, catalog=found, storage_options=storage_options)
 
 

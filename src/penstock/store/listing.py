@@ -116,11 +116,13 @@ def catalog_of(
     """Return the catalog of a data set: one that is given, or kept and as far as it is still right, else a new one.
 
     opener, extensions: see `CatalogKey`. objects: what reads addresses.
-    Raises: TypeError for another argument of a listing, ConfigError for another word as refresh; what `lister` raises.
+    Raises: TypeError for another argument of a listing, ConfigError for another word as refresh, or what is no catalog
+        of such a source; what `lister` raises.
     """
     if unknown := listing.keys() - ListingArguments.__annotations__:
         raise TypeError(f"{opener.partition('(')[0]} takes no argument {min(unknown)!r}")
     if (given := listing.get("catalog")) is not None:
+        _check_given(given, opener)
         return given
     refresh, calls = listing.get("refresh", "auto"), listing.get("calls") or Calls()
     check_refresh(refresh)
@@ -143,6 +145,20 @@ def catalog_of(
         found = format_count(len(catalog), "sample")
         calls.report(f"listed {found} of {brief(place)} in {progress.seconds:.1f} s; {kept}")
     return catalog
+
+
+def _check_given(catalog: object, opener: str) -> None:
+    """Raise ConfigError unless it is a catalog that this opener can take."""
+    if not isinstance(catalog, Catalog):
+        raise ConfigError(
+            f"catalog is {catalog!r:.200}; it is a Catalog, such as another source's `source.catalog`: leave it out to "
+            'have the data set listed, with refresh="full" to list it anew'
+        )
+    kind = opener.partition("(")[0]
+    if kind not in ("open_source", catalog.kind):
+        raise ConfigError(
+            f"catalog is of {catalog.kind}, and {kind} cannot take it: give one of {kind}, or none"
+        )
 
 
 def check_refresh(refresh: object) -> None:

@@ -458,8 +458,11 @@ class ByFsspec:
             _check_known(scheme, kind, options)
             more = kind._get_kwargs_from_urls(root)
             more = {name: value for name, value in more.items() if name not in ("path", "protocol", "fo")}
+            # hdfs-native keeps no listings, and takes each option for a setting of Hadoop.
+            is_native = kind.__module__.partition(".")[0] == "hdfs_native"
+            listings = {} if is_native else {"use_listings_cache": False}
             self._files = fsspec.filesystem(
-                scheme, **{**more, **options}, skip_instance_cache=True, use_listings_cache=False
+                scheme, **{**more, **options, **listings}, skip_instance_cache=True
             )
         except ConfigError:
             raise
@@ -470,10 +473,11 @@ class ByFsspec:
             ) from error
         _first_process()
         self._root = root
-        self._is_webhdfs = kind.protocol == _WEBHDFS
-        if self._is_webhdfs:
+        is_web = kind.protocol == _WEBHDFS
+        if is_web:
             self._files.session.hooks["response"].append(_refuse_final)
-        self._content = _content_of_webhdfs if self._is_webhdfs else _content_of
+        self._is_hadoop = is_web or is_native
+        self._content = _content_of_webhdfs if is_web else _content_of
         given = {**more, **options}
         found = next((given[name] for name in _IDENTITIES if given.get(name)), "")
         self.identity = str(found) or ("the given credentials" if options else "the driver's own credentials")
@@ -484,10 +488,12 @@ class ByFsspec:
         except RequestError:
             raise
         except Exception as error:
-            # WebHDFS: all that is neither forbidden, missing nor a wrong request, such as StandbyException.
-            if self._is_webhdfs and isinstance(error, RuntimeError):
-                raise RequestError("passing", _without_queries(str(error))[:200]) from error
-            raise _of_driver(error) from (None if self._is_webhdfs else error)  # whose URL has the token
+            # Of WebHDFS neither forbidden, missing nor a wrong request, such as StandbyException; of hdfs-native any.
+            if self._is_hadoop and isinstance(error, RuntimeError):
+                text = _without_queries(str(error))[:200]
+                found = (kind for name, kind in _FINAL_OF_HADOOP.items() if name in text)
+                raise RequestError(next(found, "passing"), text) from error
+            raise _of_driver(error) from (None if self._is_hadoop else error)  # whose URL may have a token
 
     def _path_of(self, address: str) -> str:
         return str(self._files._strip_protocol(address))
@@ -579,6 +585,7 @@ def _refuse_final(response: Any, *_: Any, **__: Any) -> None:
 
 _FINAL_OF_HADOOP: Mapping[str, Literal["forbidden", "missing"]] = {
     "InvalidToken": "forbidden",
+    "AccessControlException": "forbidden",
     "AuthenticationException": "forbidden",
     "AuthorizationException": "forbidden",
     "InvalidPathException": "missing",
@@ -634,6 +641,7 @@ _TAGS = (
         "last_commit",
         "mtime",
         "modificationTime",
+        "modification_time",
         "modify",
         "updated",
         "modified",
