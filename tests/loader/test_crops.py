@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from penstock.loader.transforms import (
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.ranks import alone
 from penstock.store import ImageFolder, job_memory
+from penstock.store.disk import DiskTier, disk_tiers
 from penstock.store.group import Bytes, Failed, Ids
 from penstock.trace import read_trace
 from penstock.trace.schema import Kind
@@ -259,7 +261,7 @@ def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_predic
 
     decoded, crops, as_stored = kept
     assert (decoded["is_decoded"], decoded["epochs"]) == (True, 0)
-    chosen = {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False, "is_on_disks": False}
+    chosen = {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False, "disks": 0}
     assert crops == chosen
     assert as_stored is None
     with pytest.raises(ConfigError, match="no machine is given, which says what decoding costs"):
@@ -339,7 +341,7 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
     assert is_equal
     assert any(f"{form} on local disk" in line for line in lines)
     kept: Any = read_trace(tmp_path / "run.trace").meta["keep"]
-    assert kept["is_on_disks"]
+    assert kept["disks"] == 1
     assert reads >= 16
     config = LoaderConfig(
         alike,
@@ -365,3 +367,46 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
 
     if keep == "crops":  # other steps make others
         assert run(Resize(30))[1] >= 16
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keep", "disk_bytes"),
+    [
+        pytest.param((Resize(72), CenterCrop(70), ToTensor()), "crops", 220_000, marks=pytest.mark.slow),
+        ((*RANDOM, ToTensor()), "decoded", 280_000),
+    ],
+)
+def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the_others_as_stored(
+    alike: Path, tmp_path: Path, transforms: Any, keep: str, disk_bytes: int
+) -> None:
+    # Decoding takes longer than reading pixels.
+    memory = replace(SMALL.storage[1], capacity_bytes=30_000)
+    machine = replace(SMALL, storage=(SMALL.storage[0], memory), preprocess_bytes_per_second=1e5)
+    expected, disk = batches_of(alike, transforms, "stored", epochs=3), tmp_path / "disk"
+    how: Any = {"machine": machine, "local_disk": {disk: disk_bytes}, "epochs": 3}
+
+    for _ in range(2):
+        lines = list[str]()
+        more = {"trace": tmp_path / "run.trace", "report": lines.append}
+        assert batches_of(alike, transforms, keep, **how, **more) == expected
+        (line,) = [each for each in lines if each.count(f"on local disk '{disk}'") == 2]
+    assert line.count("there already") == 2
+
+    held = dict[str, Ids]()
+    for facts in disk_tiers(disk):
+        fingerprint = bytes.fromhex(facts.path.name.split("-")[1])
+        with closing(DiskTier(disk, disk_bytes, fingerprint, np.full(16, -1))) as tier:
+            held[facts.about.rpartition(", as ")[2] if ", as " in facts.about else ""] = tier.held()
+    assert set(held) == {"", keep}
+    assert 2 <= held[keep].size < 16
+    assert set(np.concatenate(list(held.values())).tolist()) == set(range(16))
+
+    recorded: Any = read_trace(tmp_path / "run.trace").meta
+    assert recorded["keep"]["disks"] == 1
+    if keep == "crops":  # how large pictures are, only those know who read one
+        config = LoaderConfig(
+            alike, transforms=transforms, keep=keep, batch_size=8, seed=5, decoders=2, **how
+        )
+        assert predict(config, step_seconds=1e-3).meta["keep"] == recorded["keep"]
+    places = [each.name for each in Machine.from_toml(recorded["machine"]).storage]
+    assert places == ["staging", "memory", f"disk, {keep}", "disk"]

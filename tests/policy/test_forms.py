@@ -12,7 +12,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequential
 from penstock.policy import Load, Move, OwnRead, Placement, Ready, Scheduler, StagingLimits
 from penstock.policy.decisions import UNREAD
-from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form, with_disks
+from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form, disk_parts
 from penstock.policy.loading import Frequency, Job
 from penstock.policy.runnable import placement_of
 from penstock.trace.schema import SOURCE, STAGING
@@ -128,31 +128,86 @@ def test_the_form_is_chosen_that_takes_least_of_what_an_epoch_waits_for() -> Non
     assert fixed.decode_seconds == pytest.approx(300 * 50_000 / 1e10)
 
 
-def test_disks_have_the_form_where_all_fits_and_is_read_sooner_than_decoded() -> None:
+def test_disks_have_the_form_where_all_fits_and_is_read_sooner_than_decoded_and_else_for_what_saves_most() -> (
+    None
+):
     sizes, curve = np.full(100, 100_000), Curve(((1, 1e9),))
 
-    def is_on_disks(form: CropForm, rate: float, capacity_bytes: int, decoding: float = 50e6) -> bool:
+    def in_form(form: CropForm, rate: float, capacity_bytes: int, decoding: float = 50e6) -> int:
+        """Return of how many samples pixels are kept."""
         disk = StorageClass(
             "disk", capacity_bytes, 1, Curve(((1, rate),)), backend="filesystem", path="/disk"
         )
         on = Machine(
-            SharedStore(None, curve),
+            SharedStore(None, Curve(((1, 1e6),))),
             (StorageClass("staging", 10**6, 1, curve),),
             preprocess_bytes_per_second=decoding,
         )
-        return with_disks(form, [disk], sizes, on).is_on_disks
+        parts = disk_parts(form, [disk], sizes, on)
+        return sum(
+            min(100, each.storage.capacity_bytes // form.crop_bytes) for each in parts if each.is_in_form
+        )
 
     # 2 ms to decode; 1.5 ms and 15 ms to read; 0.35 of the 2 ms are left for decoded ones.
     crop, picture = CropForm(150_000), CropForm(600_000, is_decoded=True)
-    assert is_on_disks(crop, 100e6, 15_000_000)
-    assert not is_on_disks(crop, 10e6, 15_000_000)
-    assert not is_on_disks(crop, 100e6, 14_999_999)
-    assert is_on_disks(picture, 400e6, 60_000_000)
-    assert not is_on_disks(picture, 250e6, 60_000_000)
-    assert not is_on_disks(CropForm(150_000, 3), 100e6, 10**9)
+    assert in_form(crop, 100e6, 15_000_000) == 100
+    assert in_form(crop, 10e6, 15_000_000) == 0
+    assert in_form(picture, 400e6, 60_000_000) == 100
+    assert in_form(CropForm(150_000, 3), 100e6, 10**9) == 0
+    # A sample takes 1 ms + 0.5 x to read, and 2 (1 - x) to decode: as long for x = 0.4. There is space for one more.
+    assert in_form(crop, 100e6, 14_999_999) in (40, 41, 42)
+    # 0.4 ms + 2 x, and 2 - 1.3 x.
+    assert in_form(picture, 250e6, 60_000_000) in (48, 49, 50)
+    # All have space as stored, and few as crops: not worth two forms. Then a fifth of them.
+    assert in_form(crop, 100e6, 10_500_000) == 0
+    assert in_form(crop, 100e6, 11_250_000) in (20, 21)
     # Nobody measured decoding: a photograph of 100 kB takes 0.7 ms.
-    assert is_on_disks(crop, 250e6, 10**9, float("inf"))
-    assert not is_on_disks(crop, 200e6, 10**9, float("inf"))
+    assert in_form(crop, 250e6, 10**9, float("inf")) == 100
+    assert 0 < in_form(crop, 200e6, 10**9, float("inf")) < 100
+    # Crops that take less than the files, of which not all fit either way.
+    assert in_form(CropForm(50_000), 100e6, 2_000_000) == 40
+
+
+@pytest.mark.parametrize(("is_decoded", "share", "space_share"), [(False, 0.6, 1.0), (True, 2.5, 2.0)])
+def test_a_disk_that_has_samples_in_two_forms_has_all_of_them_and_pixels_of_the_largest(
+    is_decoded: bool, share: float, space_share: float
+) -> None:
+    sizes = np.random.default_rng(2).integers(20_000, 200_000, 300)
+    form = CropForm(600_000 if is_decoded else 150_000, is_decoded=is_decoded)
+    read, total = Curve(((1, 300e6), (4, 600e6))), int(sizes.sum())
+    disks = [
+        StorageClass(name, int(part * total), 4, read, backend="filesystem", path=f"/{name}")
+        for name, part in (("disk", share), ("other", share + 0.1))
+    ]
+    memory = StorageClass("memory", 20 * form.crop_bytes, 1, Curve(((1, 1e9),)))
+    on = Machine(
+        SharedStore(None, Curve(((1, 20e6),)), threads=4),
+        (replace(memory, name="staging"), memory),
+        preprocess_bytes_per_second=40e6,
+    )
+
+    parts = disk_parts(form, disks, sizes, on, space_share)
+
+    assert [each.is_in_form for each in parts] == [True, True, False, False]
+    for disk in disks:
+        of_disk = [each for each in parts if each.storage.path == disk.path]
+        assert sum(each.space_bytes for each in of_disk) <= disk.capacity_bytes
+        for readers in (1, 4):
+            assert sum(each.storage.read.at(readers) for each in of_disk) == pytest.approx(read.at(readers))
+    storage = (*on.storage, *(each.storage for each in parts))
+    job = Job(
+        AccessPlan(FullShuffle(sizes.size, 1), 30, 3),
+        sizes,
+        replace(on, storage=storage),
+        form=replace(form, disks=2),
+    )
+    tier_of = placement_of(Frequency(is_alone=True), job, 0).tier_of
+    assert tier_of.min() == 1
+    in_form = tier_of <= 3
+    assert 20 < np.count_nonzero(in_form) < sizes.size
+    assert sum(each.copies_bytes for each in parts) >= 20 * form.crop_bytes
+    if not is_decoded:
+        assert sizes[in_form].min() >= sizes[~in_form].max()
 
 
 def test_forms_that_save_nothing_are_refused() -> None:

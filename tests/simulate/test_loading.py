@@ -314,7 +314,7 @@ def test_crops_on_a_disk_cost_their_read_in_place_of_decoding() -> None:
     on = replace(on, storage=(*on.storage, disk))
 
     trace = predict(
-        Job(plan, np.full(samples, 100), on, form=CropForm(100, is_on_disks=True)),
+        Job(plan, np.full(samples, 100), on, form=CropForm(100, disks=1)),
         limits=limits,
         step_seconds=0.0,
     )

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.resume import add_array, describe_data
 from penstock.machine import Curve, Machine, StorageClass
 from penstock.policy import Placement
-from penstock.policy.forms import CropForm
+from penstock.policy.forms import CropForm, DiskPart
 from penstock.store import FileSource, PackedFiles, Source
 from penstock.store.calls import Calls
 from penstock.store.direct import pays
@@ -103,10 +103,17 @@ def check_space(disks: Sequence[StorageClass], largest_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk that keeps samples. storage: what it is to the machine. tier: what is there; None for a prediction."""
+    """A disk that keeps samples, or a part of one.
 
-    storage: StorageClass
+    part: what it is to the machine. tier: what is there; None for a prediction.
+    """
+
+    part: DiskPart
     tier: SlowTier | None = None
+
+    @property
+    def storage(self) -> StorageClass:
+        return self.part.storage
 
 
 class Content(NamedTuple):
@@ -135,18 +142,21 @@ def content_of(source: Source, pixels: Mapping[str, object] | None, crop_bytes: 
     return Content(xxhash.xxh3_128_digest(described.encode()), sizes_bytes, f"{about}, as {pixels['form']}")
 
 
-def has_space(classes: Sequence[StorageClass], fingerprint: bytes) -> bool:
-    """Return whether disks have as much free as they may keep, or a tier of the same content is there."""
+def has_space(parts: Sequence[DiskPart], content: Content) -> bool:
+    """Return whether disks have as much free as they may keep, or a tier of the content that is in a form is there."""
+    wanted = dict[str, int]()
+    for part in parts:
+        path = part.storage.path
+        assert path is not None, "it is a folder"
+        wanted[path] = wanted.get(path, 0) + part.space_bytes
     return all(
-        each.path is not None
-        and (has_tier(each.path, fingerprint) or each.capacity_bytes <= free_bytes(each.path))
-        for each in classes
+        has_tier(path, content.fingerprint) or nbytes <= free_bytes(path) for path, nbytes in wanted.items()
     )
 
 
 def open_disks(
-    classes: list[StorageClass],
-    content: Content,
+    parts: Sequence[DiskPart],
+    contents: Mapping[bool, Content],
     rank: int,
     calls: Calls,
     closing: ExitStack,
@@ -157,15 +167,16 @@ def open_disks(
     """Open the tiers on some disks, with as much space as these have. They are closed by `closing`.
 
     A disk that is full or fails is reported and left out; one on a network file system is reported and used.
+    contents: what those that are in a form keep (True), and the others (False).
     rank: of this process. is_new: whether what earlier runs left is given up.
     page_cache_bytes: that the kernel may have for what it reads of them.
     Raises: DataError naming the folder where one cannot be used.
     """
-    if not classes:
-        return []
     disks = list[Disk]()
-    is_direct = pays(sum(each.capacity_bytes for each in classes), page_cache_bytes)
-    for storage in classes:
+    is_direct = pays(sum(each.space_bytes for each in parts), page_cache_bytes)
+    for part in parts:
+        storage = replace(part.storage, capacity_bytes=part.space_bytes)
+        content = contents[part.is_in_form]
         make = partial(_open_tier, storage, content, rank, calls.report, is_direct=is_direct)
         try:
             tier = calls.one(f"local disk {storage.path!r}", make)
@@ -177,8 +188,18 @@ def open_disks(
         closing.callback(tier.close)
         if is_new:
             tier.evict(tier.held())
-        disks.append(Disk(replace(storage, capacity_bytes=tier.capacity_bytes), tier))
+        disks.append(Disk(_with_space(part, tier.capacity_bytes), tier))
     return disks
+
+
+def _with_space(part: DiskPart, space_bytes: int) -> DiskPart:
+    """Return a part of which so much was reserved, no more than it wanted."""
+    if space_bytes == part.space_bytes:
+        return part
+    had = space_bytes / part.space_bytes
+    capacity_bytes = max(1, int(part.storage.capacity_bytes * had))
+    storage = replace(part.storage, capacity_bytes=capacity_bytes)
+    return part._replace(storage=storage, copies_bytes=int(part.copies_bytes * had))
 
 
 def _open_tier(
@@ -272,13 +293,13 @@ class KeptOnDisks:
     """What disks keep of a run.
 
     tiers: by number. held: by tier, what an earlier run left. copied: as of `SourceFetcher`.
-    is_pixels: whether it is crops or pictures, not samples as stored.
+    in_form: numbers of tiers that have crops or pictures, not samples as stored.
     """
 
     tiers: dict[int, WriteBehind]
     held: dict[int, NDArray[np.int64]]
     copied: dict[int, NDArray[np.bool_]]
-    is_pixels: bool = False
+    in_form: frozenset[int] = frozenset()
 
 
 def kept_on(
@@ -292,10 +313,8 @@ def kept_on(
     """Give up what earlier runs left on disks and no tier shall keep, and return what disks keep from now on.
 
     first: number of the first disk's tier. queue_bytes: of samples that wait to be written, to all disks.
-    form: in which disks keep samples, if not as they are stored.
+    form: of the disks that are in one.
     """
-    if form is not None:
-        sizes_bytes = np.full(sizes_bytes.size, form.crop_bytes)
     tiers, held, copied = (
         dict[int, WriteBehind](),
         dict[int, NDArray[np.int64]](),
@@ -315,11 +334,15 @@ def kept_on(
         # samples are dropped, that space is for others.
         if placement.spares is not None:
             continue
-        own = placement.samples_in(number)
-        spare_bytes = disk.storage.capacity_bytes - int(sizes_bytes[own].sum())
-        count = int(np.searchsorted(np.cumsum(sizes_bytes[faster]), spare_bytes, side="right"))
+        own, kept_bytes = placement.samples_in(number), sizes_bytes
+        if disk.part.is_in_form:
+            assert form is not None, "a disk has it"
+            kept_bytes = np.full(sizes_bytes.size, form.crop_bytes)
+        spare_bytes = disk.storage.capacity_bytes + disk.part.copies_bytes - int(kept_bytes[own].sum())
+        count = int(np.searchsorted(np.cumsum(kept_bytes[faster]), spare_bytes, side="right"))
         if count:
             copied[number] = np.zeros(sizes_bytes.size, bool)
             copied[number][faster[:count]] = True
             faster = faster[count:]
-    return KeptOnDisks(tiers, held, copied, form is not None)
+    in_form = frozenset(number for number, disk in enumerate(disks, first) if disk.part.is_in_form)
+    return KeptOnDisks(tiers, held, copied, in_form)

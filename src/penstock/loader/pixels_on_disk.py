@@ -50,7 +50,9 @@ class PixelsOnDisks:
     """
 
     def __init__(self, kept: KeptOnDisks, placement: Placement, shape: tuple[int, ...] | None) -> None:
-        self._tiers: Mapping[int, WriteBehind] = kept.tiers if kept.is_pixels else {}
+        self._tiers: Mapping[int, WriteBehind] = {
+            number: tier for number, tier in kept.tiers.items() if number in kept.in_form
+        }
         self._copied, self._shape = kept.copied, shape
         self._tier_of = placement.tier_of
 

@@ -92,7 +92,7 @@ def predict_run(
     if given is not None:
         known = {each.path: each for each in given.storage if each.path is not None}
         disks = [
-            replace(known.get(each.path or "", each), capacity_bytes=each.capacity_bytes)
+            replace(known.get(each.path or "", each), name=each.name, capacity_bytes=each.capacity_bytes)
             for each in on.storage[1:]
             if each.backend != "memory"
         ]

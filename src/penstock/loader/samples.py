@@ -220,7 +220,7 @@ def _kept_in_form(
 
     reads, how: arguments of a `SourceFetcher`, and of an `ImageDecoder`.
     """
-    form = replace(form, is_on_disks=disks.is_pixels)
+    form = replace(form, disks=len(disks.in_form))
     if form.is_decoded:
         pictures = KeptPictures(form, pipeline, capacity_bytes, placement, disks)
         return CropFetcher(pictures, *reads), PictureDecoder(pictures, *how)

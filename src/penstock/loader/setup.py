@@ -50,7 +50,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES
-from penstock.policy.forms import CropForm, with_disks
+from penstock.policy.forms import CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, shared_by
 from penstock.store import Source
@@ -285,13 +285,14 @@ def drafted(
     if runs and config.share == JOBS:
         budget = replace(budget, tier_bytes=0, jobs_bytes=budget.tier_bytes)
     without_disks = with_memory(machine, budget, threads.decoders, plan.ranks)
-    form, storage, content = _form_and_disks(samples, budget, without_disks, contents, classes)
-    disks = [Disk(each) for each in storage]
-    if runs and content is not None:
+    form, parts, kept = _form_and_disks(samples, budget, without_disks, contents, classes)
+    disks = [Disk(each) for each in parts]
+    if runs and parts:
         # What this run may use of memory, and does not take itself, is the page cache's.
-        cached = memory_limit_bytes() // ranks_on_this_host() - memory_bytes
-        is_new = config.refresh == "full"
-        disks = open_disks(storage, content, rank, calls, closing, is_new=is_new, page_cache_bytes=cached)
+        cached, is_new = memory_limit_bytes() // ranks_on_this_host() - memory_bytes, config.refresh == "full"
+        disks = open_disks(parts, kept, rank, calls, closing, is_new=is_new, page_cache_bytes=cached)
+    if form is not None:
+        form = replace(form, disks=sum(each.part.is_in_form for each in disks))
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
     is_measured = machine is not None
     opened = Opened(source, plan)
@@ -366,11 +367,8 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         placement = placement_of(policy, job, rank)
     else:
         placement = sharing.shared.kept[rank].as_placement(plan.samples)
-    first, on_disks = (
-        len(on.storage) - len(draft.disks),
-        draft.form if draft.form is not None and draft.form.is_on_disks else None,
-    )
-    kept = kept_on(draft.disks, first, placement, sizes_bytes, draft.queue_bytes, on_disks)
+    first = len(on.storage) - len(draft.disks)
+    kept = kept_on(draft.disks, first, placement, sizes_bytes, draft.queue_bytes, draft.form)
     fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
     return Setup(
         plan=plan,
@@ -470,25 +468,26 @@ def _form_and_disks(
     on: Machine,
     contents: _Contents,
     classes: _Classes,
-) -> tuple[CropForm | None, list[StorageClass], Content | None]:
-    """Return in which form samples are kept, on which disks, and what these keep; None without any.
+) -> tuple[CropForm | None, list[DiskPart], dict[bool, Content]]:
+    """Return in which form samples are kept, on which disks, and what these keep, as of `open_disks`.
 
     on: the machine of the run, without disks. contents, classes: as `_disks_of` returns them.
     """
     form, sizes_bytes = samples.form if budget.tier_bytes else None, samples.sizes_bytes
     disks = classes(int((1.0 if samples.pipeline is not None else STRAY) * sizes_bytes.sum()))
     if not disks:
-        return form, [], None
+        return form, [], {}
     check_space(disks, int(sizes_bytes.max(initial=0)))
     if form is not None and all(each.backend == "filesystem" for each in disks):
         more = STRAY if form.is_decoded else 1.0
         larger = classes(int(more * form.bytes_for(sizes_bytes.size)))
-        in_form = with_disks(form, larger, sizes_bytes, on)
-        if in_form.is_on_disks:
-            content = contents(samples.pixels, -1 if form.is_decoded else form.crop_bytes)
-            if has_space(larger, content.fingerprint):
-                return in_form, larger, content
-    return form, disks, contents(None)
+        if parts := disk_parts(form, larger, sizes_bytes, on, more):
+            kept = {True: contents(samples.pixels, -1 if form.is_decoded else form.crop_bytes)}
+            if has_space(parts, kept[True]):
+                if not parts[-1].is_in_form:
+                    kept[False] = contents(None)
+                return form, parts, kept
+    return form, [DiskPart(each) for each in disks], {False: contents(None)}
 
 
 def _costs(machine: Machine | None, plan: AccessPlan, threads: _Threads) -> Machine | None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.machine import Machine, StorageClass
+from penstock.machine import Curve, Machine, StorageClass
 from penstock.policy.decisions import epochs_left
+from penstock.policy.placement import LEAST_SHARE, share_of_store_rate
 
 #: How far the number of crops strays from its mean, in square roots of the number of samples: as each epoch uses them
 #: in another order. Of K = 3 a standard deviation is 0.7.
@@ -31,6 +33,10 @@ CROP_SHARE = 0.4
 PIXELS_SHARE = 0.35
 #: What a thread decodes of photographs where nobody measured it. Measured: docs/benchmarks.md.
 _PHOTOGRAPH_BYTES_PER_SECOND = 150e6
+#: A disk has some samples in a form and the others as stored where that saves this share of an epoch's waits, or more.
+_LEAST_SAVED_SHARE = 0.1
+#: How many shares of the samples are tried.
+_SHARES_TRIED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +49,14 @@ class CropForm:
     epochs: K: a sample is decoded every K epochs, for that epoch and those up to the next time; each crop is gone once
         it is used. 0: one crop serves all epochs.
     is_decoded: whether pictures are kept, of which any epoch's crop is made; for all epochs.
-    is_on_disks: whether the tiers behind memory have this form, too.
+    disks: how many of the tiers behind memory, the first ones, have this form, too.
     Raises: ConfigError for an epoch count that saves nothing, or no bytes.
     """
 
     crop_bytes: int
     epochs: int = 0
     is_decoded: bool = False
-    is_on_disks: bool = False
+    disks: int = 0
 
     #: The tier that has this form in any case: memory.
     TIER = 1
@@ -72,7 +78,7 @@ class CropForm:
 
     def is_in(self, tier: int) -> bool:
         """Return whether a tier has this form."""
-        return tier == self.TIER or (tier > self.TIER and self.is_on_disks)
+        return self.TIER <= tier <= self.TIER + self.disks
 
     @property
     def left_share(self) -> float:
@@ -176,24 +182,104 @@ def choose_form(
     return min(map(costs, forms), key=lambda each: each.seconds)
 
 
-def with_disks(
-    form: CropForm, disks: Sequence[StorageClass], sizes_bytes: NDArray[np.int64], machine: Machine
-) -> CropForm:
-    """Return the form for memory and disks, if it is for all epochs, fits there, and is sooner read than decoded.
+class DiskPart(NamedTuple):
+    """A disk that keeps samples, or a part of one that is a tier of its own.
 
-    Samples as stored take less space: where not all fit in the form, the store would be read more often.
+    storage: with the bytes that samples may take which it is to keep. is_in_form: whether they are pixels.
+    copies_bytes: beside these, for what memory keeps. space_share: over all of them, what to reserve: more than 1 where
+        samples may turn out to be larger.
+    """
+
+    storage: StorageClass
+    is_in_form: bool = False
+    copies_bytes: int = 0
+    space_share: float = 1.0
+
+    @property
+    def space_bytes(self) -> int:
+        """What to reserve."""
+        return math.ceil(self.space_share * (self.storage.capacity_bytes + self.copies_bytes))
+
+
+def disk_parts(
+    form: CropForm,
+    disks: Sequence[StorageClass],
+    sizes_bytes: NDArray[np.int64],
+    machine: Machine,
+    space_share: float = 1.0,
+) -> list[DiskPart]:
+    """Return which disks, or parts of them, have a form for all epochs, these first; none where all are best as stored.
+
+    All samples are in the form where these fit and are read sooner than decoded. Else as many are that reading them and
+    the others, and decoding these, takes least, if that saves a tenth of an epoch's waits: the largest, which take
+    longest, unless pixels of whole pictures are kept. The store is not read more often for that: all have space.
 
     disks: with the bytes that each may have. sizes_bytes: int64[samples], as stored.
-    machine: what decoding costs, by so many threads; a photograph's is taken where that was not measured.
+    machine: what memory keeps, and what decoding costs, by so many threads; a photograph's is taken where that was not
+        measured.
+    space_share: as of `DiskPart`, where not all samples are in the form.
     """
+    if form.epochs or not disks or not sizes_bytes.size:
+        return []
+    samples, total = sizes_bytes.size, int(sizes_bytes.sum())
     space_bytes = sum(each.capacity_bytes for each in disks)
-    if form.epochs or not disks or space_bytes < form.bytes_for(sizes_bytes.size):
-        return form
-    mean = float(sizes_bytes.mean())
     rate = sum(each.read.at(each.threads) for each in disks)
     is_known = math.isfinite(machine.preprocess_bytes_per_second)
     each_byte = machine.write_seconds(1) if is_known else 1 / _PHOTOGRAPH_BYTES_PER_SECOND
-    decoding = mean * each_byte / machine.decode_threads
-    as_stored = max(mean / rate, decoding)
-    in_form = max(form.crop_bytes / rate, decoding * form.left_share)
-    return replace(form, is_on_disks=in_form < as_stored)
+    each_byte /= machine.decode_threads
+    all_in_form = max(samples * form.crop_bytes / rate, total * each_byte * form.left_share)
+    # Pixels that take less than files leave fewer samples to the store, too.
+    fit = space_bytes >= form.bytes_for(samples) or form.crop_bytes <= total / samples
+    if fit and all_in_form < max(total / rate, total * each_byte):
+        return [DiskPart(each, is_in_form=True) for each in disks]
+    in_memory = sum(
+        form.samples_in(each.capacity_bytes, samples) for each in machine.storage[1:2] if each.is_memory
+    )
+    counts = np.linspace(in_memory, samples, min(samples - in_memory, _SHARES_TRIED) + 1).astype(np.int64)
+    in_form = total / samples * counts
+    if not form.is_decoded:
+        in_form = np.concatenate(([0], np.cumsum(np.sort(sizes_bytes)[::-1])))[counts]
+    stored, pixels = total - in_form, counts * form.crop_bytes
+    read = (counts - in_memory) * form.crop_bytes
+    waits = np.maximum((read + stored) / rate, (stored + in_form * form.left_share) * each_byte)
+    # At the edges of each part a sample may find no space.
+    largest = int(sizes_bytes.max())
+    edges = len(disks) * (space_share * form.crop_bytes + largest)
+    waits[1:][(space_share * pixels + stored)[1:] + edges > space_bytes] = math.inf
+    best = int(waits.argmin())
+    if waits[best] > (1 - _LEAST_SAVED_SHARE) * waits[0]:
+        return []
+    read_share = float(read[best] / (read[best] + stored[best]))
+    parts = []
+    for disk in disks:
+        of_disk = disk.capacity_bytes / space_bytes
+        front = DiskPart(
+            _part_of(
+                disk,
+                f"{disk.name}, {form.name}",
+                math.ceil(of_disk * read[best]) + form.crop_bytes,
+                read_share,
+            ),
+            is_in_form=True,
+            copies_bytes=math.ceil(of_disk * (pixels[best] - read[best])),
+            space_share=space_share,
+        )
+        rest_bytes = min(disk.capacity_bytes - front.space_bytes, total)
+        if rest_bytes < largest:
+            return []
+        parts += [front, DiskPart(_part_of(disk, disk.name, rest_bytes, 1 - read_share))]
+    parts.sort(key=lambda each: not each.is_in_form)
+    on = replace(machine, storage=(machine.storage[0], *(each.storage for each in parts)))
+    shares = [share_of_store_rate(on, number, total / samples) for number in range(1, len(parts) + 1)]
+    # A policy would leave out so slow a tier.
+    return parts if min(shares[len(disks) :]) >= LEAST_SHARE else []
+
+
+def _part_of(disk: StorageClass, name: str, capacity_bytes: int, read_share: float) -> StorageClass:
+    """Return a part of a disk, of which so much of its reads are: all parts are read at once."""
+    read, write = (
+        curve and Curve(tuple((users, rate * read_share) for users, rate in curve.points))
+        for curve in (disk.read, disk.write)
+    )
+    assert read is not None, "a disk has a read curve"
+    return replace(disk, name=name, capacity_bytes=capacity_bytes, read=read, write=write)

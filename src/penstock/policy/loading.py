@@ -38,6 +38,7 @@ from penstock.policy.homes import (
     place_cover,
 )
 from penstock.policy.placement import (
+    LEAST_SHARE,
     Kept,
     counted_of_rank,
     fill_in_order,
@@ -48,10 +49,6 @@ from penstock.policy.push import decide_push
 from penstock.trace.schema import SOURCE
 
 Ids = NDArray[np.int64]
-
-#: Of the store's rate. What is slower stays empty, where a read goes to whatever brings the sample first: the reads
-#: that it spares the store are not worth the batches that wait for it. Measured: `benchmarks/policies.py --tiers`.
-LEAST_SHARE = 0.4
 
 
 class NotSupported(ConfigError):
@@ -132,7 +129,7 @@ class Job:
 
     @property
     def saved_by_crops(self) -> NDArray[np.int64] | None:
-        """What having a sample as crops in memory saves: reading and decoding its bytes. None where it has no crops.
+        """What having a sample as crops saves: reading and decoding its bytes. None where it has no crops.
 
         Pixels of whole pictures take space as reading and decoding them takes time.
         """
@@ -515,8 +512,10 @@ class Frequency:
         spares: list[Ids] = [np.empty(0, np.int64) for _ in range(job.ranks)]
         for rank in job.asking:
             if self.in_order and not self.cleanup_read:
-                saved = job.saved_by_crops
-                kept = keep_by_frequency(job.plan, rank, job.kept_bytes, job.worthwhile_bytes(), saved)
+                saved, in_form = job.saved_by_crops, 0 if job.form is None else job.form.TIER + job.form.disks
+                kept = keep_by_frequency(
+                    job.plan, rank, job.kept_bytes, job.worthwhile_bytes(), saved, in_form
+                )
                 fills += _fills_of(rank, kept, "store")
                 continue
             uses = uses_of(counted_of_rank(job.plan, rank) if job.plan.is_endless else job.plan, rank)

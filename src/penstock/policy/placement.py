@@ -105,11 +105,12 @@ def keep_by_frequency(
     sizes_bytes: NDArray[np.int64],
     capacities_bytes: Sequence[int],
     saved: NDArray[np.int64] | None = None,
+    saving_tiers: int = 1,
 ) -> Kept:
     """Decide as `place_by_frequency` does, and list what is kept: for many ranks, or a large data set.
 
-    saved: int64[samples], what having a sample in the first tier saves, where all take as much there, as crops do: of
-        those that are read equally often it takes the ones that save most.
+    saved: int64[samples], what having a sample in the first tiers saves, where all take as much there, as crops do: of
+        those that are read equally often they take the ones that save most. saving_tiers: how many these are.
     Memory and time grow with what the rank reads, not with F. Of a run of more than 1,024 epochs, or 2**30 reads, the
     first so many count: in longer runs all samples are read about equally often.
     """
@@ -119,7 +120,8 @@ def keep_by_frequency(
     order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
     if saved is not None:
         first = np.lexsort((-saved[uses.samples], -uses.counts))
-        count = fill_in_order(sizes_bytes[:1, uses.samples[first]], capacities_bytes[:1]).size
+        in_tiers = sizes_bytes[:saving_tiers, uses.samples[first]]
+        count = fill_in_order(in_tiers, capacities_bytes[:saving_tiers]).size
         order = np.concatenate((first[:count], order[~np.isin(order, first[:count])]))
     tiers = fill_in_order(sizes_bytes[..., uses.samples[order]], capacities_bytes)
     order = order[: tiers.size]
@@ -131,6 +133,11 @@ def counted_of_rank(plan: AccessPlan, rank: int) -> AccessPlan:
     """The epochs of the plan by which samples are chosen: all, except in very long runs."""
     of_epoch = max(1, plan.max_local_batch(rank) * plan.steps(0))
     return plan.of_first(min(_EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
+
+
+#: Of the store's rate. What is slower stays empty, where a read goes to whatever brings the sample first: the reads
+#: that it spares the store are not worth the batches that wait for it. Measured: `benchmarks/policies.py --tiers`.
+LEAST_SHARE = 0.4
 
 
 def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> float:

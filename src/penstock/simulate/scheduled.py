@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan, frequency
 from penstock.policy import StagingLimits
 from penstock.policy.decisions import place_of
-from penstock.policy.forms import CropForm, with_disks
+from penstock.policy.forms import CropForm, disk_parts
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import LEAST_SLOTS, batch_bytes, prepared, promised_by, why_not_run
@@ -84,7 +84,12 @@ def simulate_loading(
             "crops it would not have"
         )
     if form is not None:
-        form = with_disks(form, [each for each in on.storage[1:] if not each.is_memory], sizes_bytes, on)
+        memory = [each for each in on.storage[1:] if each.is_memory]
+        parts = disk_parts(form, [each for each in on.storage[1:] if not each.is_memory], sizes_bytes, on)
+        if parts:
+            on = replace(on, storage=(on.storage[0], *memory, *(each.storage for each in parts)))
+            in_form = sum(each.is_in_form for each in parts)
+            form = replace(form, disks=len(memory) - form.TIER + in_form)
     return simulate_job(Job(scenario.plan(), sizes_bytes, on, scenario.seed, form=form), policy)
 
 
