@@ -35,7 +35,8 @@ def fio_rate(file: str, threads: int, seconds: float) -> float:
     """Return the bytes/s of fio's threads together."""
     options = f"--name=x --filename={file} --size={FILE_BYTES} --rw=randread --bs={BLOCK_BYTES} --direct=1"
     options += (
-        f" --ioengine=psync --thread --numjobs={threads} --group_reporting --time_based --runtime={seconds}"
+        f" --ioengine=psync --thread --numjobs={threads} --group_reporting --time_based"
+        f" --runtime={round(1000 * seconds)}ms"  # of "0.1" it reads a 0, and then the whole file
         " --randrepeat=0"  # else each run reads the same blocks, which a cache behind the disk may have by then
     )
     done = subprocess.run(

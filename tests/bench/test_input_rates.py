@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,16 @@ def test_a_folder_without_space_for_the_file_is_named_or_left_out(
     found = measure(False)
     assert found.maximum is None
     assert any("maximum was left out" in line and "make some space" in line for line in found.left_out)
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_name(photos: Path) -> None:
+    def part(ranks: Ranks) -> InputRates:
+        asked = InputSettings([1], [12], [Work.DECODE], samples=12, on_error="raise")
+        return measure_input(FlatFolder(photos), asked, ranks=ranks)
+
+    for error in run(2, part):
+        assert isinstance(error, DataError)
+        assert re.search(r"rank [01] of 2, a run: .*07\.jpg", str(error))
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(photos: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from penstock.bench.training import (
     measure_training,
 )
 from penstock.cli.main import main
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.measure.calibrate import PageCache
 from penstock.measure.spread import Spread
 from penstock.ranks import Ranks, alone
@@ -257,6 +258,10 @@ def test_a_picture_that_cannot_be_decoded_ends_the_training(
 
     assert main(["bench", "train", str(photos), *arguments]) == 1
     assert "07.jpg" in capsys.readouterr().err
+
+    for error in run(2, lambda ranks: train(photos, Noting(), ranks, 6)):
+        assert isinstance(error, DataError), "on all ranks, and they are told whose it is"
+        assert re.search(r"rank [01] of 2, a run: .*07\.jpg", str(error))
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(good: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import time
+from contextlib import ExitStack
+from functools import partial
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.ranks.in_memory import run
 
 from penstock.cli.main import main
@@ -89,12 +93,13 @@ def test_a_scratch_file_has_no_name_and_is_read_past_the_page_cache(tmp_path: Pa
 
         assert os.listdir(tmp_path) == []
         assert into.tobytes() == blocks[8192:].tobytes() + blocks[:4096].tobytes()
+        scratch.read(np.array([8192, 0, 4096]), 4096, into)  # from the front again, where it is full
+        assert into.tobytes() == blocks[4096:8192].tobytes() + blocks[:4096].tobytes()
         if scratch.is_direct:
             assert cached_share(scratch.descriptor) == 0.0
 
 
-def test_calls_grow_no_larger_than_the_memory_that_they_read_into() -> None:
-    """Of a fast disk, which takes the most requests a call: samples of 96 KiB are 10 of these, no power of two."""
+def test_calls_of_a_fast_disk_grow_and_read_into_the_same_memory() -> None:
     counts = list[int]()
 
     class FastFile(ScratchFile):
@@ -103,13 +108,46 @@ def test_calls_grow_no_larger_than_the_memory_that_they_read_into() -> None:
 
         def read(self, offsets: NDArray[np.int64], request_bytes: int, into: NDArray[np.uint8]) -> None:
             counts.append(offsets.size)
-            assert offsets.size * request_bytes <= into.size
+            assert into.size == request_bytes
 
     access = Access(is_write=False, is_random=True, request_bytes=96 << 10)
-    for _ in itertools.islice(file_rates._rounds(FastFile(), access, 0, 1), 8):
+    for _ in itertools.islice(file_rates._rounds(FastFile(), access, 0, 1, call_seconds=1e9), 13):
         pass
 
-    assert counts == [1, 2, 4, 8, 10, 10, 10, 10]
+    assert counts == [*(2**power for power in range(11)), 1024, 1024]
+
+
+@for_each(
+    ("becomes", "message"),
+    [
+        ("/dev/full", "cannot be written: No space left on device; make some space there"),
+        ("a pipe", "cannot be read: Illegal seek; is its device still there?"),
+        ("an empty file", "cannot be read: the file that was just written is cut off"),
+    ],
+)
+def test_a_disk_that_fills_up_or_vanishes_is_named(tmp_path: Path, becomes: str, message: str) -> None:
+    """As far as reads and writes can tell, a descriptor that becomes another one's is a device that does."""
+    block, twice = file_rates._noise(4096), np.array([0, 0])
+    with ScratchFile(tmp_path) as scratch, ExitStack() as others:
+        scratch.grow(block.size, block)
+        if becomes == "a pipe":
+            ends = os.pipe()
+            others.callback(os.close, ends[1])
+            other = ends[0]
+        elif becomes == "an empty file":
+            other = os.memfd_create("empty")
+        else:
+            other = os.open(becomes, os.O_RDWR)
+        others.callback(os.close, other)
+        os.dup2(other, scratch.descriptor)
+
+        use = (
+            partial(scratch.write, block, 0)
+            if becomes == "/dev/full"
+            else partial(scratch.read, twice, 4096, block)
+        )
+        with pytest.raises(DataError, match=re.escape(f"{tmp_path} {message}")):
+            use()
 
 
 def test_a_folder_is_measured_by_access_and_threads_and_left_as_it_was(

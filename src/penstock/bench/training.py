@@ -192,9 +192,15 @@ def measure_training(
         shares.extend(drop_files(files_of(source, ids)))
         step.begin()
         ranks.all_gather("beginning a run", None)
-        run = _train(source, step, setting, ids, setting.batch_size // ranks.size, classes)
-        slowest = max(ranks.all_gather("ending a run", list(run.seconds)))
-        return run._replace(seconds=Seconds(*slowest))
+        own: list[TrainingRun] = []
+
+        def train() -> Seconds:
+            own.append(_train(source, step, setting, ids, setting.batch_size // ranks.size, classes))
+            return own[0].seconds
+
+        # A rank that trains is heard of, however long it takes, and one that fails is named on all of them.
+        slowest = max(Seconds(*each) for each in ranks.gather_then_decide("a run", train))
+        return own[0]._replace(seconds=slowest)
 
     runs: dict[Setting, list[TrainingRun]] = {setting: [] for setting in settings}
     losses: dict[int, set[tuple[float, ...]]] = {}

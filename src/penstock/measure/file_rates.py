@@ -41,11 +41,14 @@ _MAXIMUM_REPEATS = 6
 _MAXIMUM_SHARE = 0.4
 _STREAM_BYTES = 8 << 20
 _SEQUENTIAL_BYTES = 1 << 20
-#: Of one call to begin with; calls grow until they take so long, so that the interpreter's lock is asked for seldom:
-#: with eight threads, 4 KiB at random, calls of 32 KiB reached half of what fio does on a busy machine.
-_BYTES_A_CALL, _MOST_BYTES_A_CALL, _CALL_SECONDS = 32 << 10, 1 << 20, 5e-3
+#: Of one call to begin with; calls grow until they take so long, or this share of a run, so that the interpreter's lock
+#: is asked for seldom: what Python does for a call takes 0.05 to 0.1 ms, in which fio would read twice.
+_BYTES_A_CALL, _CALL_SECONDS, _CALL_SHARE = 32 << 10, 5e-3, 0.02
+_MOST_REQUESTS_A_CALL = 1024
 #: Above this share of a file in the page cache, what was measured is memory in part.
 _MOST_CACHED = 0.05
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MORE_SPACE = "make some space there (df and quota say what is left), or name another folder"
 _MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs"}
 
 
@@ -180,25 +183,39 @@ class ScratchFile:
             if not self.is_direct:
                 os.fdatasync(self.descriptor)
         except OSError as error:
-            raise DataError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+            remedy = _MORE_SPACE if error.errno in _NO_SPACE else "is its device still there?"
+            raise DataError(
+                f"{self.folder} cannot be written: {error.strerror or error}; {remedy}"
+            ) from error
         if done != block.size:
-            raise DataError(f"{self.folder} took {done:,} of {block.size:,} bytes: is its disk full?")
+            raise DataError(
+                f"{self.folder} took {done:,} of {block.size:,} bytes: its disk is full; {_MORE_SPACE}"
+            )
 
     def read(self, offsets: NDArray[np.int64], request_bytes: int, into: NDArray[np.uint8]) -> None:
-        """Read pieces, without the interpreter's lock where the kernel is compiled."""
-        begins, count = np.arange(offsets.size) * request_bytes, offsets.size
+        """Read pieces, without the interpreter's lock where the kernel is compiled.
+
+        into: is written over from its front where it has no more space.
+        """
+        count = offsets.size
+        begins = np.arange(count) % (into.size // request_bytes) * request_bytes
         # One piece is one call that waits for the lock no longer than the loop would.
         if (loop := READ_PIECES.ask() if count > 1 else None) is not None:
             files, nothing = np.array([[self.descriptor, 0, 0]]), np.empty(0, np.int64)
             pieces = np.zeros(count, np.int64), offsets, np.full(count, request_bytes)
             failed = np.empty(count, np.int64)
-            is_read = not loop(files, nothing, nothing, nothing, 0, *pieces, into, begins, failed)
-        else:
+            if not loop(files, nothing, nothing, nothing, 0, *pieces, into, begins, failed):
+                return
+        try:  # by Python, also to learn why the loop could not
             is_read = all(
                 os.preadv(self.descriptor, [into[begin : begin + request_bytes].data], offset)
                 == request_bytes
                 for offset, begin in zip(offsets.tolist(), begins.tolist(), strict=True)
             )
+        except OSError as error:
+            raise DataError(
+                f"{self.folder} cannot be read: {error.strerror or error}; is its device still there?"
+            ) from error
         if not is_read:
             raise DataError(f"{self.folder} cannot be read: the file that was just written is cut off")
 
@@ -326,19 +343,25 @@ def run_access(scratch: ScratchFile, access: Access, threads: int, until: float,
     """Return bytes/s of so many threads that use a file until a moment on the clock."""
     if not access.is_write and not scratch.is_direct:
         drop_cached(scratch.descriptor)
-    works = [partial(_rounds, scratch, access, number, threads) for number in range(threads)]
+    call_seconds = max(_CALL_SECONDS, _CALL_SHARE * (until - clock()))
+    works = [partial(_rounds, scratch, access, number, threads, call_seconds) for number in range(threads)]
     return repeat_until(until, clock, works)
 
 
-def _rounds(scratch: ScratchFile, access: Access, number: int, threads: int) -> Iterator[int]:
-    """Do rounds of requests, and yield the bytes of each. number: of this thread, which has a part for itself."""
+def _rounds(
+    scratch: ScratchFile, access: Access, number: int, threads: int, call_seconds: float = _CALL_SECONDS
+) -> Iterator[int]:
+    """Do rounds of requests, and yield the bytes of each. number: of this thread, which has a part for itself.
+
+    call_seconds: of reads, rounds have more of them until one takes so long.
+    """
     request = access.request_bytes
     count = max(1, _BYTES_A_CALL // request)
-    most = max(1, _MOST_BYTES_A_CALL // request)
     slots = scratch.size_bytes // request
     draw = np.random.default_rng()
     first, own = slots * number // threads, max(1, slots // threads)
-    with Arena(most * request) as arena:
+    # Reads go to the same memory, as fio's do.
+    with Arena((count if access.is_write else 1) * request) as arena:
         buffer = arena.array
         if access.is_write:
             buffer[:] = draw.integers(0, 256, buffer.size, np.uint8)
@@ -354,11 +377,11 @@ def _rounds(scratch: ScratchFile, access: Access, number: int, threads: int) -> 
             else:
                 begin = time.perf_counter()
                 scratch.read(chosen * request, request, buffer)
-                is_short = time.perf_counter() - begin < _CALL_SECONDS
+                is_short = time.perf_counter() - begin < call_seconds
             done += chosen.size
             yield chosen.size * request
             if is_short:
-                count = min(2 * count, most)
+                count = min(2 * count, _MOST_REQUESTS_A_CALL)
 
 
 def _sequential_maximum(scratch: ScratchFile, max_seconds: float, clock: Clock) -> SequentialMaximum:
