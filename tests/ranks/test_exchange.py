@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, DataError, FormatError, RankError, Wait
 from penstock.ranks import exchange, transport_of_job
 from penstock.ranks.exchange import SIGNS_PER_TIMEOUT, Ranks, alone, ranks_of_this_job, shared_ranks
 from penstock.ranks.transport import NoTransport
-from penstock.ranks.transport_of_job import Job, rank_by_launcher, transport_of_this_job
+from penstock.ranks.transport_of_job import Job, rank_of_this_process, transport_of_this_job
 
 # -- Errors keep their kind, and their cause where they happened --
 
@@ -361,9 +361,9 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
 
     with pytest.raises(ConfigError, match=rf"{variable} is 4.*{remedy}"):
         transport_of_this_job()
-    assert rank_by_launcher() == 0
+    assert rank_of_this_process() == 0
     monkeypatch.setenv(number, "3")
-    assert rank_by_launcher() == 3
+    assert rank_of_this_process() == 3
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,11 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as PyTorchs
 
 from penstock.errors import ConfigError
+from penstock.measure.explain import Reason, explain
+from penstock.measure.watch import watch
 from penstock.torch import DataLoader as OfPenstock
+from penstock.trace import NO_STEP, Kind, read_trace
+from penstock.trace.file import RUN_FOLDER
 
 COUNT = 23
 #: By threads: what PyTorch's processes do that are forked. Processes have their own tests, at the end.
@@ -624,6 +628,42 @@ def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(wo
     else:
         batches = iter(loader)
     assert [batch.tolist() for batch in batches] == [[2], [1]]
+
+
+@for_each("workers", [0, 2])
+def test_whoever_loads_a_run_of_penstock_watch_has_waits_steps_and_samples(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    loader = Penstocks(numbers(), 4, num_workers=workers, shuffle=True, collate_fn=list)
+
+    given = list(loader)
+    for batch in watch(loader, quiet=True):  # which adds no record of its own
+        given.append(batch)
+        break
+    given.append(next(iter(loader)))
+    own = set(threading.enumerate()) - before
+    del loader
+    gc.collect()
+    for thread in own:
+        thread.join()
+
+    (file,) = tmp_path.iterdir()
+    trace = read_trace(file)
+    spans, ids = trace.spans, trace.ids
+    assert trace.is_complete
+    assert [each.steps for each in trace.epochs()] == [6, 1, 1]
+    steps = spans[spans["kind"] == Kind.STEP]
+    assert steps[["epoch", "step"]].tolist()[:7] == [*((1, step) for step in range(6)), (2, 0)]
+    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    assert waits["samples"].tolist() == [len(batch) for batch in given]
+    reads = spans[spans["kind"] == Kind.READ]
+    for wait, batch in zip(waits, given, strict=True):
+        of_batch = reads[(reads["epoch"] == wait["epoch"]) & (reads["step"] == wait["step"])]
+        read = [ids.get((0, int(each["flow"])), [each["sample"]]) for each in of_batch]
+        assert sorted(itertools.chain(*read)) == sorted(batch)
+    assert explain(trace).by_reason[Reason.UNSEEN] == 0
 
 
 class Asking:

@@ -253,6 +253,11 @@ class Recorder:
         """Spans that rings have overwritten before they were drained, so far."""
         return sum(ring.lost for ring in self._all_rings())
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether a drain is due for any ring, see `Ring.is_half_full`."""
+        return any(ring.is_half_full for ring in self._all_rings())
+
     def _all_rings(self) -> list[Ring]:
         with self._rings_lock:
             return list(self._rings.values())

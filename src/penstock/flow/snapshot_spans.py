@@ -85,6 +85,7 @@ class SnapshotSpans:
                     "snapshots": True,
                     "started": self._recorder.started.isoformat(),
                     "host": os.uname().nodename,
+                    "process": os.getpid(),
                     "rank": self._recorder.rank,
                 }
                 try:

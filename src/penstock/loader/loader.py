@@ -57,7 +57,7 @@ from penstock.plan.growing import Growing
 from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks
-from penstock.ranks.transport_of_job import rank_by_launcher
+from penstock.ranks.transport_of_job import rank_of_this_process
 from penstock.report import checked_report, print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
@@ -203,7 +203,7 @@ class Loader:
 
         # Who asks for one batch after the other has shared them out between ranks beforehand.
         is_asked = isinstance(self._plan.order, Growing)
-        self._recorder = Recorder(_RING_SPANS, rank_by_launcher() if is_asked else self._rank)
+        self._recorder = Recorder(_RING_SPANS, rank_of_this_process() if is_asked else self._rank)
         self._ring = self._recorder.ring(_CONSUMER)
         self._collector = Collector(
             self._recorder, None, to_user, self._fetcher.describe, {self._recorder.rank: socket.gethostname()}
@@ -832,6 +832,7 @@ class Loader:
             "source": self._fetcher.place,
             "started": self._recorder.started.isoformat(),
             "host": socket.gethostname(),
+            "process": os.getpid(),
             "rank": int(self._recorder.rank),
             "versions": {
                 "penstock": version("penstock"),

@@ -206,10 +206,6 @@ def replay_of(trace: Trace) -> Replay:
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     if not waits.size:
         raise ConfigError("no batch was consumed in the recorded run, so there is nothing to predict")
-    if "plan" not in meta:
-        raise ConfigError(
-            "its header does not say what was run: give a trace that a loader of this version wrote with trace="
-        )
     if meta.get("reads") == "data set":
         raise ConfigError(
             "what a sample of a data set costs is known to its own code alone, so that nothing can be predicted: "
@@ -218,6 +214,10 @@ def replay_of(trace: Trace) -> Replay:
     if meta.get("loads") == "when asked":
         raise ConfigError(
             "it loaded nothing ahead (decoders=0), and a prediction is of what does: record another run"
+        )
+    if "plan" not in meta:
+        raise ConfigError(
+            "its header does not say what was run: give a trace that a loader of this version wrote with trace="
         )
     rank = int(_field(meta, "rank", int))
     written = _field(meta, "plan", dict)

@@ -26,7 +26,8 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.flow.recorder import Recorder
-from penstock.measure.watched_run import WatchedRun, about
+from penstock.flow.watched_run import WatchedRun
+from penstock.measure.about_batches import about
 from penstock.trace import NO_SAMPLE, NO_STEP, NOTHING_TO_GAIN, SPAN, Kind, Spans, Trace, stall_share
 from penstock.trace.file import path_in_run
 from penstock.trace.schema import CONSUMER
@@ -383,7 +384,10 @@ def _epochs_of(loader: object, clock: Callable[[], float]) -> _Epochs:
     if key in _EPOCHS and _EPOCHS[key][0]() is loader:
         return _EPOCHS[key][1]
     # A loader of ours records itself.
-    records_itself = isinstance(getattr(loader, "recorder", None), Recorder)
+    records_itself = (
+        isinstance(getattr(loader, "recorder", None), Recorder)
+        or getattr(loader, "records_in_run", None) is True
+    )
     path = None if records_itself else path_in_run()
     epochs = _Epochs(None if path is None else WatchedRun(path, clock))
     # No callback: what a signal handler raises in one that is written in Python is dropped.

@@ -69,8 +69,15 @@ def job_of_this_process() -> Job:
     return Job(evidence=f"{variable} is {os.environ[variable]}", remedy=remedy)
 
 
-def rank_by_launcher() -> int:
-    """Return this process's number among those that a launcher started; 0 where none says."""
+def rank_of_this_process() -> int:
+    """Return this process's rank in its job, else its number among those that a launcher started; 0 where none says."""
+    job = job_of_this_process()
+    if job.kind == "torch":
+        return int(sys.modules["torch"].distributed.get_rank())
+    if job.kind == "jax":
+        return int(sys.modules["jax._src.distributed"].global_state.process_id)
+    if job.kind == "mpi":
+        return int(job.carrier.Get_rank())
     launcher = launcher_of_several()
     written = "" if launcher is None else os.environ.get(launcher[0], "")
     return int(written) if written.isdecimal() else 0

@@ -34,6 +34,7 @@ from penstock.plan.growing import Growing
 from penstock.ranks import alone
 from penstock.report import print_report
 from penstock.torch.loader import TORCH
+from penstock.torch.own_loads import OwnLoads
 from penstock.units import is_integer
 
 T = TypeVar("T", covariant=True)
@@ -75,6 +76,9 @@ class DataLoader(data.DataLoader[T]):
     Raises: as PyTorch's; ConfigError for an IterableDataset, for multiprocessing_context, for what processes cannot
         have a copy of, and for worker_init_fn beside threads.
     """
+
+    #: Under `penstock watch` its waits are in the run, whoever loads.
+    records_in_run = True
 
     def __init__(
         self,
@@ -130,6 +134,8 @@ class DataLoader(data.DataLoader[T]):
         #: What loads, with the pass that it loads for or loaded for last; in the process that made it.
         self._pid = os.getpid()
         self._feeds: list[tuple[weakref.ref[_Ahead], Feed]] = []
+        #: What records the passes of num_workers=0, if any; by the process that it is of.
+        self._own_loads: dict[int, OwnLoads | None] = {}
 
     @classmethod
     def of(cls, other: data.DataLoader[T], **arguments: Any) -> Self:
@@ -152,7 +158,7 @@ class DataLoader(data.DataLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: threads and processes stay here."""
-        return {**self.__dict__, "_feeds": [], "_iterator": None}
+        return {**self.__dict__, "_feeds": [], "_iterator": None, "_own_loads": {}}
 
     def _feed_of(self, using: _Ahead, make: Callable[[], Feed]) -> Feed:
         """Return what loads for a pass: of one that is over or was dropped, or else a new one."""
@@ -382,14 +388,39 @@ class _InCaller(_SingleProcessDataLoaderIter):
                 first = list(itertools.islice(self._sampler_iter, 1))
                 self._sampler_iter = itertools.chain(first, self._sampler_iter)
         self._dataset_fetcher = _fetcher(loader, progress)
+        self._samples = _length_of(loader.dataset)
+        if (me := os.getpid()) not in loader._own_loads:
+            loader._own_loads = {me: OwnLoads.of(loader.dataset)}
+        self._own_loads = loader._own_loads[me]
+        if self._own_loads is not None:
+            self._own_loads.begin(self, self._dataset_fetcher)
 
     def _next_data(self) -> Any:
+        if self._own_loads is None:
+            return self._load(self._draw())
+        self._own_loads.ask()
+        epoch = self._progress.number
+        try:
+            index = self._draw()
+            self._own_loads.load()
+            batch = self._load(index)
+        except BaseException:
+            self._own_loads.end_in_vain(epoch, self._progress.batches - 1)
+            raise
+        ids = _ids_of(index, self._samples, is_list=self._auto_collation)
+        self._own_loads.end(epoch, self._progress.batches - 1, ids)
+        return batch
+
+    def _draw(self) -> Any:
         try:
             index = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
             self._progress.is_over = True
             raise
         self._progress.consume(index)
+        return index
+
+    def _load(self, index: Any) -> Any:
         batch = self._dataset_fetcher.fetch(index)
         return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
 
@@ -469,7 +500,7 @@ class _Ahead(_BaseDataLoaderIter):
         place = self._progress.number, self._steps
         self._steps += 1
         self._drawn.append((place, index))
-        if (ids := self._ids_of(index)) is not None:
+        if (ids := self._numbers_of(index)) is not None:
             self._feed.ask(place, ids)
         elif not self._has_warned:
             self._has_warned = True
@@ -499,7 +530,7 @@ class _Ahead(_BaseDataLoaderIter):
 
     def _loaded(self, place: tuple[int, int], index: Any) -> tuple[Any, Exception | None]:
         """Return a batch, or why it cannot be had."""
-        if self._ids_of(index) is None:
+        if self._numbers_of(index) is None:
             try:
                 return self._dataset_fetcher.fetch(index), None
             except Exception as error:
@@ -524,13 +555,20 @@ class _Ahead(_BaseDataLoaderIter):
             batch = _pinned(batch, self._pin_memory_device)
         return batch, None
 
-    def _ids_of(self, index: Any) -> list[int] | None:
-        """Return the samples of a batch; None for other keys than 0 to the length, which the feed does not take."""
-        try:
-            ids = list(map(operator.index, index if self._auto_collation else [index]))
-        except TypeError:
-            return None
-        return ids if ids and 0 <= min(ids) <= max(ids) < self._samples else None
+    def _numbers_of(self, index: Any) -> list[int] | None:
+        return _ids_of(index, self._samples, is_list=self._auto_collation)
+
+
+def _ids_of(index: Any, samples: int, *, is_list: bool) -> list[int] | None:
+    """Return the samples of a batch; None for other keys than 0 to the length.
+
+    index: what the sampler gave. is_list: whether that is a batch, or one sample.
+    """
+    try:
+        ids = list(map(operator.index, index if is_list else [index]))
+    except TypeError:
+        return None
+    return ids if ids and 0 <= min(ids) <= max(ids) < samples else None
 
 
 def _asks(dataset: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from penstock.flow.collector import Collector
 from penstock.flow.recorder import Recorder, Ring
 from penstock.graph.run.plan import Unit
+from penstock.ranks.transport_of_job import rank_of_this_process
 from penstock.report import print_report
 from penstock.trace import JSON, NO_FLOW, NO_STEP, Kind, TraceWriter
 from penstock.trace.file import path_in_run
@@ -29,9 +30,12 @@ class Timeline:
     """Records the runs of a session into a file. Any thread may ask for a lane."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._recorder = Recorder(_RING_SPANS)
+        self._recorder = Recorder(_RING_SPANS, rank_of_this_process())
         meta: dict[str, JSON] = {
             "graph": True,
+            "rank": self._recorder.rank,
+            "host": os.uname().nodename,
+            "process": os.getpid(),
             "torch": torch.__version__,
             "started": self._recorder.started.isoformat(),
         }

@@ -1,0 +1,68 @@
+"""A trace of waits and steps in the run of a `penstock watch`, where no loader with threads of its own records them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.flow.collector import Collector
+from penstock.flow.recorder import Recorder
+from penstock.report import print_report
+from penstock.trace import TraceWriter
+from penstock.trace.schema import CONSUMER
+from penstock.trace.trace import JSON
+
+#: What is recorded reaches the file after so many seconds.
+_COLLECT_SECONDS = 5.0
+_RING_SPANS = 1 << 13
+
+
+class WatchedRun:
+    """The file of one loader. Used by the thread that iterates; the file ends with its owner, or with the process.
+
+    rank: of this process. describe: names a sample.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float],
+        rank: int = 0,
+        describe: Callable[[int], str] | None = None,
+    ) -> None:
+        self._path: Path | None = path
+        self.recorder = Recorder(_RING_SPANS, rank, clock)
+        #: Waits and steps.
+        self.ring = self.recorder.ring(CONSUMER)
+        self._collector = Collector(self.recorder, None, print_report, describe)
+        self._collector.hold()
+        self._collected = clock()
+        weakref.finalize(self, self._collector.close)
+
+    def consume(self, meta: dict[str, JSON], epoch: int, step: int) -> None:
+        """Note that a batch came, whose wait and step are not recorded yet; write what there is after some seconds.
+
+        meta: of the file.
+        """
+        if self._path is not None:
+            path, self._path = self._path, None
+            meta = {
+                **meta,
+                "started": self.recorder.started.isoformat(),
+                "host": os.uname().nodename,
+                "process": os.getpid(),
+            }
+            try:
+                self._collector.write_to(TraceWriter(path, meta))
+            except OSError as error:
+                print_report(f"what a watched loader waits for is not recorded in the run: {error}")
+        if self.recorder.clock() - self._collected >= _COLLECT_SECONDS or self.recorder.is_half_full:
+            self.collect(epoch, step - 1)
+
+    def collect(self, epoch: int, step: int) -> None:
+        """Write what there is. epoch, step: of the last batch whose step is recorded."""
+        self._collected = self.recorder.clock()
+        self._collector.consumed = (epoch, step)
+        self._collector.collect()
