@@ -24,6 +24,7 @@ HASTY_SECONDS = math.ceil(patient(2))
 RANK = """
 import json, os, sys, threading
 from penstock.ranks import ranks_of_this_job
+from penstock.ranks.transport_of_job import rank_of_this_process
 from penstock.errors import PenstockError
 
 def outcome(function, *arguments):
@@ -53,6 +54,7 @@ ranks = ranks_of_this_job()
 hasty = ranks_of_this_job(timeout_seconds=HASTY_SECONDS)
 mine, last = ranks.rank, ranks.size - 1
 report["rank"], report["size"] = ranks.rank, ranks.size
+assert rank_of_this_process() == mine  # which no variable says
 
 report["gathered"] = ranks.all_gather("names", {"rank": mine, "text": "\\u00e9\\n"})
 report["decided"] = ranks.gather_then_decide("a sum", lambda: mine, sum)

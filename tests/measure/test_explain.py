@@ -19,9 +19,11 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.measure.calibrate import calibrate
 from penstock.measure.explain import Reason, explain
+from penstock.measure.from_trace import learn
 from penstock.measure.outlook import look_ahead
 from penstock.measure.recorded import open_run, read_run
-from penstock.measure.replay import Change
+from penstock.measure.replay import NO_CHANGE, Change, replay_of
+from penstock.measure.report import report_of
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
 from penstock.trace import (
@@ -351,8 +353,50 @@ def test_all_loaders_of_a_rank_count_and_their_epochs_are_numbered_on(tmp_path: 
     assert of_step == {epoch: (f"{name} 1", "sample 5") for epoch, name in enumerate(loaders)}
     assert "0 of train.trace, 1 of valid.trace, 2 of again.trace" in found.notes[-1]
     assert trace.names == {}  # of which loader's sample 1 would it be
-    with pytest.raises(ConfigError, match="had 3 loaders"):
-        run.of_ranks()
+    assert [[part.name for part in loaders] for loaders in run.of_ranks()] == [
+        [f"{name}.trace" for name in loaders]
+    ]
+    with pytest.raises(ConfigError, match=r"its header does not say what was run.*each of its 3 loaders"):
+        look_ahead(run, [("memory", Change(memory_bytes=1 << 20))], found)
+
+
+def test_processes_that_do_not_know_their_ranks_are_told_apart_where_they_ran_at_once(tmp_path: Path) -> None:
+    """Two at once, one of them with a snapshot store; one after the first had ended; one that knows its rank."""
+
+    def write(name: str, process: int, begun: int, rank: int = 0, **more: JSON) -> None:
+        started = f"2026-01-01T00:00:0{begun}+00:00"
+        meta: dict[str, JSON] = {"rank": rank, "started": started, "host": "a", "process": process, **more}
+        with TraceWriter(tmp_path / f"{name}.trace", meta) as writer:
+            writer.append(spans_of(steps_of([0.5], rank=rank)), ids={(rank, 1): np.array([process])})
+            writer.name(hosts={rank: "a"}, choices={rank: name})
+
+    write("early", 11, 0)
+    write("beside", 12, 1)
+    write("later", 13, 2)
+    write("known", 14, 0, rank=1)
+    write("store", 12, 1, snapshots=True)
+
+    run = open_run(tmp_path)
+    trace = run.trace()
+
+    assert [(part.name, part.rank) for part in run.parts] == [
+        ("early.trace", 0),
+        ("later.trace", 0),
+        ("known.trace", 1),
+        ("beside.trace", 2),
+        ("store.trace", 2),
+    ]
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    assert sorted(waits[["rank", "start"]].tolist()) == [(0, 0.0), (0, 2.0), (1, 0.0), (2, 1.0), (2, 1.0)]
+    assert {key: ids.tolist() for key, ids in trace.ids.items()} == {
+        (0, 1): [11],
+        (0, 2): [13],
+        (1, 1): [14],
+        (2, 1): [12],
+    }
+    assert trace.choices == {0: "later", 1: "known", 2: "store"}
+    assert "2 processes recorded at once as rank 0" in run.notes[0]
+    assert "rank 0 process 11 of a, 2 process 12 of a. To have" in run.notes[0]
 
 
 def test_a_run_in_which_nobody_waited_is_refused() -> None:
@@ -416,6 +460,60 @@ def test_three_delayed_files_of_a_real_run_are_named_and_the_reasons_add_up(
     assert sum(found.by_reason.values()) == pytest.approx(outside, rel=0.05)
 
 
+def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Training, made anew in its second epoch, a validation, and a data set, which nobody can price."""
+    (tmp_path / "run").mkdir()
+    folder, other = image_folder(images=32), image_folder(images=4, name="validation")
+    sources: list[Any] = [folder, other, folder, [np.zeros(4)] * 8]
+    for number, source in enumerate(sources):
+        how: dict[str, Any] = {} if isinstance(source, list) else {"transforms": (Resize(16), ToTensor())}
+        with Loader(
+            source,
+            batch_size=4,
+            epochs=1,
+            memory="16 MiB",
+            trace=tmp_path / "run" / f"{number}.trace",
+            report=None,
+            **how,
+        ) as loader:
+            for _batch in loader:
+                pass
+    changes = [("readers", Change(readers=1)), ("memory", Change(memory_bytes=8 << 20))]
+    run = open_run(tmp_path / "run")
+    found = explain(run)
+    traces = [read_trace(tmp_path / "run" / f"{number}.trace") for number in range(4)]
+
+    outlook = look_ahead(run, changes, found)
+
+    alone = [look_ahead(traces[number], changes, found) for number in (0, 2)]
+    with pytest.raises(ConfigError, match="too few reads of its source to learn from"):
+        look_ahead(traces[1], changes, found)
+    longest = max(traces[0], traces[2], key=lambda each: sum(epoch.stall_seconds for epoch in each.epochs()))
+    short = replay_of(traces[1]).on(learn(longest).machine)
+    rest = sum(each.stall_seconds for each in traces[3].epochs())
+    for name, change in [*changes, ("", NO_CHANGE)]:
+        stalls = [rest, sum(each.stall_seconds for each in short.predict(change).epochs())]
+        for each in alone:
+            of_changes = {own.what: own.stall_seconds for own in each.prospects}
+            stalls.append(of_changes.get(name, each.replayed_seconds))
+        of_changes = {each.what: each.stall_seconds for each in outlook.prospects}
+        assert of_changes.get(name, outlook.replayed_seconds) == pytest.approx(sum(stalls))
+    assert outlook.measured_seconds == pytest.approx(found.stall_seconds, abs=1e-3)
+    said = " ".join(outlook.notes)
+    assert "1.trace read too little to learn its costs from: those of another loader stand for them" in said
+    assert "3.trace is not replayed and counts as it was: what a sample of a data set costs" in said
+    assert "each of 4 loaders was replayed by itself and a change made to each" in said
+    with pytest.raises(ConfigError, match=r"\.trace: .*or give penstock explain another"):
+        look_ahead(run, [("none", Change(memory_bytes=1))], found)
+    page = report_of(run)
+    (section,) = (each for each in page.sections if each.title == "Stall so far, predicted and measured")
+    assert [row[0] for row in section.rows] == ["epoch 0", "epoch 2"]
+    assert "1.trace is not predicted: it has too few reads" in section.note
+    assert "3.trace is not predicted" in section.note
+
+
 #: A wire of 300 kB/s limits the run, or the latency of a read.
 WIRE, LATENCY, FAST = (1e-3, 300e3), (20e-3, 1e9), (1e-3, 1e9)
 #: What is changed: how the loader is made before and after, the store before and after, and the change.
@@ -423,6 +521,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[float, float], tu
     "memory": ({"memory": "100 KiB"}, {"memory": "16 MiB"}, WIRE, WIRE),
     "readers": ({"readers": 1}, {"readers": 4}, LATENCY, LATENCY),
     "machine": ({}, {}, LATENCY, FAST),
+    "readers of two loaders": ({"readers": 1}, {"readers": 4}, LATENCY, LATENCY),
 }
 
 
@@ -431,37 +530,43 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[float, float], tu
 def test_what_a_change_is_predicted_to_bring_it_brings(
     what: str, image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Memory for three batches, then for all samples; one reader, then four; a slow store, then a quick one."""
+    """Memory for three batches, then for all samples; one reader, then four; a slow store, then a quick one.
+
+    A loader is made once, or anew for each of two epochs.
+    """
     folder = image_folder(images=120)
     *how, slow, other = CHANGES[what]
     explained, machines = [], []
+    loaders, changed = (2, "readers") if what == "readers of two loaders" else (1, what)
     for number, (given, (latency, rate)) in enumerate(zip(how, (slow, other), strict=True)):
-        path = tmp_path / f"{number}.trace"
+        run = tmp_path / str(number)
+        run.mkdir()
         with SlowSource(ImageFolder(folder), 0.0, latency, rate) as source:
             machines.append(None if what == "memory" else calibrate(source, max_seconds=3.0))
             arguments = {"memory": "16 MiB", "readers": 4, "machine": machines[-1], **given}
-            with Loader(
-                source,
-                batch_size=4,
-                epochs=3 if what == "memory" else 1,
-                transforms=(Resize(16), ToTensor()),
-                decoders=1,
-                trace=path,
-                report=None,
-                **arguments,
-            ) as loader:
-                while loader.position[0] < (3 if what == "memory" else 1):
-                    for _batch in loader:
-                        time.sleep(1e-3)
-        explained.append((read_trace(path), explain(read_trace(path))))
-    (trace, found), (_, after) = explained
+            for each in range(loaders):
+                with Loader(
+                    source,
+                    batch_size=4,
+                    epochs=3 if what == "memory" else 1,
+                    transforms=(Resize(16), ToTensor()),
+                    decoders=1,
+                    trace=run / f"{each}.trace",
+                    report=None,
+                    **arguments,
+                ) as loader:
+                    while loader.position[0] < (3 if what == "memory" else 1):
+                        for _batch in loader:
+                            time.sleep(1e-3)
+        explained.append((open_run(run), explain(open_run(run))))
+    (before, found), (_, after) = explained
     change = {
         "memory": Change(memory_bytes=16 << 20),
         "readers": Change(readers=4),
         "machine": Change(machine=machines[1]),
-    }[what]
+    }[changed]
 
-    (prospect,) = look_ahead(trace, [(what, change)], found).prospects
+    (prospect,) = look_ahead(before, [(what, change)], found).prospects
 
     assert after.stall_seconds < 0.6 * found.stall_seconds
     assert prospect.stall_seconds == pytest.approx(after.stall_seconds, rel=0.2, abs=0.5)

@@ -137,17 +137,29 @@ def test_a_watched_loader_joins_the_run_and_explain_says_what_a_switch_would_bri
     assert main(["explain", str(run)]) == 0
     assert "add --source FOLDER --machine FILE" in capsys.readouterr().out
 
+    # A loader anew, and one of other data, as for validation.
     monkeypatch.setenv(RUN_FOLDER, str(run))
-    for _batch in watch(Images(ImageFolder(folder)), quiet=True):  # a loader anew
-        pass
+    for data in (folder, image_folder(images=12, name="validation")):
+        for _batch in watch(Images(ImageFolder(data)), quiet=True):
+            pass
     monkeypatch.delenv(RUN_FOLDER)
     watch([], quiet=True)
-    assert [each.steps for each in read_run(run).epochs()] == [4, 4, 4]
+    assert [each.steps for each in read_run(run).epochs()] == [4, 4, 4, 2]
     assert main([*words, "--json"]) == 0
-    both = json.loads(capsys.readouterr().out)
-    assert {each["reason"]: each["batches"] for each in both["results"]}["unseen"] == 12
-    assert both["switch"] is None
-    assert "a prediction is of one" in " ".join(both["notes"])
+    all_three = json.loads(capsys.readouterr().out)
+    assert {each["reason"]: each["batches"] for each in all_three["results"]}["unseen"] == 14
+    alone = [
+        predict_switch(read_trace(file), folder, machine=str(machine), memory="64 MiB")
+        for file in run.iterdir()
+        if len(read_trace(file).spans) > 6
+    ]
+    both = all_three["switch"]
+    assert both["steps"] == 12
+    assert both["measured_seconds"] == pytest.approx(sum(each.measured_seconds for each in alone))
+    assert "of 3 loaders, 2 are replaced" in " ".join(both["notes"])
+    third = image_folder(images=3, name="third")
+    assert main(["explain", str(run), "--source", str(third), "--machine", str(machine)]) == 0
+    assert "give penstock explain the .trace of one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_a_switch_needs_and_the_run_does_not_say_is_named(

@@ -10,6 +10,8 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections import namedtuple
@@ -45,10 +47,12 @@ from torch.utils.data import DataLoader as PyTorchs
 
 from penstock.errors import ConfigError
 from penstock.measure.explain import Reason, explain
+from penstock.measure.recorded import open_run
 from penstock.measure.watch import watch
 from penstock.torch import DataLoader as OfPenstock
 from penstock.trace import NO_STEP, Kind, read_trace
 from penstock.trace.file import RUN_FOLDER
+from penstock.trace.schema import join_spans
 
 COUNT = 23
 #: By threads: what PyTorch's processes do that are forked. Processes have their own tests, at the end.
@@ -664,6 +668,24 @@ def test_whoever_loads_a_run_of_penstock_watch_has_waits_steps_and_samples(
         read = [ids.get((0, int(each["flow"])), [each["sample"]]) for each in of_batch]
         assert sorted(itertools.chain(*read)) == sorted(batch)
     assert explain(trace).by_reason[Reason.UNSEEN] == 0
+
+
+@pytest.mark.slow
+def test_spawned_processes_record_as_ranks_of_torch_distributed_or_are_told_apart(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+
+    subprocess.run([sys.executable, Path(__file__).with_name("spawned_ranks.py"), tmp_path], check=True)
+
+    before, after = open_run(tmp_path / "before"), open_run(tmp_path / "after")
+    assert [part.outline.meta["rank"] for part in before.parts] == [0, 0]
+    assert [part.outline.meta["rank"] for part in after.parts] == [0, 1]
+    for run in (before, after):
+        waits = join_spans(run.spans())
+        waits = waits[(waits["kind"] == Kind.WAIT) & (waits["step"] != NO_STEP)]
+        assert sorted(waits[["rank", "step"]].tolist()) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert ["told apart by process" in note for note in before.notes] == [True]
+    assert after.notes == ()
 
 
 class Asking:

@@ -83,14 +83,17 @@ def _explain(options: argparse.Namespace) -> None:
     outlook, switch, notes = None, None, list(found.notes)
     meta, changes = run.outline.meta, _changes(options, asked)
     is_foreign = "watched" in meta
-    if is_foreign and source is not None and run.loaders == 1:
-        from penstock.measure.switch import predict_switch
+    if is_foreign and source is not None:
+        from penstock.measure.switch import predict_switch_of_run
 
         with naming(options.trace):
-            switch = predict_switch(run.trace(), source, **_arguments(asked))
-        notes += [str(switch), *switch.notes]
-    elif is_foreign and source is not None:
-        notes.append(run.only_of_one)
+            try:
+                switch = predict_switch_of_run(run, source, **_arguments(asked))
+                notes += [str(switch), *switch.notes]
+            except ConfigError as error:
+                if run.loaders == 1:
+                    raise
+                notes.append(f"what a switch would bring is not known: {error}")
     elif is_foreign:
         notes.append(
             "what Penstock's loader would make of this run: add --source FOLDER --machine FILE, which penstock "

@@ -76,7 +76,8 @@ def _watch(options: argparse.Namespace) -> int:
     seconds = time.monotonic() - begun
     try:
         run = open_run(folder) if any(folder.glob("*.trace")) else None
-        sums, switch = _sums(folder, run), _switch(run, options)
+        sums = _sums(folder, run)
+        switch, why_none = _switch(run, options)
     except (PenstockError, OSError) as error:
         # After a command of hours its exit status is worth more than this error.
         print_report(
@@ -95,23 +96,30 @@ def _watch(options: argparse.Namespace) -> int:
     notes = [] if data["verdict"] is None else [str(data["verdict"])]
     if switch is not None:
         notes += [str(switch), *switch.notes]
+    notes += why_none
     if run is not None:
         notes += run.notes
-        if options.source is not None and run.loaders > 1:
-            notes.append(run.only_of_one)
     notes.append(_described(data))
     notes.append(f"The run: {folder}; penstock report {folder} makes a page of it")
     show(options, data, [_table(data["results"])], notes)
     return watched.exit_status
 
 
-def _switch(run: Run | None, options: argparse.Namespace) -> Switch | None:
-    """Return what Penstock's loader would make of the run; None without --source, or if not just one other recorded."""
-    from penstock.measure.switch import predict_switch
+def _switch(run: Run | None, options: argparse.Namespace) -> tuple[Switch | None, list[str]]:
+    """Return what Penstock's loader would make of the run of another, and why that is not known where it is asked for.
 
-    if options.source is None or run is None or run.loaders > 1 or "watched" not in run.outline.meta:
-        return None
-    return predict_switch(run.trace(), options.source, machine=options.machine)
+    None without --source, or where the first loader is one of ours.
+    """
+    from penstock.measure.switch import predict_switch_of_run
+
+    if options.source is None or run is None or "watched" not in run.outline.meta:
+        return None, []
+    try:
+        return predict_switch_of_run(run, options.source, machine=options.machine), []
+    except ConfigError as error:
+        if run.loaders == 1:
+            raise
+        return None, [f"what a switch would bring is not known: {error}"]
 
 
 def _sums(folder: Path, run: Run | None) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.machine import Machine
 from penstock.measure.explain import Explanation, Reason
 from penstock.measure.from_trace import learn
-from penstock.measure.recorded import Run
+from penstock.measure.recorded import Part, Run, listed
 from penstock.measure.replay import AS_DECODED, NO_CHANGE, Change, Replay, lacks_decoding, replay_of
-from penstock.trace import NO_STEP, Kind, Trace
+from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.units import format_bytes, format_count
 
 #: A replay of the run as it was is believed if its stall is as near to the measured one.
@@ -50,43 +53,126 @@ class Outlook:
 def look_ahead(
     run: Trace | Run, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
 ) -> Outlook:
-    """Predict a run with each of some changes; of several ranks, each by itself: the one that waits longest counts.
+    """Predict a run with each of some changes, made to each of its loaders: each is replayed by itself.
 
+    The stalls of a rank's loaders are added; of several ranks, that which waits longest counts. A loader that cannot be
+    replayed counts as it was.
     changes: (name, change); None tries those that its reasons suggest, of a run of moderate length.
-    Raises: ConfigError if the run cannot be predicted: of a data set, without a plan, or too long.
+    Raises: ConfigError if no loader can be replayed: of a data set, without a plan, or too long; or for a change that
+        one of them cannot have.
     """
-    first, *others = (run if isinstance(run, Run) else Run.of(run)).of_ranks()
-    found = _look_ahead(first, changes, explained)
-    if not others:
-        return found
-    asked = tuple((each.what, each.change) for each in found.prospects)  # of none, nothing is replayed
-    ranks = [found, *(_look_ahead(trace, asked, explained) for trace in others)]
-    notes = dict.fromkeys(note for each in ranks for note in each.notes)
-    alone = (
-        f"each of the {len(ranks)} ranks was replayed by itself, and these are the stalls of the one that waits "
-        "longest; what ranks wait for each other is in their steps"
-    )
+    ranks = (run if isinstance(run, Run) else Run.of(run)).of_ranks()
+    loaders = [part for of_rank in ranks for part in of_rank]
+    if len(loaders) == 1:
+        run_alone = replay_of(loaders[0].recorded())
+        if changes is None and run_alone.plan.reads(run_alone.rank) > _MOST_UNASKED_READS:
+            changes = ()
+        return _outlook(_fitted(run_alone, fits=changes != ()), changes, explained)
+    found: dict[str, Outlook] = {}
+    refused: dict[str, list[str]] = {}
+    asked = None if changes is None else tuple(changes)
+    left = math.inf if asked is not None else _MOST_UNASKED_READS * len(ranks)
+    learned: Machine | None = None
+    notes: list[str] = []
+    # What is tried unasked is what may help the loader that waited longest.
+    for part in sorted(loaders, key=_waited, reverse=True):
+        try:
+            replay = replay_of(part.recorded())
+            left -= replay.plan.reads(replay.rank)
+            if left < 0:
+                waited = max(sum(map(_waited, of_rank)) for of_rank in ranks)
+                return Outlook(waited, waited, False, ())
+            fitted = _fitted(replay, learned, fits=asked != ())
+        except ConfigError as error:
+            refused.setdefault(str(error), []).append(part.name)
+            continue
+        if fitted.is_by_others:
+            notes.append(
+                f"{part.name} read too little to learn its costs from: those of another loader stand for them"
+            )
+        learned = learned or fitted.learned
+        try:
+            found[part.name] = each = _outlook(fitted, asked, explained)
+        except ConfigError as error:
+            raise ConfigError(f"{part.name}: {error}; or give penstock explain another .trace") from error
+        asked = tuple((prospect.what, prospect.change) for prospect in each.prospects)
+    if not found:
+        raise ConfigError(f"{next(iter(refused))} (so it is of each of its {len(loaders)} loaders)")
+    of_ranks = [
+        _of_rank([found.get(part.name) or _as_it_was(part, asked or ()) for part in each]) for each in ranks
+    ]
+    notes += [note for each in found.values() for note in each.notes]
+    notes += [
+        f"{listed(names)} is not replayed and counts as it was: {why}" for why, names in refused.items()
+    ]
+    if len(loaders) > len(ranks):
+        notes.append(
+            f"each of {len(loaders)} loaders was replayed by itself and a change made to each, so that memory= is what "
+            "each may take; the stalls are added"
+        )
+    if len(ranks) > 1:
+        notes.append(
+            f"each of the {len(ranks)} ranks was replayed by itself, and these are the stalls of the one that waits "
+            "longest; what ranks wait for each other is in their steps"
+        )
     return Outlook(
-        max(each.measured_seconds for each in ranks),
-        max(each.replayed_seconds for each in ranks),
-        any(each.learned for each in ranks),
+        max(each.measured_seconds for each in of_ranks),
+        max(each.replayed_seconds for each in of_ranks),
+        any(each.learned for each in of_ranks),
         tuple(
             max(of_change, key=lambda each: each.stall_seconds)
-            for of_change in zip(*(each.prospects for each in ranks), strict=True)
+            for of_change in zip(*(each.prospects for each in of_ranks), strict=True)
         ),
-        (*notes, alone),
+        tuple(dict.fromkeys(notes)),
     )
 
 
-def _look_ahead(
-    trace: Trace, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
+def _of_rank(loaders: Sequence[Outlook]) -> Outlook:
+    """Return the sums of a rank's loaders, of which all have the same changes."""
+    return Outlook(
+        sum(each.measured_seconds for each in loaders),
+        sum(each.replayed_seconds for each in loaders),
+        any(each.learned for each in loaders),
+        tuple(
+            replace(of_change[0], stall_seconds=sum(each.stall_seconds for each in of_change))
+            for of_change in zip(*(each.prospects for each in loaders), strict=True)
+        ),
+    )
+
+
+def _as_it_was(part: Part, changes: Sequence[tuple[str, Change]]) -> Outlook:
+    waited = _waited(part)
+    return Outlook(waited, waited, False, tuple(Prospect(name, change, waited) for name, change in changes))
+
+
+def _waited(part: Part) -> float:
+    """Return the seconds that a loader's batches were waited for."""
+    return sum(_waited_in(spans) for spans in part.spans())
+
+
+def _waited_in(spans: Spans) -> float:
+    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    return float((waits["end"] - waits["start"]).sum())
+
+
+class _Fitted(NamedTuple):
+    """A run at the costs by which its replay comes nearest.
+
+    measured_seconds, replayed_seconds: its stall. learned: the machine that was learned, of this run or another.
+    """
+
+    run: Replay
+    measured_seconds: float
+    replayed_seconds: float
+    learned: Machine | None = None
+    is_by_others: bool = False
+
+
+def _outlook(
+    fitted: _Fitted, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
 ) -> Outlook:
-    run = replay_of(trace)
-    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
-    measured = float((waits["end"] - waits["start"]).sum())
-    if changes is None and run.plan.reads(run.rank) > _MOST_UNASKED_READS:
-        changes = ()
-    run, replayed, learned = (run, measured, False) if changes == () else _fitted(run, measured)
+    """Predict a loader's run with each of some changes; None for those that its reasons suggest."""
+    run, learned = fitted.run, fitted.learned is not None
     changes = list(_suggested(run, explained, learned) if changes is None else changes)
     notes = []
     if learned and any(change.readers and change.machine is None for _, change in changes):
@@ -94,7 +180,7 @@ def _look_ahead(
             f"the record does not show how its store answers more than {run.limits.readers} reads at once; --machine "
             "FILE of penstock calibrate does"
         )
-    cpus = _cpus_of(trace)
+    cpus = _cpus_of(run.trace)
     if cpus is not None and any((change.decoders or 0) > cpus for _, change in changes):
         notes.append(
             f"the run had {format_count(cpus, 'processor')}, and a replay takes each thread that decodes for one"
@@ -102,7 +188,7 @@ def _look_ahead(
     if any(change.machine is not None and lacks_decoding(change.machine) for _, change in changes):
         notes.append(AS_DECODED)
     prospects = tuple(Prospect(name, change, _stall_seconds(run, change)) for name, change in changes)
-    return Outlook(measured, replayed, learned, prospects, tuple(notes))
+    return Outlook(fitted.measured_seconds, fitted.replayed_seconds, learned, prospects, tuple(notes))
 
 
 def _cpus_of(trace: Trace) -> int | None:
@@ -115,21 +201,33 @@ def _is_near(replayed: float, measured: float) -> bool:
     return abs(replayed - measured) <= max(_NEAR_SHARE * measured, _NEAR_SECONDS)
 
 
-def _fitted(run: Replay, measured: float) -> tuple[Replay, float, bool]:
-    """Return the run at the costs by which its replay comes nearest, its stall, and whether they were learned."""
+def _fitted(run: Replay, stand_in: Machine | None = None, *, fits: bool) -> _Fitted:
+    """Return a run at the costs of its machine or at what can be learned from it, whichever is nearer.
+
+    stand_in: what was learned from another loader, for one of which nothing can be. fits: False leaves it as it is.
+    Raises: ConfigError if nothing is known of its costs.
+    """
+    measured = _waited_in(run.trace.spans)
+    if not fits:
+        return _Fitted(run, measured, measured)
     known = None if run.costs is None else _stall_seconds(run, NO_CHANGE)
+    as_known = _Fitted(run, measured, 0.0 if known is None else known)
     if known is not None and _is_near(known, measured):
-        return run, known, False
+        return as_known
+    is_by_others = False
     try:
-        other = run.on(learn(run.trace).machine)
+        learned = learn(run.trace).machine
     except ConfigError:
-        if known is None:
+        if known is not None:
+            return as_known
+        if stand_in is None:
             raise
-        return run, known, False
+        learned, is_by_others = stand_in, True
+    other = run.on(learned)
     replayed = _stall_seconds(other, NO_CHANGE)
     if known is not None and abs(known - measured) <= abs(replayed - measured):
-        return run, known, False
-    return other, replayed, True
+        return as_known
+    return _Fitted(other, measured, replayed, learned, is_by_others)
 
 
 def _stall_seconds(run: Replay, change: Change) -> float:

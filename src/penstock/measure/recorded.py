@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,12 +33,18 @@ _MOST_NAMED = 4
 class Part:
     """What one file has, or a trace. Each call begins anew.
 
-    outline: all of it but spans and ids. spans, ids: yield these as they were written.
+    outline: all of it but spans and ids. spans, ids: yield these as they were written, but for times, epochs, flows and
+        ranks, which are the run's. recorded: returns all of it, with its own.
+    rank: of whom it is. name: of the file. first_epoch: what is added to its epochs in the run.
     """
 
     outline: Trace
     spans: Callable[[], Iterable[Spans]]
     ids: Callable[[], Iterable[GroupIds]]
+    recorded: Callable[[], Trace]
+    rank: int = 0
+    name: str = ""
+    first_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +64,7 @@ class Run:
     def of(cls, trace: Trace) -> Run:
         """Return a trace as a run of one piece."""
         outline = replace(trace, spans=np.empty(0, SPAN))
-        return cls(outline, (Part(outline, lambda: [trace.spans], lambda: [trace.ids]),))
+        return cls(outline, (Part(outline, lambda: [trace.spans], lambda: [trace.ids], lambda: trace),))
 
     def spans(self) -> Iterator[Spans]:
         """Yield the spans of all parts, one part after the other."""
@@ -71,29 +78,22 @@ class Run:
         """Return all of it."""
         return _read(self.outline, self.parts)
 
-    def of_ranks(self) -> list[Trace]:
-        """Return what the loader of each rank recorded; all of a run of one file.
-
-        Raises: ConfigError if a rank had several.
-        """
-        if self.loaders > 1:
-            raise ConfigError(self.only_of_one)
-        loaders = [part for part in self.parts if not part.outline.meta.get("snapshots")]
-        return [_read(part.outline, [part]) for part in loaders] if len(loaders) > 1 else [self.trace()]
+    def of_ranks(self) -> list[list[Part]]:
+        """Return the loaders of each rank, as they began; one part where it has one loader, or none."""
+        by_rank: dict[int, list[Part]] = {}
+        for part in self.parts:
+            if not part.outline.meta.get("snapshots"):
+                by_rank.setdefault(part.rank, []).append(part)
+        loaders = list(by_rank.values())
+        if sum(map(len, loaders)) == 1:
+            return [[replace(loaders[0][0], recorded=self.trace)]]
+        return loaders or [[Part(self.outline, self.spans, self.ids, self.trace)]]
 
     @property
     def sources(self) -> list[str]:
         """What its loaders read, each once."""
         found = (part.outline.meta.get("source") for part in self.parts)
         return list(dict.fromkeys(str(source) for source in found if source))
-
-    @property
-    def only_of_one(self) -> str:
-        """Why a run of several loaders is not predicted."""
-        return (
-            f"a rank had {self.loaders} loaders, and a prediction is of one: give penstock explain a .trace in "
-            "the run's folder"
-        )
 
 
 def _read(outline: Trace, parts: Sequence[Part]) -> Trace:
@@ -119,20 +119,29 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if not Path(path).is_dir() and not Path(path).is_file():
         return Run.of(read_trace(path))
     extent_of = cache(_extent_of)  # it reads the file
-    files = _chosen(path, extent_of) if Path(path).is_dir() else [(0, Path(path), read_outline(path))]
-    moves, loaders, notes = _numbered_on(files, extent_of)
-    sessions = [file.name for _, file, outline in files if outline.meta.get("graph")]
+    if Path(path).is_dir():
+        files, notes = _chosen(path, extent_of)
+    else:
+        outline = read_outline(path)
+        files, notes = [_File(_rank_of(Path(path), outline), Path(path), outline)], ()
+    moves, loaders, numbered = _numbered_on(files, extent_of)
+    notes += numbered
+    sessions = [each.path.name for each in files if each.outline.meta.get("graph")]
     if sessions and len(files) < len(list(Path(path).glob("*.trace"))):
         notes += (f"of several sessions of a rank one counts, that with the largest trace: {sessions[0]}",)
-    files = [
-        (rank, file, _outline_later(outline, moved))
-        for (rank, file, outline), moved in zip(files, moves, strict=True)
-    ]
     parts = tuple(
-        Part(outline, partial(_spans_later, file, moved), partial(_ids_later, file, moved))
-        for (_, file, outline), moved in zip(files, moves, strict=True)
+        Part(
+            _outline_later(each.outline, moved),
+            partial(_spans_later, each.path, moved),
+            partial(_ids_later, each.path, moved),
+            partial(read_trace, each.path),
+            each.rank,
+            each.path.name,
+            moved.epochs,
+        )
+        for each, moved in zip(files, moves, strict=True)
     )
-    outline = files[0][2] if len(files) == 1 else _joined([(rank, each) for rank, _, each in files])
+    outline = parts[0].outline if len(parts) == 1 else _joined([(part.rank, part.outline) for part in parts])
     return Run(outline, parts, loaders, notes)
 
 
@@ -191,34 +200,110 @@ def batch_of(key: int) -> tuple[int, int]:
     return key >> 32, key & 0xFFFFFFFF
 
 
+class _File(NamedTuple):
+    """A file of a run, and the rank that it is of."""
+
+    rank: int
+    path: Path
+    outline: Trace
+
+    @property
+    def process(self) -> tuple[str, int] | None:
+        """Who wrote it, by host and number; None where it does not say."""
+        host, process = self.outline.meta.get("host"), self.outline.meta.get("process")
+        return (str(host), process) if isinstance(process, int) else None
+
+    @property
+    def begun(self) -> float:
+        """When it began, in seconds since 1970; inf where it does not say."""
+        return math.inf if self.outline.begun is None else self.outline.begun
+
+
 def _chosen(
     folder: str | os.PathLike[str], extent_of: Callable[[Path, Trace], _Extent]
-) -> list[tuple[int, Path, Trace]]:
-    """Return the files that make a run, by rank: (rank, file, its outline)."""
+) -> tuple[list[_File], tuple[str, ...]]:
+    """Return the files that make a run, by rank, and a note where ranks did not know theirs."""
     files = sorted(Path(folder).glob("*.trace"), key=lambda file: file.stat().st_size)
     if not files:
         raise ConfigError(
             f"{os.fspath(folder)} has no *.trace in it: give a trace, or the folder that ranks wrote to"
         )
-    opened = [(_rank_of(file, outline := read_outline(file)), file, outline) for file in files]
+    opened = [_File(_rank_of(file, outline := read_outline(file)), file, outline) for file in files]
     # A session that reads by a loader waits for what the loader waits for: once is enough.
-    opened.sort(key=lambda each: not each[2].meta.get("graph"))
-    stores = [each for each in opened if each[2].meta.get("snapshots")]
-    by_rank: dict[int, list[tuple[int, Path, Trace]]] = {}
+    opened.sort(key=lambda each: not each.outline.meta.get("graph"))
+    opened, notes = _told_apart(opened, extent_of)
+    stores = [each for each in opened if each.outline.meta.get("snapshots")]
+    by_rank: dict[int, list[_File]] = {}
     for each in opened:
-        if not each[2].meta.get("snapshots"):
-            by_rank.setdefault(each[0], []).append(each)
-    return [each for rank in sorted(by_rank) for each in _loaders_of(by_rank[rank], extent_of)] + stores
+        if not each.outline.meta.get("snapshots"):
+            by_rank.setdefault(each.rank, []).append(each)
+    return [
+        each for rank in sorted(by_rank) for each in _loaders_of(by_rank[rank], extent_of)
+    ] + stores, notes
 
 
-def _loaders_of(
-    files: list[tuple[int, Path, Trace]], extent_of: Callable[[Path, Trace], _Extent]
-) -> list[tuple[int, Path, Trace]]:
+def _told_apart(
+    files: list[_File], extent_of: Callable[[Path, Trace], _Extent]
+) -> tuple[list[_File], tuple[str, ...]]:
+    """Give processes that recorded at once as one rank ranks of their own, in the order in which they began.
+
+    Those of which one began after the other had ended are that rank, one after the other.
+    """
+    processes: dict[tuple[int, tuple[str, int]], list[_File]] = {}
+    for each in files:
+        if each.process is not None and math.isfinite(each.begun):
+            processes.setdefault((each.rank, each.process), []).append(each)
+    ranks = {each.rank for each in files}
+    several = [rank for rank in sorted(ranks) if sum(of == rank for of, _ in processes) > 1]
+    unused = (number for number in itertools.count() if number not in ranks)
+    taken: dict[tuple[int, tuple[str, int]], int] = {}
+    notes = []
+    for rank in several:
+        times = sorted(
+            (
+                min(each.begun for each in mine),
+                max(each.begun + extent_of(each.path, each.outline).last_seconds for each in mine),
+                key,
+            )
+            for key, mine in processes.items()
+            if key[0] == rank
+        )
+        #: Of each rank that they are taken for: when its latest process ended, and its number.
+        lanes: list[tuple[float, int]] = []
+        names = []
+        for begin, end, key in times:
+            place = next((place for place, (ended, _) in enumerate(lanes) if ended <= begin), len(lanes))
+            if place == len(lanes):
+                lanes.append((end, next(unused) if lanes else rank))
+                host, process = key[1]
+                names.append(f"{lanes[place][1]} process {process} of {host}")
+            lanes[place] = max(end, lanes[place][0]), lanes[place][1]
+            taken[key] = lanes[place][1]
+        if len(lanes) > 1:
+            notes.append(
+                f"{len(lanes)} processes recorded at once as rank {rank}, which do not know their ranks; they are told "
+                f"apart by process, in the order in which they began: rank {listed(names)}. To have their own, start "
+                "them by a launcher such as torchrun, or call torch.distributed.init_process_group first"
+            )
+    moved = [
+        each if each.process is None else each._replace(rank=taken.get((each.rank, each.process), each.rank))
+        for each in files
+    ]
+    return moved, tuple(notes)
+
+
+def listed(names: list[str]) -> str:
+    """Return names in a line, of many the first."""
+    more = [f"{len(names) - _MOST_NAMED:,} more"] if len(names) > _MOST_NAMED else []
+    return ", ".join(names[:_MOST_NAMED] + more)
+
+
+def _loaders_of(files: list[_File], extent_of: Callable[[Path, Trace], _Extent]) -> list[_File]:
     """Return those files of a rank that count, as they began. files: of sessions first, the largest last."""
-    loaders = [each for each in files if not each[2].meta.get("graph")] if len(files) > 1 else []
+    loaders = [each for each in files if not each.outline.meta.get("graph")] if len(files) > 1 else []
     # One that was made and hardly used has nothing to tell.
-    loaders = [each for each in loaders if extent_of(*each[1:]).has_waits]
-    loaders.sort(key=lambda each: (math.inf if each[2].begun is None else each[2].begun, each[1].name))
+    loaders = [each for each in loaders if extent_of(each.path, each.outline).has_waits]
+    loaders.sort(key=lambda each: (each.begun, each.path.name))
     return loaders or files[-1:]
 
 
@@ -231,50 +316,57 @@ def _rank_of(file: Path, outline: Trace) -> int:
 
 
 class _Extent(NamedTuple):
-    """Which epochs a file names, the last flow in it, and whether anybody waited."""
+    """Which epochs a file names, the last flow in it, whether anybody waited, and when it ends."""
 
     first_epoch: int
     last_epoch: int
     last_flow: int
     has_waits: bool
+    last_seconds: float
 
 
 def _extent_of(file: Path, outline: Trace) -> _Extent:
     sums = outline.left_out.epochs
     first = min((each.epoch for each in sums), default=2**31 - 1)
     last = max((each.epoch + each.epochs - 1 for each in sums), default=-1)
-    flow, has_waits = 0, any(each.steps for each in sums)
+    flow, has_waits, seconds = 0, any(each.steps for each in sums), 0.0
     for spans in spans_in(file):
         epochs = spans["epoch"][spans["epoch"] != NO_EPOCH]
         first, last = min(first, int(epochs.min(initial=2**31 - 1))), max(last, int(epochs.max(initial=-1)))
         flow = max(flow, int(spans["flow"].max(initial=0)))
         has_waits = has_waits or bool((spans["kind"] == Kind.WAIT).any())
-    return _Extent(min(first, max(last, 0)), last, flow, has_waits)
+        seconds = max(seconds, float(spans["end"].max(initial=0.0)))
+    return _Extent(min(first, max(last, 0)), last, flow, has_waits, seconds)
 
 
 class _Moved(NamedTuple):
-    """What is added to times, epochs and flows of a file, so that it is part of a run."""
+    """What is added to times, epochs, flows and ranks of a file, so that it is part of a run."""
 
     seconds: float = 0.0
     epochs: int = 0
     flows: int = 0
+    ranks: int = 0
 
 
 def _numbered_on(
-    files: Sequence[tuple[int, Path, Trace]], extent_of: Callable[[Path, Trace], _Extent]
+    files: Sequence[_File], extent_of: Callable[[Path, Trace], _Extent]
 ) -> tuple[list[_Moved], int, tuple[str, ...]]:
     """Return how each file is moved, how many loaders a rank had at most, and a note on their epochs.
 
     Each begins on the clock of the first. The loaders of a rank are numbered on, the second of every rank alike: ranks
     of a job step together.
     """
-    begun = [outline.begun for _, _, outline in files]
-    origin = min((seconds for seconds in begun if seconds is not None), default=0.0)
-    moves = [_Moved(0.0 if seconds is None else seconds - origin) for seconds in begun]
+    origin = min((each.begun for each in files), default=0.0)
+    moves = [
+        _Moved(
+            each.begun - origin if math.isfinite(each.begun) else 0.0, ranks=each.rank - _recorded_as(each)
+        )
+        for each in files
+    ]
     by_rank: dict[int, list[int]] = {}
-    for place, (rank, _, outline) in enumerate(files):
-        if not outline.meta.get("snapshots"):
-            by_rank.setdefault(rank, []).append(place)
+    for place, each in enumerate(files):
+        if not each.outline.meta.get("snapshots"):
+            by_rank.setdefault(each.rank, []).append(place)
     most = max(by_rank.values(), key=len, default=[])
     if len(most) < 2:
         return moves, 1, ()
@@ -282,7 +374,7 @@ def _numbered_on(
     names = []
     for number, shown in enumerate(most):
         extents = {
-            places[number]: extent_of(*files[places[number]][1:])
+            places[number]: extent_of(files[places[number]].path, files[places[number]].outline)
             for places in by_rank.values()
             if number < len(places)
         }
@@ -292,15 +384,20 @@ def _numbered_on(
             moves[place] = moves[place]._replace(epochs=epochs, flows=flows)
         last = max(each.last_epoch for each in extents.values()) + epochs
         span = f"{first + epochs}" if last <= first + epochs else f"{first + epochs} to {last}"
-        names.append(f"{span} of {files[shown][1].name}")
+        names.append(f"{span} of {files[shown].path.name}")
         next_epoch = max(next_epoch, last + 1)
         flows += max(each.last_flow for each in extents.values())
-    more = [f"{len(names) - _MOST_NAMED:,} more"] if len(names) > _MOST_NAMED else []
     note = (
-        f"rank {files[most[0]][0]} had {len(most)} loaders, which all count; their epochs are numbered on: "
-        + ", ".join(names[:_MOST_NAMED] + more)
+        f"rank {files[most[0]].rank} had {len(most)} loaders, which all count; their epochs are numbered on: "
+        + listed(names)
     )
     return moves, len(most), (note,)
+
+
+def _recorded_as(file: _File) -> int:
+    """Return the rank in the spans of a file. A watched loader knows its own only when they are made."""
+    rank = file.outline.meta.get("rank")
+    return 0 if "watched" in file.outline.meta else rank if isinstance(rank, int) else file.rank
 
 
 def _spans_later(file: Path, moved: _Moved) -> Iterator[Spans]:
@@ -315,12 +412,13 @@ def _later(spans: Spans, moved: _Moved) -> Spans:
             spans[field] += moved.seconds
         spans["epoch"][spans["epoch"] != NO_EPOCH] += moved.epochs
         spans["flow"][spans["flow"] != NO_FLOW] += np.uint64(moved.flows)
+        spans["rank"] += np.uint32(moved.ranks % 2**32)
     return spans
 
 
 def _ids_later(file: Path, moved: _Moved) -> Iterator[GroupIds]:
     for ids in ids_in(file):
-        yield {(rank, flow + moved.flows): samples for (rank, flow), samples in ids.items()}
+        yield {(rank + moved.ranks, flow + moved.flows): samples for (rank, flow), samples in ids.items()}
 
 
 def _outline_later(outline: Trace, moved: _Moved) -> Trace:
@@ -328,7 +426,12 @@ def _outline_later(outline: Trace, moved: _Moved) -> Trace:
     left_out = outline.left_out
     epochs = tuple(replace(each, epoch=each.epoch + moved.epochs) for each in left_out.epochs)
     slowest = _later(left_out.slowest, moved)
-    return replace(outline, left_out=Summary(left_out.spans, epochs, slowest))
+    return replace(
+        outline,
+        left_out=Summary(left_out.spans, epochs, slowest),
+        hosts={rank + moved.ranks: host for rank, host in outline.hosts.items()},
+        choices={rank + moved.ranks: line for rank, line in outline.choices.items()},
+    )
 
 
 def _joined(traces: list[tuple[int, Trace]]) -> Trace:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,9 @@ from penstock.errors import ConfigError
 from penstock.files import write_whole
 from penstock.measure import charts
 from penstock.measure.charts import Colour, Layer, escaped
-from penstock.measure.compare import lay_over
+from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
-from penstock.measure.recorded import Run
+from penstock.measure.recorded import Part, Run, listed
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.trace.causes import loaded_with
@@ -486,15 +487,52 @@ def _snapshots(trace: Trace) -> Section | None:
     return Section(title, charts.lanes(title, drawn), ("what", "step", "began", "took", "bytes"), rows)
 
 
-def _against_prediction(ranks: Sequence[Trace]) -> Section:
-    """Return the picture of one rank, of several the one that waited longest, and the table of all."""
-    comparisons = [(rank, lay_over(trace)) for rank, trace in enumerate(ranks)]
-    shown_rank, comparison = max(comparisons, key=lambda each: each[1].stall_seconds[1])
-    grown = []
-    for side in (comparison.measured, comparison.predicted):
-        waits = side.spans[side.spans["kind"] == Kind.WAIT]
-        waits = waits[np.argsort(waits["start"], kind="stable")]
-        grown.append(np.cumsum(waits["end"] - waits["start"]))
+class _Laid(NamedTuple):
+    """What is shown of a loader's run beside its prediction.
+
+    first_epoch: in the run. stall_seconds: measured. waits: seconds of each, measured and predicted, in order.
+    """
+
+    first_epoch: int
+    epochs: list[EpochPair]
+    stall_seconds: float
+    waits: tuple[NDArray[np.float64], NDArray[np.float64]]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, part: Part, found: RunComparison) -> _Laid:
+        waits = _waits_of(found.measured), _waits_of(found.predicted)
+        return cls(part.first_epoch, found.epochs, found.stall_seconds[1], waits, found.notes)
+
+
+def _waits_of(trace: Trace) -> NDArray[np.float64]:
+    waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
+    waits = waits[np.argsort(waits["start"], kind="stable")]
+    seconds: NDArray[np.float64] = waits["end"] - waits["start"]
+    return seconds
+
+
+def _against_prediction(ranks: Sequence[Sequence[Part]]) -> Section:
+    """Return the picture of one rank, of several the one that waited longest, and the table of all.
+
+    ranks: their loaders; those that cannot be predicted are left out.
+    Raises: ConfigError if none can be.
+    """
+    laid: dict[int, list[_Laid]] = {}
+    refused: dict[str, list[str]] = {}
+    for part in (part for of_rank in ranks for part in of_rank):
+        try:
+            one = _Laid.of(part, lay_over(part.recorded()))
+        except ConfigError as error:
+            refused.setdefault(str(error), []).append(part.name)
+        else:
+            laid.setdefault(part.rank, []).append(one)
+    if not laid:
+        raise ConfigError(next(iter(refused)))
+    shown_rank, shown_loaders = max(laid.items(), key=lambda each: sum(one.stall_seconds for one in each[1]))
+    grown = [
+        np.cumsum(np.concatenate(waits)) for waits in zip(*(one.waits for one in shown_loaders), strict=True)
+    ]
     size = min(each.size for each in grown)
     shown = np.unique(np.linspace(0, size - 1, min(size, 2 * _MOST_BINS)).astype(np.int64))
     layers = [
@@ -503,19 +541,28 @@ def _against_prediction(ranks: Sequence[Trace]) -> Section:
     ]
     title = "Stall so far, predicted and measured"
     picture = charts.lines(title, shown, layers, lambda each: f"step {each:g}", format_seconds)
-    several = len(ranks) > 1
+    several = len(laid) > 1
     rows = [
         (
-            f"rank {rank}, epoch {pair.epoch}" if several else f"epoch {pair.epoch}",
+            f"rank {rank}, epoch {pair.epoch + one.first_epoch}"
+            if several
+            else f"epoch {pair.epoch + one.first_epoch}",
             format_seconds(pair.predicted.stall_seconds),
             format_seconds(pair.measured.stall_seconds),
         )
-        for rank, of_rank in comparisons
-        for pair in of_rank.epochs
+        for rank, loaders in laid.items()
+        for one in loaders
+        for pair in one.epochs
     ]
-    notes = comparison.notes
-    if several:
-        notes += (
-            f"Each of the {len(ranks)} ranks is predicted by itself; shown is rank {shown_rank}, which waited longest.",
+    notes = [note for one in shown_loaders for note in one.notes]
+    if len(shown_loaders) > 1:
+        notes.append(
+            f"Each of {len(shown_loaders)} loaders is predicted by itself; the picture has one after the other."
         )
-    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(notes))
+    if several:
+        notes.append(
+            f"Each of the {len(laid)} ranks is predicted by itself; shown is rank {shown_rank}, which waited "
+            "longest."
+        )
+    notes += [f"{listed(names)} is not predicted: {why}." for why, names in refused.items()]
+    return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(dict.fromkeys(notes)))

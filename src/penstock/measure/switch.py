@@ -16,7 +16,9 @@ from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.prediction import predict
 from penstock.loader.setup import read_machine
 from penstock.loader.transforms import Resize, ToTensor
+from penstock.machine import Machine
 from penstock.measure.calibrate import decode_rate
+from penstock.measure.recorded import Run, listed
 from penstock.store import Numeric, Source, open_source
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Kind, Trace
@@ -67,8 +69,85 @@ def predict_switch(
         resize to their size.
     Raises: ConfigError if the trace is of something else, or lacks what is not given; what `penstock.predict` raises.
     """
+    return _predicted(trace, _opened(source), arguments)[0]
+
+
+def predict_switch_of_run(
+    run: Run, source: str | os.PathLike[str] | Source, **arguments: Unpack[LoaderArguments]
+) -> Switch:
+    """Return what `predict_switch` does for a run, whose ranks may have several loaders.
+
+    Of several, those count whose epochs have as many steps as ones of the source, each replaced by a loader of its own:
+    their times are added; of several ranks, the one that took longest counts.
+    Raises: as `predict_switch`; ConfigError if no loader counts.
+    """
+    opened, ranks = _opened(source), run.of_ranks()
+    loaders = [part for of_rank in ranks for part in of_rank]
+    if len(loaders) == 1:
+        return _predicted(run.trace(), opened, arguments)[0]
+    switches: list[Switch] = []
+    given, left_out = arguments, []
+    for of_rank in ranks:
+        of_loaders = []
+        for part in of_rank:
+            trace = part.recorded()
+            if _is_of(trace, opened):
+                switch, machine = _predicted(trace, opened, given)
+                of_loaders.append(switch)
+                given = {**arguments, "machine": machine}  # how fast it decodes is measured once
+            else:
+                left_out.append(part.name)
+        if of_loaders:
+            switches.append(_added(of_loaders))
+    if not switches:
+        raise ConfigError(
+            f"none of the run's {len(loaders)} loaders has epochs of as many steps as {len(opened):,} samples make, so "
+            "it is not known which of them reads this source: give penstock explain the .trace of one"
+        )
+    found = max(switches, key=lambda each: each.measured_seconds)
+    notes = list(found.notes)
+    if len(loaders) > len(ranks):
+        notes.append(
+            f"of {len(loaders)} loaders, {len(loaders) - len(left_out)} are replaced, each by one of its own"
+        )
+    if left_out:
+        notes.append(f"{listed(left_out)} has other epochs than this source, and is left out of both sides")
+    if len(ranks) > 1:
+        notes.append(f"of {len(ranks)} ranks, this is the one that took longest")
+    return replace(found, notes=tuple(notes))
+
+
+def _added(switches: Sequence[Switch]) -> Switch:
+    """Return the sums of a rank's loaders."""
+    return Switch(
+        sum(each.steps for each in switches),
+        sum(each.measured_seconds for each in switches),
+        sum(each.measured_stall_seconds for each in switches),
+        sum(each.predicted_seconds for each in switches),
+        sum(each.predicted_stall_seconds for each in switches),
+        tuple(dict.fromkeys(note for each in switches for note in each.notes)),
+    )
+
+
+def _is_of(trace: Trace, source: Source) -> bool:
+    """Whether a loader's longest epoch has as many steps as one of a source would."""
+    size, ranks = trace.meta.get("batch_size"), int(str(trace.meta.get("ranks", 1)))
+    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    if "watched" not in trace.meta or not isinstance(size, int) or not waits.size:
+        return False
+    batches = len(source) / (size * ranks)
+    return int(waits["step"].max()) + 1 == (
+        int(batches) if trace.meta.get("drop_last") else math.ceil(batches)
+    )
+
+
+def _opened(source: str | os.PathLike[str] | Source) -> Source:
+    return open_source(source) if isinstance(source, str | os.PathLike) else source
+
+
+def _predicted(trace: Trace, opened: Source, arguments: LoaderArguments) -> tuple[Switch, Machine | None]:
+    """Return what would come of a run, and the machine with how fast it decodes."""
     own, until_next = _steps_of(trace)
-    opened = open_source(source) if isinstance(source, str | os.PathLike) else source
     config = LoaderConfig(opened, **{**_as_watched(trace, opened, own.size), **arguments})
     on, notes = read_machine(config.machine, Calls()), []
     if not trace.is_complete:
@@ -81,7 +160,8 @@ def predict_switch(
     stall = sum(epoch.stall_seconds for epoch in predicted.epochs())
     waits = trace.spans[trace.spans["kind"] == Kind.WAIT]
     waited = float((waits["end"] - waits["start"]).sum())
-    return Switch(own.size, waited + float(own.sum()), waited, stall + float(own.sum()), stall, tuple(notes))
+    seconds = waited + float(own.sum()), waited, stall + float(own.sum()), stall
+    return Switch(own.size, *seconds, tuple(notes)), on
 
 
 def _steps_of(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
