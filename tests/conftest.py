@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 # For the processes that tests start: threads that they do not use take NumPy as long to start as it takes itself.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# OpenMP reads it as PyTorch is imported. Otherwise a thread spins while it waits for another one, which itself waits
+# for a processor where more processes compute than there are: small trainings took several times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A shell starts jobs in the background with Ctrl-C ignored, and all that they start inherits it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
