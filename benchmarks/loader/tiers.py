@@ -187,12 +187,10 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
         with closing(DiskTier(place / "tier", capacity_bytes, bytes(16), sizes, is_direct=is_direct)) as tier:
             for sample in range(samples):  # each is compared with its checksum once
                 tier_read(tier)(np.array([sample]), np.empty(GROUP_BYTES, np.uint8))
-            cold_reads(tier, place, samples, rounds, seconds, is_direct=is_direct)
+            cold_reads(tier, samples, rounds, seconds, is_direct=is_direct)
 
 
-def cold_reads(
-    tier: DiskTier, place: Path, samples: int, rounds: int, seconds: float, *, is_direct: bool
-) -> None:
+def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_direct: bool) -> None:
     how = "past" if is_direct else "through"
     for depth in DEPTHS:
         ours, theirs, bare = list[Rate](), list[float](), list[Rate]()
@@ -200,7 +198,7 @@ def cold_reads(
             ours.append(tier_rate(tier, samples, depth, seconds))
             bare += bare_rate(tier, samples, depth, seconds, is_direct=is_direct)
             if shutil.which("fio") is not None:
-                theirs.append(fio_rate(place, samples, depth, seconds, is_direct=is_direct))
+                theirs.append(fio_rate(tier, samples, depth, seconds, is_direct=is_direct))
         mine, beside = statistics.median(each.bytes_per_second for each in ours), ""
         for name, rates in (("fio", theirs), ("a bare loop", [each.bytes_per_second for each in bare])):
             if rates:
@@ -314,8 +312,10 @@ def rate_of(
     return Rate(total / (time.perf_counter() - begin), (time.process_time() - cpu) * NBYTES / total)
 
 
-def fio_rate(place: Path, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
-    options = f"--name=x --filename={place}/fio --size={samples * NBYTES} --rw=randread --bs={NBYTES} --invalidate=1"
+def fio_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
+    """Return the rate of fio's reads of the same file."""
+    options = f"--name=x --filename={tier.samples_path} --readonly --size={whole_reads(samples) * NBYTES}"
+    options += f" --invalidate=1 --rw=randread --bs={NBYTES}"
     options += f" --direct={is_direct:d} --ioengine=psync --numjobs={depth} --thread --group_reporting"
     options += f" --runtime={max(1, round(seconds))} --output-format=json"
     done = subprocess.run(["fio", *options.split()], capture_output=True, text=True, check=True)

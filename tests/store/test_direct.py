@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.store.direct import READ_SAMPLES, DirectFile, pays
+from penstock.store.direct import READ_SAMPLES, DirectFile, new_memory, pays
 from penstock.store.disk import DiskTier
 from penstock.store.write_behind import WriteBehind
 
@@ -89,7 +89,7 @@ def test_large_samples_stay_where_their_blocks_were_read_to(
     buffer = tier._direct.buffer()
     buffer[:] = 7
 
-    memory, begins, failed = behind.read(ids, sizes[ids], lambda nbytes: np.zeros(nbytes + 1, np.uint8)[1:])
+    memory, begins, failed = behind.read(ids, sizes[ids], new_memory)
     behind.close()
 
     assert [index for index, _ in failed] == [2]

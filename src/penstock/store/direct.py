@@ -11,7 +11,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def pays(file_bytes: int, page_cache_bytes: float) -> bool:
 
 
 def new_memory(nbytes: int) -> Bytes:
-    """Return uint8[nbytes]; from `LEAST_MAPPED_BYTES` on a mapping that forked processes share.
+    """Return uint8[nbytes]; from `LEAST_MAPPED_BYTES` on a mapping, which begins at a block and forked processes share.
 
     Direct reads need one: beside a fork, a read into memory that is copied on write may end in the other process's
     copy of a page (open(2), O_DIRECT).
@@ -70,15 +69,15 @@ def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids]
     sizes: int64[n], bytes of each. memory_for: returns uint8 of so many bytes at least, from `new_memory`.
     None: they are better copied.
     """
-    each = sizes.tolist()  # few: arrays would take longer
+    # Behind a wait for a disk arrays take long, of which there are few items, and so does asking for an address.
+    each = sizes.tolist()
     if sum(each) < len(each) * _LEAST_LOOSE_BYTES:
         return None
-    spaces = ((size + 2 * BLOCK_BYTES - 2) // BLOCK_BYTES * BLOCK_BYTES for size in each)
-    begins = list(accumulate(spaces, initial=0))
-    memory = memory_for(max(begins[-1] + BLOCK_BYTES, LEAST_MAPPED_BYTES))
-    # `ctypes` is Python code, which is slow behind a wait for a disk.
-    address = memory.__array_interface__["data"][0]
-    return memory[-address % BLOCK_BYTES :], np.array(begins)
+    end, begins = 0, [0]
+    for size in each:
+        end += (size + 2 * BLOCK_BYTES - 2) // BLOCK_BYTES * BLOCK_BYTES
+        begins.append(end)
+    return memory_for(max(end, LEAST_MAPPED_BYTES)), np.array(begins)
 
 
 class DirectFile:

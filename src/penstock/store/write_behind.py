@@ -32,7 +32,8 @@ class WriteBehind:
         self._queue_bytes, self._most_threads = queue_bytes, threads
         #: Guards all below; notified when a sample is queued, the queue is empty, or this is closed.
         self._changed = threading.Condition()
-        #: By sample, its bytes, and how many of them are counted; and those that threads are writing.
+        #: By sample, its bytes, and how many of them are counted; and those that threads are writing. A sample is among
+        #: these before it leaves the queue, so that who looks at both in this order without the lock misses none.
         self._queued: OrderedDict[int, tuple[Bytes, int]] = OrderedDict()
         self._writing: dict[int, tuple[Bytes, int]] = {}
         self._waiting_bytes = 0
@@ -110,6 +111,9 @@ class WriteBehind:
         return self._read(self._waiting_of(ids), ids, into, begins)
 
     def _waiting_of(self, ids: Ids) -> list[tuple[Bytes, int] | None]:
+        """Return what waits of some samples, with None for the others; an empty list if nothing does."""
+        if not self._queued and not self._writing:
+            return []
         with self._changed:
             return [self._queued.get(sample, self._writing.get(sample)) for sample in ids.tolist()]
 
@@ -152,8 +156,9 @@ class WriteBehind:
                 self._changed.wait_for(lambda: self._queued or self._is_closed)
                 if not self._queued:
                     return
-                sample, (content, nbytes) = self._queued.popitem(last=False)
+                sample, (content, nbytes) = next(iter(self._queued.items()))
                 self._writing[sample] = content, nbytes
+                del self._queued[sample]
             try:
                 self.tier.put(sample, content.data)
             finally:
