@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -17,8 +18,10 @@ _FILE_BYTES = 1 << 16
 #: Fields of a line of /proc/diskstats. Source: Linux, Documentation/admin-guide/iostats.rst.
 _OF_DISK = {"reads": 3, "read_bytes": 5, "writes": 7, "written_bytes": 9, "busy_milliseconds": 12}
 _OF_TREE = ("cpu_ticks", "asked_bytes", "read_bytes", "written_bytes", "resident_bytes", "processes")
-#: How often new processes are looked for.
-_LOOK_SECONDS = 1.0
+#: What of a process's io is counted.
+_IO = b"rchar:", b"read_bytes:", b"write_bytes:"
+#: How often new processes are looked for; of large trees less often, so that it takes this share of a core at most.
+_LOOK_SECONDS, _LOOK_SHARE = 1.0, 1e-3
 #: Processes whose counters are read for one sample, so that a sample takes as long however many there are.
 _MOST_PROCESSES = 8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -46,7 +49,7 @@ class Sampler:
         self._origin = clock()
         self._disks = _disks(sys)
         self._files = {name: _open(proc / name) for name in ("diskstats", "net/dev", "pressure/io")}
-        self._looked = -_LOOK_SECONDS
+        self._look_next = -math.inf
         #: By process: its open files io, stat, the one first that was read longest ago; and the last counters of it.
         self._processes: dict[int, tuple[int, int]] = {}
         self._last: dict[int, list[int]] = {}
@@ -64,13 +67,9 @@ class Sampler:
         """Return the counters now, `GONE` where there is none."""
         now = self._clock()
         row = [int(1e9 * (now - self._origin))]
-        lines = {
-            fields[2]: fields
-            for fields in map(bytes.split, self._read("diskstats").splitlines())
-            if len(fields) > 12
-        }
+        text = self._read("diskstats")
         for disk in self._disks:
-            fields = lines.get(os.fsencode(disk))
+            fields = _line_of(disk, text)
             for name, place in _OF_DISK.items():
                 value = GONE if fields is None else int(fields[place])
                 row.append(value * _SECTOR_BYTES if name.endswith("bytes") and fields is not None else value)
@@ -98,9 +97,11 @@ class Sampler:
             return b""
 
     def _of_tree(self, now: float) -> list[int]:
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
-            for pid in {self._pid, *self._tree_of(self._pid)} - self._processes.keys():
+        if now >= self._look_next:
+            begin = time.thread_time()
+            tree = {self._pid, *self._tree_of(self._pid)}
+            self._look_next = now + max(_LOOK_SECONDS, (time.thread_time() - begin) / _LOOK_SHARE)
+            for pid in tree - self._processes.keys():
                 self._processes[pid] = (
                     _open(self._proc / str(pid) / "io"),
                     _open(self._proc / str(pid) / "stat"),
@@ -135,6 +136,16 @@ def _disks(sys: Path) -> list[str]:
     return names
 
 
+def _line_of(disk: str, text: bytes) -> list[bytes] | None:
+    """Return the fields of a disk in /proc/diskstats; None where it has none. Other disks' lines are not split."""
+    at = text.find(b" " + os.fsencode(disk) + b" ")
+    if at < 0:
+        return None
+    begin = text.rfind(b"\n", 0, at) + 1
+    fields = text[begin:].partition(b"\n")[0].split()
+    return fields if len(fields) > 12 else None
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -167,12 +178,9 @@ def _of_process(io: int, stat: int) -> list[int] | None:
         fields = text.rpartition(b")")[2].split()
         if len(fields) < 22 or fields[0] in (b"Z", b"X"):
             return None
-        counters = dict(
-            line.split(b": ")
-            for line in (os.pread(io, _FILE_BYTES, 0) if io >= 0 else b"").splitlines()
-            if b": " in line
-        )
+        words = os.pread(io, _FILE_BYTES, 0).split() if io >= 0 else []
+        counters = dict(zip(words[::2], words[1::2], strict=False))
     except OSError:
         return None
-    asked, read, written = (int(counters.get(name, 0)) for name in (b"rchar", b"read_bytes", b"write_bytes"))
+    asked, read, written = (int(counters.get(name, 0)) for name in _IO)
     return [int(fields[11]) + int(fields[12]), asked, read, written, int(fields[21]) * _PAGE_BYTES, 1]
