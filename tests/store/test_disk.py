@@ -58,12 +58,10 @@ def reopen(tmp_path: Path) -> Iterator[Callable[..., DiskTier]]:
     """Opens the tier of the data in a folder, after closing what was opened before."""
     tiers: list[DiskTier] = []
 
-    def open_tier(
-        capacity_bytes: int = ENOUGH, fingerprint: bytes = DATA, *, is_direct: bool = False
-    ) -> DiskTier:
+    def open_tier(capacity_bytes: int = ENOUGH, fingerprint: bytes = DATA, **how: Any) -> DiskTier:
         for tier in tiers:
             tier.close()
-        tiers.append(DiskTier(tmp_path / "tier", capacity_bytes, fingerprint, SIZES, is_direct=is_direct))
+        tiers.append(DiskTier(tmp_path / "tier", capacity_bytes, fingerprint, SIZES, **how))
         return tiers[-1]
 
     yield open_tier
@@ -261,7 +259,9 @@ class TestDamage:
             assert found_in(reopen()) == dict(list(enumerate(CONTENTS))[:whole])
 
     @pytest.mark.parametrize("at", [0, 9, 12, 20, 40, 4_096, 4_100, 4_110, 4_118, 4_126, 4_134])
-    def test_a_flipped_byte_of_the_index_makes_nothing_wrong(self, reopen: Reopen, at: int) -> None:
+    def test_a_flipped_byte_of_the_index_makes_nothing_wrong_and_one_of_its_head_is_reported(
+        self, reopen: Reopen, at: int
+    ) -> None:
         tier = reopen()
         put_all(tier)
         tier.close()
@@ -269,9 +269,12 @@ class TestDamage:
         content[at] ^= 0x10
         tier.path.write_bytes(content)
 
-        found = found_in(reopen())
+        lines = list[str]()
+        found = found_in(reopen(report=lines.append))
 
         assert found == ({} if at < 4_096 else dict(list(enumerate(CONTENTS))[1:]))
+        wanted = f"{tier.path} is damaged, or another version of Penstock wrote it: its samples are read anew"
+        assert lines == ([wanted] if at < 4_096 else [])
 
     def test_samples_that_are_cut_off_are_not_found(self, reopen: Reopen) -> None:
         tier = reopen()

@@ -103,7 +103,7 @@ class DiskTier:
         self._direct: DirectFile | None = None
         try:
             os.makedirs(folder, exist_ok=True)
-            self._index, self.path = _open_index(Path(folder), fingerprint, about, number)
+            self._index, self.path = _open_index(Path(folder), fingerprint, about, number, report)
             self._file = os.open(
                 self.samples_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
@@ -493,7 +493,9 @@ def remove_tier(path: Path) -> bool:
     return True
 
 
-def _open_index(folder: Path, fingerprint: bytes, about: str, first: int) -> tuple[int, Path]:
+def _open_index(
+    folder: Path, fingerprint: bytes, about: str, first: int, report: Callable[[str], None]
+) -> tuple[int, Path]:
     """Return the index of a tier that no other process uses, locked, and its path: one that is there, or a new one."""
     name = f"penstock-{fingerprint.hex()}"
     for number in range(first, first + _MOST_TIERS):
@@ -509,6 +511,10 @@ def _open_index(folder: Path, fingerprint: bytes, about: str, first: int) -> tup
         facts = _read_header(index)
         if facts is None or facts.get("fingerprint") != fingerprint.hex():
             # Not even the header was written, or something else damaged it: what is there is not known to be ours.
+            if os.fstat(index).st_size >= _HEADER_BYTES:
+                report(
+                    f"{path} is damaged, or another version of Penstock wrote it: its samples are read anew"
+                )
             os.ftruncate(index, 0)
             os.write(index, _header({"fingerprint": fingerprint.hex(), "about": about, "made": time.time()}))
         return index, path
