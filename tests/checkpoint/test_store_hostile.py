@@ -8,7 +8,6 @@ import json
 import os
 import struct
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -39,6 +38,7 @@ from tests.checkpoint.snapshot_files import (
     tensor,
     training,
 )
+from tests.interpreters import Interpreters
 
 from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.errors import DataError, FormatError
@@ -316,28 +316,27 @@ for line in sys.stdin:
 """
 
 
-def restored_in_little_memory(good: Path, folders: Sequence[Path]) -> list[list[Any]]:
+def restored_in_little_memory(
+    interpreters: Interpreters, good: Path, folders: Sequence[Path]
+) -> list[list[Any]]:
     """Return for each store the error that its restore ended with, what that said, and the CPU seconds."""
-    ended = subprocess.run(
-        [sys.executable, "-c", RESTORE, str(good), str(SPACE_BYTES)],
-        input="".join(f"{folder}\n" for folder in folders),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(lines) == len(folders), f"{folders[len(lines)]}: {ended.stderr[-2000:]}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with interpreters.start(RESTORE, str(good), str(SPACE_BYTES), text=True, **pipes) as process:
+        told, errors = process.communicate("".join(f"{folder}\n" for folder in folders))
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert len(lines) == len(folders), f"{folders[len(lines)]}: {errors[-2000:]}"
     return lines
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def told(tmp_path_factory: pytest.TempPathFactory, interpreters: Interpreters) -> dict[str, list[Any]]:
     """Return for each hostile store the error that its restore ended with, what that said, and the CPU seconds."""
     top = tmp_path_factory.mktemp("hostile")
     save_all(top / "good", [1, 2])
     for number, make in enumerate(HOSTILE.values()):
         make(top / str(number))
-    lines = restored_in_little_memory(top / "good", [top / str(number) for number in range(len(HOSTILE))])
+    folders = [top / str(number) for number in range(len(HOSTILE))]
+    lines = restored_in_little_memory(interpreters, top / "good", folders)
     return dict(zip(HOSTILE, lines, strict=True))
 
 
@@ -513,12 +512,12 @@ def test_a_spread_tensor_of_many_columns_is_put_together_soon(folder: Path) -> N
     assert time.process_time() - begin < 20
 
 
-def test_the_limit_of_memory_is_one(tmp_path: Path) -> None:
+def test_the_limit_of_memory_is_one(tmp_path: Path, interpreters: Interpreters) -> None:
     """Else the tests above would prove nothing: a tensor of 655 MB that takes 328 kB, as one of zeros may."""
     save_all(tmp_path / "good", [1])
     bomb = [Block(WHOLE), *(replica(0, WHOLE) for _ in range(5000))]
     made_snapshot(tmp_path / "large", [MadeTensor("one", "int8", [BLOCK_VALUES * 5001], bomb)])
 
-    ((kind, _, _),) = restored_in_little_memory(tmp_path / "good", [tmp_path / "large"])
+    ((kind, _, _),) = restored_in_little_memory(interpreters, tmp_path / "good", [tmp_path / "large"])
 
     assert "MemoryError" in kind

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.for_each import for_each
+from tests.forking import Forks
 from tests.graph.graphs import body, constant, evaluate, node
 from tests.patience import patient
 
@@ -398,11 +397,12 @@ print(min(faults() for _ in range(6)))
 """
 
 
-def test_memory_that_a_step_frees_is_kept_for_the_next() -> None:
+def test_memory_that_a_step_frees_is_kept_for_the_next(forks: Forks) -> None:
     # Without, to fetch 32 MiB again takes 8,192 faults each time. With it, the system may take a page away at any time.
-    done = subprocess.run([sys.executable, "-c", KEPT], text=True, capture_output=True, check=True)
+    told, status = forks.run(KEPT)
 
-    assert int(done.stdout) < 1000
+    assert status == 0, told
+    assert int(told) < 1000
 
 
 def test_an_operation_has_several_kernels_that_a_node_chooses_by_name() -> None:
