@@ -31,6 +31,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -404,9 +405,13 @@ def _after_fork_in_parent() -> None:
 
 def _interrupt_soon() -> None:
     """Raise KeyboardInterrupt in the main thread again, once it is through the hooks."""
-    time.sleep(_POLL_SECONDS)
+    main, is_in_hook = threading.main_thread().ident or 0, True
+    while is_in_hook:
+        time.sleep(_POLL_SECONDS)
+        frames = traceback.walk_stack(sys._current_frames().get(main))
+        is_in_hook = any(frame.f_code is _after_fork_in_parent.__code__ for frame, _ in frames)
     # To that thread: a signal to the process would not end a sleep in it.
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def _after_fork_in_child() -> None:
