@@ -12,11 +12,11 @@ import pytest
 import torch
 from tests.for_each import for_each
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StagingError
 from penstock.loader.transforms import Normalize, ToTensor
 from penstock.loader.transforms.sink import Sink
 from penstock.torch import Loader
-from penstock.torch.device import PinnedSlots, changed, device_of, looked_up, table_of
+from penstock.torch.device import CudaDevice, PinnedSlots, changed, device_of, looked_up, table_of
 
 
 @pytest.fixture
@@ -85,6 +85,24 @@ def test_without_a_device_memory_is_not_locked_and_that_is_said(monkeypatch: pyt
         ) as loader,
     ):
         assert len(list(loader)) == 2
+
+
+def test_a_device_without_memory_for_a_batch_is_an_error_that_says_how_much_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(batch: object, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("penstock.torch.device.copied_to", full)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3_000_000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2_000, 10**9))
+    device = CudaDevice(torch.device("cuda", 1), None, None)
+
+    with pytest.raises(
+        StagingError,
+        match="cuda:1 has no memory for a batch of 400 B: 2 kB are free, and this process's PyTorch has 3 MB; give a",
+    ):
+        device.move(torch.zeros(100))
 
 
 @for_each("layout", ["NCHW", "NHWC"])

@@ -16,7 +16,7 @@ import torch
 from tests.interrupting import every_place
 from tests.stand_in import FakePinning, StandIn
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StagingError
 from penstock.loader import Loader
 from penstock.loader.transforms import (
     MixUp,
@@ -178,6 +178,21 @@ def test_a_loop_that_is_left_early_is_followed_by_the_next_epoch(folder: Path) -
         second = [[each.clone() for each in batch] for batch in loader]
 
     assert same_bits(second, expected[6:12])
+
+
+def test_a_training_that_fills_the_device_with_batches_gets_the_error_and_continues_from_the_state(
+    folder: Path,
+) -> None:
+    options: dict[str, Any] = {"transforms": CROPS, "dtype": "uint8"}
+    expected, kept = batches_of(make(folder, **options)), list[Any]()
+    with make(folder, StandIn(capacity_bytes=2_600), **options) as loader:
+        with pytest.raises(StagingError, match="stand-in has no memory for 576 bytes"):
+            kept.extend(loader)
+        state = loader.state_dict()
+
+    rest = batches_of(make(folder, StandIn(), state=state, **options))
+    assert 0 < len(kept) < 6
+    assert same_bits(rest, expected[len(kept) :])
 
 
 def broken(folder: Path, tmp_path: Path) -> Path:
