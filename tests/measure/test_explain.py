@@ -21,9 +21,9 @@ from penstock.measure.calibrate import calibrate
 from penstock.measure.explain import Reason, explain
 from penstock.measure.from_trace import learn
 from penstock.measure.outlook import look_ahead
-from penstock.measure.recorded import open_run, read_run
+from penstock.measure.recorded import Run, open_run, read_run
 from penstock.measure.replay import NO_CHANGE, Change, replay_of
-from penstock.measure.report import report_of
+from penstock.measure.report import Section, report_of
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
 from penstock.trace import (
@@ -461,7 +461,7 @@ def test_three_delayed_files_of_a_real_run_are_named_and_the_reasons_add_up(
 
 
 def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
-    image_folder: Callable[..., Path], tmp_path: Path
+    image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training, made anew in its second epoch, a validation, and a data set, which nobody can price."""
     (tmp_path / "run").mkdir()
@@ -507,11 +507,20 @@ def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
     assert "each of 4 loaders was replayed by itself and a change made to each" in said
     with pytest.raises(ConfigError, match=r"\.trace: .*or give penstock explain another"):
         look_ahead(run, [("none", Change(memory_bytes=1))], found)
-    page = report_of(run)
-    (section,) = (each for each in page.sections if each.title == "Stall so far, predicted and measured")
+    section = _prediction_of(run)
     assert [row[0] for row in section.rows] == ["epoch 0", "epoch 2"]
     assert "1.trace is not predicted: it has too few reads" in section.note
     assert "3.trace is not predicted" in section.note
+    for module in ("outlook", "report"):
+        monkeypatch.setattr(f"penstock.measure.{module}.MOST_READS", 1)
+    few = " ".join((*look_ahead(run, changes, found).notes, _prediction_of(run).note))
+    assert few.count("reads of its rank's loaders are predicted and no more") == 2
+
+
+def _prediction_of(run: Run) -> Section:
+    """Return the part of a report that lays a run over its prediction."""
+    (found,) = (each for each in report_of(run).sections if each.title.startswith("Stall so far"))
+    return found
 
 
 #: A wire of 300 kB/s limits the run, or the latency of a read.

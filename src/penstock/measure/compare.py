@@ -37,12 +37,13 @@ class RunComparison:
     """A recorded run beside its prediction.
 
     predicted, measured: of the steps that were consumed alone.
-    notes: what a reader must know before trusting the figures, a sentence each.
+    notes: what a reader must know before trusting the figures, a sentence each. reads: of its plan.
     """
 
     predicted: Trace
     measured: Trace
     notes: tuple[str, ...]
+    reads: int = 0
 
     @property
     def epochs(self) -> list[EpochPair]:
@@ -112,7 +113,7 @@ def lay_over(
         notes += (f"{AS_DECODED.capitalize()}.",)
     in_vain = (trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] == NO_STEP)
     measured = replace(trace, spans=trace.spans[~in_vain], left_out=Summary())
-    return RunComparison(predicted, measured, notes)
+    return RunComparison(predicted, measured, notes, run.plan.reads(run.rank))
 
 
 def _notes(run: Replay) -> tuple[str, ...]:

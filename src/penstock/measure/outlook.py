@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,7 +11,16 @@ from penstock.machine import Machine
 from penstock.measure.explain import Explanation, Reason
 from penstock.measure.from_trace import learn
 from penstock.measure.recorded import Part, Run, listed
-from penstock.measure.replay import AS_DECODED, NO_CHANGE, Change, Replay, lacks_decoding, replay_of
+from penstock.measure.replay import (
+    AS_DECODED,
+    ENOUGH_READS,
+    NO_CHANGE,
+    Change,
+    Replay,
+    lacks_decoding,
+    replay_of,
+)
+from penstock.simulate.scheduled import MOST_READS
 from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.units import format_bytes, format_count
 
@@ -71,15 +79,17 @@ def look_ahead(
     found: dict[str, Outlook] = {}
     refused: dict[str, list[str]] = {}
     asked = None if changes is None else tuple(changes)
-    left = math.inf if asked is not None else _MOST_UNASKED_READS * len(ranks)
+    reads = 0
     learned: Machine | None = None
     notes: list[str] = []
     # What is tried unasked is what may help the loader that waited longest.
     for part in sorted(loaders, key=_waited, reverse=True):
         try:
+            if reads >= MOST_READS * len(ranks):
+                raise ConfigError(ENOUGH_READS)
             replay = replay_of(part.recorded())
-            left -= replay.plan.reads(replay.rank)
-            if left < 0:
+            reads += replay.plan.reads(replay.rank)
+            if changes is None and reads > _MOST_UNASKED_READS * len(ranks):
                 waited = max(sum(map(_waited, of_rank)) for of_rank in ranks)
                 return Outlook(waited, waited, False, ())
             fitted = _fitted(replay, learned, fits=asked != ())

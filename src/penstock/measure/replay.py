@@ -33,6 +33,10 @@ Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
 
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
+#: Why another loader is left as it was, once as many reads of a rank were predicted as of a single loader at most.
+ENOUGH_READS = (
+    f"{MOST_READS:,} reads of its rank's loaders are predicted and no more: give penstock explain its .trace"
+)
 #: What a machine that was calibrated without transforms leaves open.
 AS_DECODED = "the machine does not say how fast samples are decoded: that is as it was in this run"
 

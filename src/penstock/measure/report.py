@@ -18,7 +18,9 @@ from penstock.measure.charts import Colour, Layer, escaped
 from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.recorded import Part, Run, listed
+from penstock.measure.replay import ENOUGH_READS
 from penstock.recordings.devices import DeviceRecord
+from penstock.simulate.scheduled import MOST_READS
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_rate, format_seconds
@@ -520,13 +522,17 @@ def _against_prediction(ranks: Sequence[Sequence[Part]]) -> Section:
     """
     laid: dict[int, list[_Laid]] = {}
     refused: dict[str, list[str]] = {}
+    reads: dict[int, int] = {}
     for part in (part for of_rank in ranks for part in of_rank):
         try:
-            one = _Laid.of(part, lay_over(part.recorded()))
+            if reads.get(part.rank, 0) >= MOST_READS:
+                raise ConfigError(ENOUGH_READS)
+            found = lay_over(part.recorded())
         except ConfigError as error:
             refused.setdefault(str(error), []).append(part.name)
         else:
-            laid.setdefault(part.rank, []).append(one)
+            laid.setdefault(part.rank, []).append(_Laid.of(part, found))
+            reads[part.rank] = reads.get(part.rank, 0) + found.reads
     if not laid:
         raise ConfigError(next(iter(refused)))
     shown_rank, shown_loaders = max(laid.items(), key=lambda each: sum(one.stall_seconds for one in each[1]))
