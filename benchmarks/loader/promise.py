@@ -6,9 +6,10 @@ Data sets as their users write them (workers_data.py), batches of 64. First Data
 persistent workers, and 8 and 16 where samples wait for a store, each for half a second after an epoch; the best stays
 open. Beside it: `penstock.torch.DataLoader` with the same arguments, the one line to change, and
 `penstock.torch.Loader` as it is by default, which has ten seconds to find out what is fastest, and longer where it
-tries worker processes. They take turns, in another order each round: whole epochs for 0.7 seconds. A turn is over when
-the side has read ahead again what it had read ahead as the turn began: `Loader` loads on after an epoch, with the
-processors that the next side is measured on. All give the same samples, which is checked before.
+tries worker processes or the training's own thread. They take turns, in another order each round: whole epochs for 0.7
+seconds. A turn is over when the side has read ahead again what it had read ahead as the turn began: `Loader` loads on
+after an epoch, with the processors that the next side is measured on. All give the same samples, which is checked
+before.
 
 Printed: samples per second of the best DataLoader, and both ratios to it, as medians with the least and the most over
 rounds; at the end the least median. Nothing else should run.
@@ -77,8 +78,10 @@ def loads(batches: Any) -> bool:
 
 
 def tries(loader: penstock.torch.Loader) -> bool:
-    """Return whether a loader tries worker processes, and has not decided yet."""
-    trial = loader._switching
+    """Return whether a loader tries worker processes, or the training's own thread, and has not decided yet."""
+    trial, own = loader._switching, loader._own_thread
+    if own is not None and own.is_trying:
+        return True
     return trial is not None and trial._starting is not None and not trial._is_settled
 
 

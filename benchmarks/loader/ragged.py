@@ -6,7 +6,8 @@ A data set in memory whose samples are arrays of 2 to 20 ("short") or 2 to 2,000
 batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, and for ragged concatenates and sums the
 lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
 times one epoch, after one that is not timed, so that a loader which reads ahead is as far ahead at its end as at its
-begin; sides take turns, in another order each round. "bare" is the least that there is to do: one loop over the samples
+begin; sides take turns, in another order each round. Penstock has ten seconds before, and longer where it tries who
+makes the batches, to find out what is fastest. "bare" is the least that there is to do: one loop over the samples
 of a batch and one copy of their bytes into place; "memcpy" copies as many bytes as batches have, padding included, into
 memory that is used again, and calls nothing for a sample.
 Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from promise import tries
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -65,9 +67,9 @@ def ragged(samples: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.T
     return torch.cat(texts), offsets, torch.tensor([label for _, label in samples])
 
 
-def penstock_side(data: Texts, how: str, epochs: int) -> Any:
+def penstock_side(data: Texts, how: str) -> pt.Loader:
     fields: dict[str, Any] = {"padded": {0: 0}} if how == "padded" else {"ragged": [0]}
-    return pt.Loader(data, batch_size=BATCH, epochs=epochs, report=None, **fields)
+    return pt.Loader(data, batch_size=BATCH, epochs=None, report=None, **fields)
 
 
 def bare(data: Texts) -> Iterable[int]:
@@ -106,7 +108,14 @@ def check(data: Texts) -> None:
                 assert torch.equal(mine[1], labels), f"{how}: other labels"
 
 
-def sides(data: Texts, how: str, rounds: int) -> dict[str, Callable[[], Iterable[Any]]]:
+def warm_up(loader: pt.Loader, seconds: float) -> None:
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds or tries(loader):
+        for _ in loader:
+            pass
+
+
+def sides(data: Texts, how: str, warm_up_seconds: float) -> dict[str, Callable[[], Iterable[Any]]]:
     collate = padded if how == "padded" else ragged
     found: dict[str, Callable[[], Iterable[Any]]] = {}
     for workers in (0, 1, 2):
@@ -119,7 +128,8 @@ def sides(data: Texts, how: str, rounds: int) -> dict[str, Callable[[], Iterable
             persistent_workers=workers > 0,
         )
         found[f"DataLoader, {workers} workers"] = lambda theirs=theirs: theirs  # type: ignore[misc]
-    ours = penstock_side(data, how, 2 * rounds + 1)
+    ours = penstock_side(data, how)
+    warm_up(ours, warm_up_seconds)
     found["Penstock"] = lambda: ours
     found["bare"] = lambda: bare(data)
     found["memcpy"] = lambda: memcpy(data, how)
@@ -141,11 +151,11 @@ def new_pages() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def compare(name: str, samples: int, rounds: int) -> None:
+def compare(name: str, samples: int, rounds: int, warm_up_seconds: float) -> None:
     data = Texts(samples, LONGEST[name])
     check(data)
     for how in ("padded", "ragged"):
-        contenders = sides(data, how, rounds)
+        contenders = sides(data, how, warm_up_seconds)
         measured: dict[str, list[tuple[float, float, float]]] = {each: [] for each in contenders}
         for number in range(rounds):
             for each in random.Random(number).sample(list(contenders), len(contenders)):
@@ -174,7 +184,8 @@ def main(words: list[str] | None = None) -> None:
     print(f"{platform.node()}, {os.cpu_count()} processors, PyTorch {torch.__version__}")
     for name in arguments.data:
         samples = 256 if arguments.quick else {"short": 100_000, "long": 20_000}[name]
-        compare(name, samples, 1 if arguments.quick else arguments.rounds)
+        rounds, warm_up_seconds = (1, 0.0) if arguments.quick else (arguments.rounds, 10.0)
+        compare(name, samples, rounds, warm_up_seconds)
 
 
 if __name__ == "__main__":

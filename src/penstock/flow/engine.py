@@ -31,7 +31,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, setitem
 from queue import Empty, SimpleQueue
@@ -95,6 +95,10 @@ DECISIONS = Part(
     "what decides which sample is read when",
     "plain Python does it",
 )
+
+
+#: Of batches that are in no slot.
+MADE = 1 << 30
 
 
 class _Park:
@@ -189,6 +193,17 @@ class _OwnThread:
     load: Load | None = None
 
 
+@dataclass
+class _Maker:
+    """What the consumer's thread makes batches with. made: how many times. watch: ends the watch over it."""
+
+    ring: Ring
+    delay: RunDelay
+    made: int = 0
+    is_making: bool = False
+    watch: SimpleQueue[None] = field(default_factory=SimpleQueue)
+
+
 #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
 _Message = Load | Event | Reference | Departure | _Owner | _Park | None
 
@@ -229,6 +244,8 @@ class Engine:
 
     #: How long the consumer has waited for batches in all. Its own thread writes it.
     _waited_seconds = 0.0
+    #: What the consumer's thread makes batches with; None before the first.
+    _maker: _Maker | None = None
 
     def __init__(
         self,
@@ -342,7 +359,7 @@ class Engine:
 
         Raises: WaitTimeout, StagingError, ClosedError; whatever a thread raised that no sample is to blame for.
         """
-        self._check_usable()
+        self.check_usable()
         key = (epoch, step)
         if self._staging.is_held:
             self._post(self._poll_held)
@@ -356,6 +373,64 @@ class Engine:
         if batch.copied is None:
             self._staging.guard(batch.slot)
         return batch
+
+    def make(
+        self,
+        epoch: int,
+        step: int,
+        steps: int,
+        samples: NDArray[np.int64],
+        arrays: tuple[NDArray[Any], ...],
+    ) -> list[StagedBatch]:
+        """Make the batches of some steps in the calling thread, of which the scheduler knows nothing: see `seek`.
+
+        samples: int64[steps x local batch]. arrays: for their rows, in no slot. Ctrl-C is let through.
+        Raises: ClosedError; what no sample is to blame for. A timeout does not apply to it, patience does.
+        """
+        self.check_usable()
+        if (maker := self._maker) is None:
+            maker = self._maker = _Maker(self._recorder.ring(CONSUMER), RunDelay(None))
+            self._start_thread("penstock-watch", partial(self._watch_making, maker))
+        maker.made += 1
+        count = samples.size
+        rows, no_entry = range(count), [-1] * count
+        load = Load(
+            -maker.made,
+            epoch,
+            step,
+            samples,
+            MADE,
+            rows,
+            [SOURCE] * count,
+            [STAGING] * count,
+            no_entry,
+            steps,
+        )
+        begin = self._clock()
+        self._at[CONSUMER] = int(samples[0]), begin
+        self._consumer_waits, maker.is_making = (epoch, step, begin), True
+        try:
+            at = partial(setitem, self._at_quick, CONSUMER)
+            failed, _ = self._fetch_and_decode(load, arrays, at, maker.ring, maker.delay)
+        finally:
+            self._at_quick.pop(CONSUMER, None)
+            self._at.pop(CONSUMER, None)
+            self._consumer_waits, maker.is_making = None, False
+        known = {int(samples[index]): error for index, (_, error) in failed.items()}
+        ready = Ready(load.batch, epoch, step, load.slot, samples, tuple(sorted(failed)), steps)
+        failed.clear()  # as in `_loaded`
+        return [StagedBatch(ready, each, arrays, known) for each in range(step, step + steps)]
+
+    def _watch_making(self, maker: _Maker) -> None:
+        """Report batches that take long which the consumer's thread makes, as it cannot do so itself."""
+        patience = self._settings.patience_seconds
+        while not self._closed:
+            with contextlib.suppress(Empty):
+                get_within(maker.watch, patience)
+                return
+            waits = self._consumer_waits
+            if maker.is_making and waits is not None and self._clock() - waits[2] >= patience:
+                self._report(self._consumer_line())
 
     def _ready(self, key: tuple[int, int]) -> StagedBatch | None:
         """Return a batch that the caller can have: complete, and on the device if there is one.
@@ -381,7 +456,7 @@ class Engine:
                 self._forget_before(key)
                 if (batch := self._ready(key)) is not None:
                     return batch
-                self._check_usable()
+                self.check_usable()
                 is_soon = self._make_space(key)
                 if self._own is not None:
                     self._work(self._own, key)
@@ -436,7 +511,7 @@ class Engine:
 
     def seek(self, epoch: int, step: int) -> None:
         """Give up the batches before (epoch, step)."""
-        self._check_usable()
+        self.check_usable()
         self._post(partial(self._sought, epoch, step))
         if self._ahead is not None:
             self._ahead.go_to((epoch, step))
@@ -461,6 +536,8 @@ class Engine:
             self._loads.put(None)
             self._parked.put(None)
             self._wake.put(None)
+            if self._maker is not None:
+                self._maker.watch.put(None)
             if self._ahead is not None:
                 self._ahead.end()
 
@@ -538,7 +615,8 @@ class Engine:
 
     # The consumer's side
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise ClosedError once it is closed, or in a forked process; what a thread raised that no sample explains."""
         if self.is_forked:
             raise ClosedError(
                 f"this loader was started in process {self._pid} and its threads do not exist in the forked process "
@@ -974,7 +1052,10 @@ class Engine:
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
         at = partial(setitem, self._at_quick, worker) if len(load.rows) >= _QUICK_SAMPLES else None
-        failed, own_reads = self._fetch_and_decode(load, at or partial(self._note, worker), ring, delay)
+        arrays = self._staging.arrays(load.slot)
+        failed, own_reads = self._fetch_and_decode(
+            load, arrays, at or partial(self._note, worker), ring, delay
+        )
         cpu_seconds = time.thread_time() - computed
         # Other programs on the processors are no reason for more threads or fewer.
         wall_seconds = self._clock() - begin - (delay.taken_seconds - taken)
@@ -984,12 +1065,16 @@ class Engine:
         return partial(self._loaded, load, failed, own_reads, seconds, asked_seconds)
 
     def _fetch_and_decode(
-        self, load: Load, at: Callable[[Any], None], ring: Ring, delay: RunDelay
+        self,
+        load: Load,
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[Any], None],
+        ring: Ring,
+        delay: RunDelay,
     ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
         """Return what failed, by index in the Load, and how long own reads waited."""
         rows, ids, origins = load.rows, load.ids, load.origins
         own_reads: list[OwnRead] = []
-        arrays = self._staging.arrays(load.slot)
         data: list[Any] | Pieces
         if origins.count(origins[0]) == len(origins):
             into = self._decoder.place_of(rows, arrays) if isinstance(rows, range) else None

@@ -19,6 +19,11 @@ def _do_nothing() -> None:
     """Where threads need nothing to begin."""
 
 
+def _is_plain() -> bool:
+    """Where nothing can be set for a thread."""
+    return True
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -60,6 +65,7 @@ class FrontEnd:
     copy_leaves: copies parts of samples that are neither numbers nor NumPy arrays, see `SampleDecoder`.
     reducers: what pickles some types for another process, see `penstock.flow.channel`.
     begin_thread: what each thread that decodes does first.
+    is_plain_thread: whether nothing is set for the calling thread that changes what a data set's code computes in it.
     device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
     device: where batches are copied to, by one loader; None where they stay in their slots.
     pinning: locks the memory of its slots; None where it stays as it is.
@@ -74,6 +80,7 @@ class FrontEnd:
     present_made: Callable[[Any], Any] = _as_it_is
     device: BatchDevice | None = None
     pinning: Pinning | None = None
+    is_plain_thread: Callable[[], bool] = _is_plain
 
 
 #: Batches as they are: NumPy arrays.

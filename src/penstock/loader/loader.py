@@ -39,6 +39,7 @@ from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.on_device import copy_ahead, device_line, made
 from penstock.loader.opening import Opening
+from penstock.loader.own_thread import OwnThread
 from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
@@ -54,6 +55,7 @@ from penstock.loader.worker import MovableDecoder, check_not_importing
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.growing import Growing
+from penstock.plan.orders import even_from
 from penstock.plan.serialise import write_plan
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks
@@ -71,6 +73,8 @@ _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
 #: From so many samples on it is worth compiling how random numbers are drawn, which takes 2 s of a processor.
 _MANY_SAMPLES = 10_000
+#: The training's thread makes no larger batches itself: what they take is beside the slots.
+_MOST_OWN_BYTES = 4 << 20
 #: Of the memory, to copy a data set that nobody said to copy.
 _COPY_SHARE = 8
 
@@ -215,6 +219,7 @@ class Loader:
         self._engine = engine = self._make_engine(to_user)
         if self._switching is not None:
             self._switching.watch(engine)
+        self._own_thread = self._make_own_thread(partial(_report_choice, to_user, self._collector))
         self._starter = Starter()
         if self._trace is not None:
             self._collector.hold()
@@ -253,6 +258,33 @@ class Loader:
                 self._fetcher, decoder, make, report, cpus=setup.cpus, samples=_samples_of(self._plan)
             )
         self._fetcher = self._processes or self._switching or self._fetcher
+
+    def _make_own_thread(self, report: Callable[[str], None]) -> OwnThread | None:
+        """Return what has the training's thread make batches where that is faster; None where it never does."""
+        config, front_end, plan, setup = self._agreed.config, self._front_end, self._plan, self._setup
+        batch_bytes = setup.budget.slot_bytes // setup.limits.steps
+        # Whoever says how long a wait may last, or how many batches are ahead, wants threads; and a device reads slots.
+        if (
+            self._switching is None
+            or config.timeout_seconds is not None
+            or config.prefetch is not None
+            or front_end.device is not None
+            or front_end.pinning is not None
+            or plan.is_cut_by_order
+            or even_from(plan.order) != 0
+            or batch_bytes > _MOST_OWN_BYTES
+        ):
+            return None
+        return OwnThread(
+            plan,
+            self._rank,
+            self._engine,
+            setup.decoder.fields,
+            self._switching,
+            report,
+            front_end.is_plain_thread,
+            batch_bytes=None if setup.collates else batch_bytes,
+        )
 
     def _make_staging(self) -> StagingBuffer:
         setup = self._setup
@@ -491,6 +523,7 @@ class Loader:
             self._is_closed = True
             try:
                 self._engine.close()
+                self._own_thread = None
                 self._lease.close()  # after its threads, which would compile for themselves without it
             finally:
                 self._collector.close()
@@ -690,7 +723,7 @@ class Loader:
         has_skipped_batch = False
         while self._position[0] == epoch:
             step = self._position[1]
-            staged = self._engine.take(epoch, step)
+            staged = (self._own_thread or self._engine).take(epoch, step)
             kept, skipped, error = self._judge(staged)
             if error is not None:
                 try:

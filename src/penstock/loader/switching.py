@@ -86,6 +86,9 @@ class Switching(FetcherOver):
         self._starting: threading.Thread | None = None
         #: Whether it is decided for good, and whether nothing may start any more.
         self._is_settled = self._is_closed = False
+        #: Whether nothing is looked at, as the training makes batches itself; whether threads compute, and processes
+        #: cannot help.
+        self.is_paused = self._cannot_help = False
         #: Whether all processes have begun; how many processors threads used.
         self._is_ready = False
         self._processors = 0.0
@@ -93,6 +96,18 @@ class Switching(FetcherOver):
     def watch(self, engine: Engine) -> None:
         """Judge by what the engine shows that calls this."""
         self._engine = weakref.ref(engine)
+
+    @property
+    def leaves_it_to_threads(self) -> bool:
+        """Whether threads load, and no process will by what is known now."""
+        return (self._is_settled and not self._in_use) or (self._cannot_help and self._starting is None)
+
+    def pause(self, is_paused: bool) -> None:
+        """Look at nothing from here on, as threads do not do all of the work; or begin anew to look."""
+        with self._looking:
+            self.is_paused = is_paused
+            self._looked, self._looked_loaded, self._was_waited_for = self._clock(), self._loaded, False
+            self._begin_window()
 
     # As a fetcher
 
@@ -158,7 +173,7 @@ class Switching(FetcherOver):
     def _look(self) -> None:
         """Compare, now and then, and choose. By one thread at a time, before its Load."""
         engine, now = self._engine(), self._clock()
-        if engine is None or self._is_closed:
+        if engine is None or self._is_closed or self.is_paused:
             return
         if self._began is None:
             self._began = self._looked = now
@@ -186,11 +201,17 @@ class Switching(FetcherOver):
         if is_trial:
             self._judge(rate)
         elif self._starting is None and now - self._began >= _LEAST_SECONDS:
-            left_seconds = (self._samples - self._loaded) / max(rate, 1e-9)
-            if left_seconds >= _LEAST_LEFT_SECONDS and self._may_pay(engine.lock_use, rate):
-                self._processors = engine.lock_use.processors
+            seen, left_seconds = engine.lock_use, (self._samples - self._loaded) / max(rate, 1e-9)
+            if left_seconds >= _LEAST_LEFT_SECONDS and self._may_pay(seen, rate):
+                self._processors = seen.processors
                 self._starting = threading.Thread(target=self._start, name="penstock-start", daemon=True)
                 self._starting.start()
+            else:
+                is_clear = seen.is_enough or now - self._began >= 2 * _LEAST_SECONDS
+                waits = (
+                    seen.is_enough and seen.processors < _LEAST_PROCESSORS
+                )  # for a store, as more threads may
+                self._cannot_help = not waits and (is_clear or not self._is_worth(_LEAST_PROCESSORS, rate))
 
     def _begin_window(self) -> None:
         self._window_seconds, self._window_samples = 0.0, 0
@@ -202,7 +223,10 @@ class Switching(FetcherOver):
         It may be the lock that keeps them from using more; the trial shows it. rate: samples a second of all threads.
         """
         leaves_some = seen.is_enough and _LEAST_PROCESSORS <= seen.processors <= _MOST_SHARE * self._cpus
-        return leaves_some and _WORTH * (seen.processors + _HANDOVER_SECONDS * rate) <= self._cpus
+        return leaves_some and self._is_worth(seen.processors, rate)
+
+    def _is_worth(self, processors: float, rate: float) -> bool:
+        return _WORTH * (processors + _HANDOVER_SECONDS * rate) <= self._cpus
 
     def _start(self) -> None:
         """Start processes and have them do what comes, once all are ready."""

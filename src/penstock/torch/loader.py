@@ -182,6 +182,16 @@ def _compute_alone() -> None:
         restoring.join()
 
 
+def _is_plain_thread() -> bool:
+    """Whether a data set computes in the calling thread as in one for which nothing is set."""
+    return not (
+        torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_function_stack()  # as under `with torch.device(...)`
+    )
+
+
 def cuda_event() -> DeviceEvent | None:
     """Return an event for the CUDA stream that is current when it is recorded; None while CUDA is not in use.
 
@@ -258,7 +268,15 @@ def to_nested(ragged: Ragged) -> torch.Tensor:
 
 
 #: Batches as tensors.
-TORCH = FrontEnd(_present, _as_array, _copy_leaves, _compute_alone, _device_event, {torch.Tensor: _reduced})
+TORCH = FrontEnd(
+    _present,
+    _as_array,
+    _copy_leaves,
+    _compute_alone,
+    _device_event,
+    {torch.Tensor: _reduced},
+    is_plain_thread=_is_plain_thread,
+)
 
 
 def _front_end(

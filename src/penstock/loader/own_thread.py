@@ -1,0 +1,262 @@
+"""The training's thread makes batches itself, where that proves faster than threads that load them ahead.
+
+    threads ── the training waits for them, and processes cannot help ──> the training's thread makes the next batches
+            <── these are handed out: threads have a turn ── ... ──> the faster ones, as long as the training waits
+
+A sample that takes microseconds of Python code is made no sooner by a thread: it holds the interpreter's lock for as
+long, and the batch has to be handed over. Either makes the same batches. Threads begin behind those that the training
+makes itself, and wait there with what their slots hold: a turn is a range of steps.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.flow.engine import Engine, StagedBatch
+from penstock.flow.staging import Field
+from penstock.loader.switching import Switching
+from penstock.plan import AccessPlan
+
+# A training that waits for batches this share of its time is looked at after so long, and then turns begin: of so long,
+# whose beginnings do not count, as threads load ahead then, or what they have loaded ahead is handed out.
+_LOOK_SECONDS, _WAITED_SHARE = 1.0, 0.5
+_TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
+# Rates that decide before the last pair, and after it.
+_CLEAR, _WORTH = 1.2, 1.05
+# The first turn is of two batches. A turn of which less than this counts goes on; not so at less than a share of the
+# threads' rate, as of samples that wait for a store.
+_LEAST_SECONDS, _HOPELESS = 0.3, 0.2
+# The training's own work between two batches counts for this at most: a training that validates is no slower.
+_MOST_BETWEEN_SECONDS = 0.1
+# After so long it is looked at again whether a training that makes its batches still waits for them.
+_AGAIN_SECONDS = 30.0
+# Steps are made together up to so many samples, of so many bytes, that take so long: what each costs beside its samples
+# is less then, and the training waits no longer at once than it would notice.
+_TOGETHER, _TOGETHER_BYTES, _TOGETHER_SECONDS = 512, 128 << 10, 5e-3
+
+
+class Turns:
+    """Decides who makes the batches that come next, by what the training sees of them.
+
+    may_begin: whether turns may begin, asked when the training waits.
+    """
+
+    def __init__(self, may_begin: Callable[[], bool], report: Callable[[str], None]) -> None:
+        self._may_begin, self._report = may_begin, report
+        #: Whether the training makes batches; whether turns are under way; whether threads stay for good.
+        self._is_own = self.is_trying = self._is_over = False
+        #: Samples a second in each turn, of threads and of the training.
+        self._rates: tuple[list[float], list[float]] = [], []
+        self._begin_window(0.0)
+
+    def given(self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool) -> float:
+        """Take note of a batch; return how many samples the training makes from here on, 0 where nothing changes.
+
+        between_seconds: from the batch before until it was asked for. is_own: whether the training made it.
+        """
+        if self._is_over:
+            return 0
+        if is_own != self._is_own:  # what the training was to make is made
+            return self._look_again() if not self.is_trying else self._end_turn()
+        between = min(between_seconds, _MOST_BETWEEN_SECONDS)
+        self._all_samples += samples
+        self._all_seconds += between + waited_seconds
+        if self._beginning_seconds > 0.0:
+            self._beginning_seconds -= between + waited_seconds
+            return 0
+        self._samples += samples
+        self._seconds += between + waited_seconds
+        self._waited_seconds += waited_seconds
+        if is_own or self._seconds < (_TURN_SECONDS if self.is_trying else _LOOK_SECONDS):
+            return 0
+        if self.is_trying:
+            return self._end_turn()
+        waited, rate = self._is_waited_for, self._rate
+        self._begin_window(0.0)
+        if not waited or not self._may_begin():
+            return 0
+        self.is_trying = True
+        self._rates = [rate], []
+        self._is_own = True
+        self._begin_window(_BEGINNING_SECONDS)
+        return 2.0 * samples
+
+    @property
+    def _rate(self) -> float:
+        return self._samples / max(self._seconds, 1e-9)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._waited_seconds >= _WAITED_SHARE * self._seconds
+
+    def _begin_window(self, beginning_seconds: float) -> None:
+        self._beginning_seconds = beginning_seconds
+        self._seconds = self._waited_seconds = self._all_seconds = 0.0
+        #: Of the window, and with its beginning.
+        self._samples = self._all_samples = 0
+
+    def _own_for(self, seconds: float, rate: float) -> float:
+        self._is_own = True
+        self._begin_window(_BEGINNING_SECONDS)
+        return max(1.0, seconds * rate)
+
+    def _end_turn(self) -> float:
+        """Compare, choose, or have the others take their turn."""
+        of_threads, of_own = self._rates
+        if self._is_own and self._seconds < _LEAST_SECONDS:
+            rate = self._all_samples / max(self._all_seconds, 1e-9)
+            if rate > _HOPELESS * of_threads[-1]:
+                return self._own_for(_BEGINNING_SECONDS + _TURN_SECONDS, rate)
+            self._rates[True].append(rate)
+            return self._settle(rate / of_threads[-1])
+        self._rates[self._is_own].append(self._rate)
+        if not self._is_own:
+            return self._own_for(_BEGINNING_SECONDS + _TURN_SECONDS, of_own[-1])
+        ratio = sum(of_own) / max(sum(of_threads), 1e-9)
+        least = _LEAST_PAIRS if not 1 / _CLEAR < ratio < _CLEAR else _MOST_PAIRS
+        if len(of_own) >= least:
+            return self._settle(ratio)
+        self._is_own = False
+        self._begin_window(_BEGINNING_SECONDS)
+        return 0
+
+    def _settle(self, ratio: float) -> float:
+        self.is_trying, self._is_over = False, ratio < _WORTH
+        chosen = "threads load them ahead" if self._is_over else "it makes them"
+        self._report(
+            f"the training's thread makes batches {ratio:.2f} x as fast as threads: {chosen} from here on"
+        )
+        self._is_own = False
+        return 0 if self._is_over else self._own_for(_AGAIN_SECONDS, self._rates[True][-1])
+
+    def _look_again(self) -> float:
+        """Return for how many samples more the training makes its batches: none, once it has other things to do."""
+        waited, rate = self._is_waited_for and self._samples > 0, self._rate
+        self._is_own = False
+        self._begin_window(_BEGINNING_SECONDS)
+        return self._own_for(_AGAIN_SECONDS, rate) if waited else 0
+
+
+class OwnThread:
+    """Takes the batches of a run from the engine, or makes them in the calling thread.
+
+    plan: whose epochs are all equally long. fields: of the arrays of a batch.
+    batch_bytes: of several batches that may be made together; None where they are made one by one.
+    switching: whether processes load; it does not look at threads while they take turns with this.
+    is_plain: whether the calling thread computes as those that load do, by what a framework has set for it.
+    """
+
+    def __init__(
+        self,
+        plan: AccessPlan,
+        rank: int,
+        engine: Engine,
+        fields: Sequence[Field],
+        switching: Switching,
+        report: Callable[[str], None],
+        is_plain: Callable[[], bool],
+        *,
+        batch_bytes: int | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._plan, self._rank, self._engine, self._fields = plan, rank, engine, tuple(fields)
+        self._switching, self._is_plain, self._clock = switching, is_plain, clock
+        self._turns = Turns(lambda: switching.leaves_it_to_threads and is_plain(), report)
+        #: (epoch, step) before which batches are made here; when the last batch was given.
+        self._until = (0, 0)
+        self._given: float | None = None
+        #: From the plan: a place, the samples of the steps from there on, and what follows these.
+        self._first, self._ids = (0, 0), np.empty((0, 0), np.int64)
+        self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
+        #: What was made and not taken, by place; how long a sample took.
+        self._ready: dict[tuple[int, int], StagedBatch] = {}
+        self._sample_seconds = math.inf
+        self._most_steps = 1 if batch_bytes is None else max(1, _TOGETHER_BYTES // max(1, batch_bytes))
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether turns are under way that nothing was decided by yet."""
+        return self._turns.is_trying
+
+    def take(self, epoch: int, step: int) -> StagedBatch:
+        """Return a batch; see `Engine.take`."""
+        place, asked = (epoch, step), self._clock()
+        is_own = place < self._until
+        staged = self._made(place) if is_own else self._engine.take(epoch, step)
+        given, last = self._clock(), self._given
+        between = 0.0 if last is None else asked - last
+        self._given = given
+        count = self._turns.given(staged.samples.size, between, given - asked, is_own)
+        if count:
+            self._until = self._place_after(place, count)
+            self._engine.seek(*self._until)
+        is_paused = is_own or bool(count) or self._turns.is_trying
+        if is_paused != self._switching.is_paused:
+            self._switching.pause(is_paused)
+        return staged
+
+    def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
+        epoch, step = place
+        size = max(1, self._plan.local_batch_size(self._rank, epoch, 0))
+        epochs, step = divmod(step + 1 + int(samples / size), self._plan.steps(epoch))
+        if epoch + epochs >= self._plan.epochs:
+            return self._plan.epochs, 0
+        return self._plan.first_read_from(self._rank, epoch + epochs, step)
+
+    def _made(self, place: tuple[int, int]) -> StagedBatch:
+        self._engine.check_usable()
+        if (staged := self._ready.pop(place, None)) is not None:
+            return staged
+        steps = self._steps_from(place)
+        samples = steps.ravel()
+        arrays = tuple([np.empty((samples.size, *field.shape), field.dtype) for field in self._fields])
+        begin = self._clock()
+        make = partial(self._engine.make, *place, len(steps), samples, arrays)
+        made = make() if self._is_plain() else _in_new_thread(make)
+        # A thread that other programs kept from the processors is no slower for long.
+        self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
+        self._ready = {(each.epoch, each.step): each for each in made}
+        return self._ready.pop(place)
+
+    def _steps_from(self, place: tuple[int, int]) -> NDArray[np.int64]:
+        """Return the samples of the steps that are made together, int64[steps, local batch]."""
+        (epoch, first), (wanted, step) = self._first, place
+        if epoch != wanted or not first <= step < first + len(self._ids):
+            epoch, first, self._ids = next(self._following, (-1, 0, self._ids))
+            if (epoch, first) != place:
+                self._following = self._plan.batches(self._rank, *place)
+                epoch, first, self._ids = next(self._following)
+            self._first = epoch, first
+        begin, size = step - first, self._ids.shape[1]
+        count = min(self._most_steps, int(min(_TOGETHER, _TOGETHER_SECONDS / self._sample_seconds)) // size)
+        return self._ids[begin : begin + max(1, count)]
+
+
+def _in_new_thread(make: Callable[[], list[StagedBatch]]) -> list[StagedBatch]:
+    """Return what is made in a thread for which nobody has set anything."""
+    made: list[Any] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:  # raised again in the thread that waits
+            made.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:  # Ctrl-C waits for it, as both record in one place; the next one does not
+        thread.join()
+    if isinstance(made[0], BaseException):
+        raise made[0]
+    staged: list[StagedBatch] = made[0]
+    return staged

@@ -1,0 +1,221 @@
+"""Batches that the training's thread makes in its turns: those of threads, and whichever is faster goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.for_each import for_each
+from torch.utils.data import default_collate
+
+import penstock.torch
+from penstock.loader.own_thread import Turns
+from penstock.trace import Kind, read_trace
+from penstock.trace.schema import CONSUMER
+
+COUNT = 103
+
+
+class Texts:
+    """An array, a number, a text and tokens of unequal length; notes in which thread each sample is made."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int, epoch: int, rng: np.random.Generator) -> Any:
+        self.threads.add(threading.get_ident())
+        if index == self.bad:
+            raise ValueError("no such text")
+        tokens = np.arange(index % 7)
+        return {"array": rng.random(5), "number": index + epoch, "text": f"text {index}", "tokens": tokens}
+
+
+class Alternating:
+    """In place of `Turns`: after every third batch of threads the training makes about as many as `samples`."""
+
+    is_trying = True
+
+    def __init__(self, samples: int = 40) -> None:
+        self.samples, self.own, self.others = samples, 0, 0
+
+    def given(self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool) -> float:
+        self.own += is_own
+        self.others += not is_own
+        return 0 if is_own or self.others % 3 else self.samples
+
+
+def load(data: Any, turns: Any = None, **arguments: Any) -> Any:
+    given = {"batch_size": 8, "epochs": 3, "seed": 5, "report": None, "ragged": ["tokens"], **arguments}
+    if given.get("collate_fn"):
+        del given["ragged"]
+    loader = penstock.torch.Loader(data, **given)
+    if turns is not None:
+        assert loader._own_thread is not None
+        loader._own_thread._turns = turns
+    return loader
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loader.setup.cpu_limit", lambda: (2, "of this test"))
+
+
+def all_of(loader: Any) -> list[Any]:
+    found = []
+    while loader.position[0] < 3:
+        found += [plain(batch) for batch in loader]
+    return found
+
+
+def plain(batch: Any) -> Any:
+    return {
+        name: (part.values.tolist(), part.offsets.tolist()) if name == "tokens" else copied(part)
+        for name, part in batch.items()
+    }
+
+
+def copied(part: Any) -> Any:
+    return part.tolist() if isinstance(part, torch.Tensor) else part
+
+
+def listed(samples: list[Any]) -> Any:
+    return default_collate([{**sample, "tokens": 0} for sample in samples])
+
+
+@for_each(("arguments",), [({},), ({"collate_fn": listed},), ({"on_error": "skip", "bad": 17},)])
+def test_batches_of_either_are_the_same_in_the_same_order_and_a_resumed_run_has_the_rest(
+    arguments: dict[str, Any],
+) -> None:
+    bad = arguments.pop("bad", -1)
+    read = (
+        all_of
+        if "collate_fn" not in arguments
+        else lambda loader: [
+            {name: copied(part) for name, part in batch.items()} for _ in range(3) for batch in loader
+        ]
+    )
+    with load(Texts(bad), workers="threads", **arguments) as loader:
+        expected = read(loader)
+    turns = Alternating()
+    with load(Texts(bad), turns, **arguments) as loader:
+        assert read(loader) == expected
+        assert turns.own > 10 < turns.others
+        assert len(loader.skipped) == (3 if bad >= 0 else 0)
+    if arguments:
+        return
+
+    with load(Texts(), Alternating()) as loader:
+        batches = iter(loader)
+        begun = [plain(next(batches)) for _ in range(7)]  # of which the training makes the fourth and others
+        state = loader.state_dict()
+    with load(Texts(), Alternating(), state=state) as loader:
+        assert begun + all_of(loader) == expected
+
+
+def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:
+    with load(Texts(bad=30), Alternating(10_000), shuffle=False, epochs=1) as loader:
+        with pytest.raises(ValueError, match="no such text") as caught:
+            list(loader)
+        assert "while loading Texts[30]" in caught.value.__notes__
+        assert "in the batch of epoch 0, step 3" in caught.value.__notes__
+
+
+def test_what_the_training_makes_is_in_the_trace_and_what_it_set_for_its_thread_is_not_in_samples(
+    tmp_path: Path,
+) -> None:
+    data, me = Texts(), threading.get_ident()
+    with load(data, Alternating(10_000), trace=tmp_path / "trace", shuffle=False) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        data.threads.clear()
+        with torch.autocast("cpu"):
+            next(batches)
+        assert me not in data.threads
+        rest = sum(1 for _ in batches)
+        assert me in data.threads
+
+    spans = read_trace(tmp_path / "trace").spans
+    own = spans[(spans["worker"] == CONSUMER) & (spans["epoch"] == 0)]
+    for kind in (Kind.READ, Kind.DECODE):
+        assert own[own["kind"] == kind]["samples"].sum() == COUNT - 3 * 8
+    assert (own["kind"] == Kind.WAIT).sum() == rest + 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-watch"]
+
+
+@for_each(
+    ("speed", "may_begin", "chosen"),
+    [
+        (1.5, True, "it makes them"),
+        (1.1, True, "it makes them"),
+        (1.0, True, "threads load"),
+        (0.05, True, "threads load"),
+        (9.0, False, ""),
+    ],
+)
+def test_what_is_faster_goes_on_and_a_training_that_waits_no_longer_has_threads_again(
+    speed: float, may_begin: bool, chosen: str
+) -> None:
+    lines = list[str]()
+    turns = Turns(lambda: may_begin, lines.append)
+    own = 0.0
+
+    def run(batches: int, between: float = 1e-3, waited: float = 9e-3) -> int:
+        """Run so many batches of ten samples; return how many of them the training made."""
+        nonlocal own
+        made = 0
+        for number in range(batches):
+            is_own = own > 0
+            own -= 10 * is_own
+            made += is_own
+            pause = 60.0 if not number % 150 else between  # now and then it validates
+            own = turns.given(10, pause, waited / (speed if is_own else 1.0), is_own) or own
+        return made
+
+    tried = run(3000)
+
+    assert [chosen in line for line in lines] == [True] * bool(chosen)
+    assert not turns.is_trying
+    assert speed > 0.1 or tried == 2  # batches of a store are no reason for the training to wait long
+    settled = run(3000)
+    assert settled >= 2999 if chosen == "it makes them" else settled == 0  # threads have one before each look
+    run(20_000, between=0.1, waited=1e-3)  # its own work takes longer now
+    assert not run(500, between=0.1, waited=1e-3)
+
+
+def test_a_training_that_does_not_wait_has_no_turns() -> None:
+    turns = Turns(lambda: True, lambda line: pytest.fail(line))
+
+    for _ in range(5000):
+        assert turns.given(10, 6e-3, 4e-3, False) == 0
+
+
+def test_a_batch_that_takes_long_to_make_is_reported_by_another_thread() -> None:
+    reported, goes_on = threading.Semaphore(0), threading.Event()
+    lines = list[str]()
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "sample 30, Slow[30]" in line:
+            goes_on.set()
+
+    class Slow(Texts):
+        def __getitem__(self, index: int, epoch: int, rng: np.random.Generator) -> Any:
+            if threading.current_thread() is threading.main_thread() and index == 30:
+                reported.release()
+                assert goes_on.wait(60)
+            return super().__getitem__(index, epoch, rng)
+
+    settings: Any = {"shuffle": False, "patience_seconds": 0.01, "report": report, "epochs": 1}
+    with load(Slow(), Alternating(10_000), **settings) as loader:
+        assert sum(1 for _ in loader) == 13
+    assert reported.acquire(blocking=False)
+    assert any("sample 30, Slow[30]" in line for line in lines)
