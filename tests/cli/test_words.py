@@ -7,11 +7,12 @@ import re
 import shlex
 from collections.abc import Iterator
 
+import pytest
 from tests.for_each import for_each
 
 from penstock.bench.training import MODELS
 from penstock.cli.blocks import blocks_parser
-from penstock.cli.main import _parser
+from penstock.cli.main import _parser, main
 from penstock.recordings.references import FORMATS
 from penstock.simulate.caches import EVICTIONS
 from penstock.simulate.policies import POLICY_NAMES
@@ -122,11 +123,26 @@ def test_help_says_that_json_lists_results(name: str) -> None:
     assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)
 
 
+#: What else such a command has to be given before it looks at the name.
+BESIDES = {
+    ("penstock plan", "--policies"): "scenario1",
+    ("penstock simulate loading", "--policies"): "scenario1",
+    ("penstock simulate caches", "--format"): "--recording a.csv",
+    ("penstock bench train", "--model"): ".",
+    ("penstock bench checkpoint", "--model"): "--to . --fast .",
+}
+
+
 @for_each(("name", "option"), NAMES)
-def test_help_lists_every_name_that_an_option_takes(name: str, option: str) -> None:
+def test_help_and_the_error_for_another_list_every_name_that_an_option_takes(
+    name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (action,) = [each for each in COMMANDS[name]._actions if option in each.option_strings]
 
-    assert set(NAMES[name, option]) <= set(re.split(r"[^\w+-]+", action.help or ""))
+    assert main([*name.split()[1:], *BESIDES.get((name, option), "").split(), option, "another"]) == 1
+
+    for text in (action.help or "", capsys.readouterr().err):
+        assert set(NAMES[name, option]) <= set(re.split(r"[^\w+-]+", text)), text
 
 
 @for_each("name", [*COMMANDS, BLOCKS])

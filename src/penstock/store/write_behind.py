@@ -39,8 +39,6 @@ class WriteBehind:
         self._waiting_bytes = 0
         self._threads: list[threading.Thread] = []
         self._is_closed = False
-        #: How many samples found no space.
-        self.passed_by = 0
 
     def put(self, sample: int, data: NDArray[np.uint8], *, stays: bool = False) -> bool:
         """Have a sample written; return whether it will be, if the tier takes it.
@@ -55,7 +53,6 @@ class WriteBehind:
             if self._has(sample):
                 return True
             if self._waiting_bytes + nbytes > self._queue_bytes:
-                self.passed_by += 1
                 return False
             self._waiting_bytes += nbytes
         content = data if stays else data.copy()  # not under the lock: it may be large
