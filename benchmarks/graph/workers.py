@@ -4,10 +4,18 @@
 
 For each size: a chain of negations whose nodes take turns on two workers, so that each step sends the tensor once;
 seconds a hop are the difference between a long chain and one of two hops, so that the request of the client and its
-answer do not count. Beside it, in turn: the same bytes to and fro by the same encrypted messages between two processes
-that do nothing else. Medians over rounds, and the ratio (carrier / workers; 1 is as fast) with the least and the most.
-On one host, workers send by memory that both map, so the ratio may be above 1; --no-shared-memory has them use
-encrypted messages, as between hosts.
+answer do not count. In a hop, the thread of a step waits for the tensor at the local socket, negates it and sends it.
+Beside it, in turn, the same bytes to and fro between two processes that do nothing else:
+
+    by the link    the same local socket and memory that both map, by the same code; the thread that waits receives and
+                   sends back what came, without a graph, a step or a kernel
+    encrypted      by the messages of ZeroMQ with CURVE that workers of different hosts use; ZeroMQ's own threads
+                   receive and send, and the thread that waits is told of it
+    least          small ones alone: a loop that waits at a local socket, receives, negates and sends, which is the
+                   least that a hop between Python processes does
+
+Medians over rounds, and the ratios (message / hop; 1 is as fast) with the least and the most. --no-shared-memory has
+workers use encrypted messages on one host, too.
 
 Nothing else should run.
 """
@@ -16,17 +24,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
+import socket
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.graph import Edge, Graph
 from penstock.graph.workers import LocalWorkers, WorkerSession
+from penstock.graph.workers.host import HostLink
+from penstock.queues import WakingQueue
 from penstock.ranks.carrier_zmq import KeyPair, ZmqCarrier
 
 SIZES = {"4 KiB": 4 << 10, "10 MiB": 10 << 20}
+SMALL_BYTES = 1 << 14
 HOPS = 22
 
 
@@ -60,6 +75,73 @@ def echo(secret: bytes, port: int, ready: int) -> None:
             if not len(part):
                 return
             carrier.answer(who, [part])
+
+
+def echo_by_link(secret: bytes, ready: int) -> None:
+    """Send back what comes by a local socket, until nothing is in it."""
+    queue: WakingQueue[list[Any]] = WakingQueue()
+    link = HostLink(secret, "there", queue.put)
+    os.write(ready, b"!")
+    parts = link.get_within(queue, None)
+    link.connect(["here"])
+    while len(parts[0]):
+        link.send("here", parts)
+        del parts  # its memory is free
+        parts = link.get_within(queue, None)
+
+
+def link_seconds(nbytes: int, repeats: int) -> float:
+    """Return the median time of one message between workers of a host, half of a round trip."""
+    secret, (come, ready) = os.urandom(32), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            echo_by_link(secret, ready)
+        finally:
+            os._exit(0)
+    os.read(come, 1)
+    queue: WakingQueue[list[Any]] = WakingQueue()
+    link = HostLink(secret, "here", queue.put)
+    link.connect(["there"])
+    took, message = [], np.zeros(nbytes, np.uint8).data
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        link.send("there", [message])
+        link.get_within(queue, None)
+        took.append((time.perf_counter() - begin) / 2)
+    link.send("there", [b""])
+    os.waitpid(child, 0)
+    link.close()
+    for end in (come, ready):
+        os.close(end)
+    return statistics.median(took[1:])
+
+
+def relay(end: socket.socket, rounds: int) -> list[float]:
+    """Negate what comes and send it back; return when each came."""
+    epoll, buffer, came = select.epoll(), bytearray(1 << 16), []
+    epoll.register(end, select.EPOLLIN)
+    for _ in range(rounds):
+        epoll.poll()
+        received = bytearray(memoryview(buffer)[: end.recv_into(buffer)])
+        came.append(time.perf_counter())
+        end.send(torch.neg(torch.from_numpy(np.frombuffer(received, np.float32))).numpy().data)
+    return came
+
+
+def least_seconds(nbytes: int, repeats: int) -> float:
+    """Return the median time of a hop of a loop that does nothing else."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (child := os.fork()) == 0:
+        try:
+            relay(there, repeats + 1)
+        finally:
+            os._exit(0)
+    here.send(bytes(nbytes))
+    came = relay(here, repeats + 1)
+    os.waitpid(child, 0)
+    for end in (here, there):
+        end.close()
+    return statistics.median(np.diff(came)) / 2
 
 
 def carrier_seconds(nbytes: int, repeats: int) -> float:
@@ -112,18 +194,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         session.run(init)
         for name, (short, long) in targets.items():
-            hops, messages = [], []
+            hops = []
+            messages: dict[str, list[float]] = {"by the link": [], "encrypted": []}
+            if sizes[name] <= SMALL_BYTES:
+                messages["least"] = []
             for _ in range(rounds):
                 seconds_of(session, long, 1)
                 spread = seconds_of(session, long, repeats) - seconds_of(session, short, repeats)
                 hops.append(spread / (HOPS - 2))
-                messages.append(carrier_seconds(sizes[name], repeats))
-            ratios = [message / hop for message, hop in zip(messages, hops, strict=True)]
-            print(
-                f"{name}: {1e6 * statistics.median(hops):,.0f} us a hop, message alone "
-                f"{1e6 * statistics.median(messages):,.0f} us: {statistics.median(ratios):.2f} "
-                f"({min(ratios):.2f} to {max(ratios):.2f})"
-            )
+                messages["by the link"].append(link_seconds(sizes[name], repeats))
+                messages["encrypted"].append(carrier_seconds(sizes[name], repeats))
+                if "least" in messages:
+                    messages["least"].append(least_seconds(sizes[name], repeats))
+            print(f"{name}: {1e6 * statistics.median(hops):,.0f} us a hop")
+            for way, seconds in messages.items():
+                ratios = [message / hop for message, hop in zip(seconds, hops, strict=True)]
+                print(
+                    f"    message alone, {way}: {1e6 * statistics.median(seconds):,.0f} us: "
+                    f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def _send(node: Node, resources: Any) -> Callable[..., Any]:
         if attr.get("is_asked"):
             mail.offer(waiter.step.number, attr["node"], attr["to"], sent, waiter)
             return None
-        mail.send(waiter.step.number, attr["node"], attr["to"], sent)
+        mail.send(attr["to"], waiter.step.number, attr["node"], sent)
         return ()
 
     return send
@@ -56,8 +56,7 @@ def _recv(node: Node, resources: Any) -> Callable[..., None]:
 
     def give(waiter: Any, sent: Mapping[int, Any]) -> None:
         # Outputs that nobody here needs were not sent.
-        values = tuple(sent.get(port) for port in range(ports))
-        waiter.finish(values[0] if ports == 1 else values)
+        waiter.finish(sent.get(0) if ports == 1 else tuple([sent.get(port) for port in range(ports)]))
 
     def receive(waiter: Any) -> None:
         mail.receive(waiter.step.number, node.name, waiter, give)

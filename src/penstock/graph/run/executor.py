@@ -384,9 +384,7 @@ class Step:
     # -- Tokens ----------------------------------------------------------------------------------------------
 
     def _give(self, unit: Unit, iteration: Iteration, outputs: Sequence[Any]) -> None:
-        for value, targets in zip(outputs, unit.targets, strict=False):
-            for target, slot in targets:
-                self._arrive(iteration, target, slot, value)
+        self._pass_on(unit.targets, iteration, outputs)
         for follower in unit.followers:
             self._follow(iteration, follower, is_dead=False)
         self._finish(iteration)
@@ -398,35 +396,42 @@ class Step:
             return
         # A dead NextIteration begins no iteration; a Leave may still get a live value in a later one.
         if kind not in (NEXT, LEAVE, FETCH):
-            for targets in unit.targets:
-                for target, slot in targets:
-                    self._arrive(iteration, target, slot, _DEAD)
+            self._pass_on(unit.targets, iteration, [_DEAD] * len(unit.targets))
             for follower in unit.followers:
                 self._follow(iteration, follower, is_dead=True)
         self._finish(iteration)
 
-    def _arrive(self, iteration: Iteration, unit: Unit, slot: int, value: Any) -> None:
+    def _pass_on(
+        self, targets: Sequence[list[tuple[Unit, int]]], iteration: Iteration, outputs: Sequence[Any]
+    ) -> None:
+        """Let outputs, by port, arrive at the units that take them. One call for all: calls are what a step costs."""
+        counts, slots = iteration.counts, iteration.slots
+        for value, takers in zip(outputs, targets, strict=False):
+            for unit, slot in takers:
+                local = unit.local
+                if unit.kind == MERGE:
+                    self._merge(iteration, unit, slot, value)
+                    continue
+                if value is _DEAD:
+                    iteration.dead[local] = 1
+                else:
+                    slots[slot] = value
+                counts[local] -= 1
+                if not counts[local]:
+                    self._push(iteration, unit)
+
+    def _merge(self, iteration: Iteration, unit: Unit, slot: int, value: Any) -> None:
         local = unit.local
-        if unit.kind == MERGE:
-            if value is _DEAD:
-                dead = iteration.dead[local] = iteration.dead.get(local, 0) + 1
-                # A loop's Merge hears of the loop's end by no token: its Enter decides.
-                if dead < unit.alternatives:
-                    return
-            if local in iteration.merged:
-                return
-            iteration.merged.add(local)
-            iteration.slots[unit.slot] = (value, slot - unit.slot)
-            if iteration.counts[local] == 0:
-                self._push(iteration, unit)
-            return
         if value is _DEAD:
-            iteration.dead[local] = 1
-        else:
-            iteration.slots[slot] = value
-        counts = iteration.counts
-        counts[local] -= 1
-        if counts[local] == 0:
+            dead = iteration.dead[local] = iteration.dead.get(local, 0) + 1
+            # A loop's Merge hears of the loop's end by no token: its Enter decides.
+            if dead < unit.alternatives:
+                return
+        if local in iteration.merged:
+            return
+        iteration.merged.add(local)
+        iteration.slots[unit.slot] = (value, slot - unit.slot)
+        if iteration.counts[local] == 0:
             self._push(iteration, unit)
 
     def _follow(self, iteration: Iteration, unit: Unit, *, is_dead: bool) -> None:
@@ -480,8 +485,7 @@ class Step:
 
     def _bring(self, iteration: Iteration, unit: Unit, value: Any) -> None:
         """Give what an Enter or a NextIteration brings into an iteration, or a Leave out of a loop."""
-        for target, slot in unit.targets[0]:
-            self._arrive(iteration, target, slot, value)
+        self._pass_on(unit.targets, iteration, (value,))
         for follower in unit.followers:
             self._follow(iteration, follower, is_dead=value is _DEAD)
 

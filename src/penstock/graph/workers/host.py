@@ -4,9 +4,10 @@
     receiver   uses the block as it lies there, and clears its first byte once nothing refers to it any more
 
 The thread of a step sends. Of the steps that wait, one receives, for all: a tensor that it waits for itself changes no
-thread. Where none waits, a thread of the worker receives. Nothing is encrypted: the kernel says that both ends are of
-one user. A socket's address is made of the cluster's secret and of that by which the others know the worker, so who
-is on another host, or behind a proxy, finds none and is sent to over ZeroMQ.
+thread. Where none waits, a thread of the worker receives, but not as long as steps come back to receive and no other
+depends on them. Nothing is encrypted: the kernel says that both ends are of one user. A socket's address is made of the
+cluster's secret and of that by which the others know the worker, so who is on another host, or behind a proxy, finds
+none and is sent to over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import operator
 import os
 import select
 import socket
@@ -37,6 +39,8 @@ T = TypeVar("T")
 
 #: Larger parts go by blocks.
 _SMALL_BYTES = 16 << 10
+#: A step that received so lately receives what comes next, too: who is sent to may answer before the step waits.
+_SOON_SECONDS = 1e-3
 #: Processes whose connections were refused or cut off, and are reported.
 _MOST_REPORTED = 100
 #: Of a message without its blocks: a socket's buffer holds several.
@@ -48,7 +52,6 @@ _MARK_BYTES = 64
 #: Of each part: its bytes, and its block + 1, or 0 where they follow.
 _PART = struct.Struct("<QQ")
 _ALIGNMENT = 16
-_PADDING = [bytes(-nbytes % _ALIGNMENT) for nbytes in range(_ALIGNMENT)]
 _DESCRIPTOR = struct.Struct("i")
 #: Of as many as one message may have on Linux.
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(253 * _DESCRIPTOR.size)
@@ -82,15 +85,23 @@ class HostLink:
             self._listening = None
         #: By descriptor.
         self._in: dict[int, _In] = {}
-        self._over, self._stir = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
-        #: Who waits here hears of a message; if nobody does, the own thread.
-        self._first, self._last = select.epoll(), select.epoll()
+        #: Written to when the link ends, for who waits at `_first`, and for who waits at `_rare`.
+        self._over, self._stir, self._call = (
+            os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3)
+        )
+        #: Who waits at `_first` hears of a message; if nobody does, the own thread, unless it waits at `_rare`.
+        self._first, self._last, self._rare = select.epoll(), select.epoll(), select.epoll()
         self._first.register(self._stir, select.EPOLLIN)
-        self._last.register(self._over, select.EPOLLIN)
-        if self._listening is not None:
-            self._last.register(self._listening, select.EPOLLIN)
-        #: Held by the thread that waits at `_first`.
-        self._turn = threading.Lock()
+        self._rare.register(self._call, select.EPOLLIN)
+        for epoll in (self._last, self._rare):
+            epoll.register(self._over, select.EPOLLIN)
+            if self._listening is not None:
+                epoll.register(self._listening, select.EPOLLIN)
+        #: Held by the thread that waits at `_first`; how often one began to, and had when the own thread looked last.
+        self._turn, self._turns, self._turns_seen = threading.Lock(), 0, 0
+        #: How many threads wait for what others receive; whether the own thread leaves that to steps.
+        self._others, self._leaves = 0, False
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-graph-host", daemon=True)
         self._thread.start()
 
@@ -124,7 +135,8 @@ class HostLink:
         if not queue.empty():
             return queue.get_nowait()
         if not self._turn.acquire(blocking=False):
-            return get_within(queue, seconds)
+            return self._get_from_others(queue, seconds)
+        self._turns += 1
         until = None if seconds is None else time.monotonic() + seconds
         try:
             while True:
@@ -142,6 +154,17 @@ class HostLink:
             queue.wake = None
             self._turn.release()
 
+    def _get_from_others(self, queue: WakingQueue[T], seconds: float | None) -> T:
+        with self._lock:
+            self._others += 1
+        if self._leaves:
+            os.eventfd_write(self._call, 1)
+        try:
+            return get_within(queue, seconds)
+        finally:
+            with self._lock:
+                self._others -= 1
+
     def _wake(self) -> None:
         os.eventfd_write(self._stir, 1)
 
@@ -149,10 +172,11 @@ class HostLink:
         """End all connections. Once, when nobody is in `get_within`."""
         os.eventfd_write(self._over, 1)
         self._thread.join()
-        for each in (*self._out.values(), *self._in.values(), self._first, self._last, self._listening):
+        epolls = (self._first, self._last, self._rare)
+        for each in (*self._out.values(), *self._in.values(), *epolls, self._listening):
             if each is not None:
                 each.close()
-        for descriptor in (self._over, self._stir):
+        for descriptor in (self._over, self._stir, self._call):
             os.close(descriptor)
 
     def _name(self, address: str) -> str:
@@ -160,18 +184,33 @@ class HostLink:
         return f"\0penstock-graph-{named.hexdigest()}"
 
     def _run(self) -> None:
-        while True:
+        while not self._is_over:
             for descriptor, _ in self._last.poll():
-                if descriptor == self._over:
-                    return
-                if self._listening is not None and descriptor == self._listening.fileno():
-                    self._accept(self._listening)
-                else:
-                    self._receive(descriptor)
+                if descriptor in self._in:
+                    self._leave_to_steps()
+                self._take(descriptor)
+
+    def _leave_to_steps(self) -> None:
+        """Return once none has come to receive for a while, or another thread waits for what is received."""
+        self._leaves = True
+        while self._turns != self._turns_seen and not self._others and not self._is_over:
+            self._turns_seen = self._turns
+            for descriptor, _ in self._rare.poll(_SOON_SECONDS):
+                self._take(descriptor)
+        self._leaves = False
+
+    def _take(self, descriptor: int) -> None:
+        """Act on what the own thread waits for."""
+        if descriptor == self._over:
+            self._is_over = True
+        elif self._listening is not None and descriptor == self._listening.fileno():
+            self._accept(self._listening)
+        else:
+            self._receive(descriptor)
 
     def _receive(self, descriptor: int) -> None:
         """Receive all messages that have come: epoll may have told no other thread of them."""
-        if descriptor == self._stir:
+        if descriptor in (self._stir, self._call):
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(descriptor)
             return
@@ -236,9 +275,17 @@ class _Out:
             return False
 
     def send(self, parts: Sequence[Any]) -> bool:
-        sizes = [memoryview(part).nbytes for part in parts]
-        if max(sizes) <= _SMALL_BYTES and sum(sizes) <= _MOST_MESSAGE_BYTES // 2:
-            return self._send_small(parts, sizes)
+        frame = _frame(tuple(map(len, parts)))
+        if frame is not None:
+            pieces: list[Any] = frame.copy()
+            pieces[1::2] = parts
+            message = b"".join(pieces)
+            with self._lock:
+                try:
+                    self._connection.send(message)
+                except OSError:  # it is full, or the worker has ended
+                    return False
+            return True
         views = [memoryview(part).cast("B") for part in parts]
         with self._lock:
             taken: list[int] = []
@@ -270,19 +317,6 @@ class _Out:
                     self._views[block][0] = 0
                 self._forget(known)
             return is_sent
-
-    def _send_small(self, parts: Sequence[Any], sizes: Sequence[int]) -> bool:
-        head, paddings = _small_head(tuple(sizes))
-        buffers: list[Any] = [head]
-        for part, padding in zip(parts, paddings, strict=True):
-            buffers += (part, padding)
-        message = b"".join(buffers)
-        with self._lock:
-            try:
-                self._connection.send(message)
-            except OSError:  # it is full, or the worker has ended
-                return False
-        return True
 
     def _free_block(self, nbytes: int) -> int | None:
         """Return the number of a block that nobody uses, a new one if need be; None where there may be no more."""
@@ -330,31 +364,28 @@ class _In:
         """
         with self._lock:
             try:
-                size, more = _received(self._connection, self._buffer)
+                size, ancillary, _, _ = self._connection.recvmsg_into(
+                    [self._buffer], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return None
             except OSError as error:
                 raise EOFError("it has ended") from error
-            if not size and not more:
+            if not size and not ancillary:
                 raise EOFError("it has ended")
             try:
-                for descriptor in more:
+                for descriptor in _descriptors(ancillary) if ancillary else ():
                     self._blocks.append(Arena.attach(descriptor))
                 message = memoryview(bytearray(memoryview(self._buffer)[:size]))
                 count, _ = _PART.unpack_from(message)
-                begin = _PART.size * (count + 1)
-                parts: list[Any] = []
-                for nbytes, block in _PART.iter_unpack(message[_PART.size : begin]):
-                    if block:
-                        parts.append(_lent(self._blocks[block - 1], nbytes))
-                    else:
-                        parts.append(message[begin : begin + nbytes])
-                        begin += nbytes + -nbytes % _ALIGNMENT
-                if len(parts) != count:
-                    raise ValueError(f"{count} parts are announced, and {len(parts)} are there")
+                places, blocks = _places(bytes(message[: _PART.size * (count + 1)]))
+                parts: list[Any]
+                *parts, _ = places(message)
+                for number, block, nbytes in blocks:
+                    parts[number] = _lent(self._blocks[block], nbytes)
+                return parts
             except (OSError, struct.error, ValueError, IndexError, ConfigError) as error:
                 raise CorruptError(f"what it sent is no message of a worker: {error}") from error
-            return parts
 
     def close(self) -> None:
         with self._lock:
@@ -371,21 +402,45 @@ def _lent(block: Arena, nbytes: int) -> np.ndarray[Any, Any]:
     return array
 
 
-def _received(connection: socket.socket, buffer: bytearray) -> tuple[int, list[int]]:
-    """Return the size of a message that is put into a buffer, and the descriptors that came with it."""
-    size, ancillary, _, _ = connection.recvmsg_into([buffer], _DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came with a message."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             found += [each for (each,) in _DESCRIPTOR.iter_unpack(data[: len(data) // 4 * 4])]
-    return size, found
+    return found
 
 
 @functools.lru_cache(256)
-def _small_head(sizes: tuple[int, ...]) -> tuple[bytes, list[bytes]]:
-    """Return what stands in front of small parts of these sizes, and what follows each."""
+def _places(head: bytes) -> tuple[Callable[[memoryview], tuple[Any, ...]], list[tuple[int, int, int]]]:
+    """Return what takes the parts from a message with this head; and of each that is elsewhere: which, block, bytes.
+
+    Raises: ValueError, struct.error for the head of no message.
+    """
+    (count, _), *numbers = _PART.iter_unpack(head)
+    if len(numbers) != count:
+        raise ValueError(f"{count} parts are announced, and {len(numbers)} are there")
+    begin, places, blocks = len(head), list[slice](), list[tuple[int, int, int]]()
+    for number, (nbytes, block) in enumerate(numbers):
+        here = 0 if block else nbytes
+        places.append(slice(begin, begin + here))
+        begin += here + -here % _ALIGNMENT
+        if block:
+            blocks.append((number, block - 1, nbytes))
+    # With an empty one at the end: of one place alone it would not be a tuple.
+    return operator.itemgetter(*places, slice(0)), blocks
+
+
+@functools.lru_cache(256)
+def _frame(sizes: tuple[int, ...]) -> list[bytes] | None:
+    """Return what a message of small parts of these sizes is, but for these; None where it goes by blocks."""
+    if max(sizes) > _SMALL_BYTES or sum(sizes) > _MOST_MESSAGE_BYTES // 2:
+        return None
     numbers = [(len(sizes), 0), *((nbytes, 0) for nbytes in sizes)]
-    return b"".join(_PART.pack(*pair) for pair in numbers), [_PADDING[n % _ALIGNMENT] for n in sizes]
+    frame = [b"".join(_PART.pack(*pair) for pair in numbers)]
+    for nbytes in sizes:
+        frame += (b"", bytes(-nbytes % _ALIGNMENT))
+    return frame
 
 
 def _new_socket() -> socket.socket:

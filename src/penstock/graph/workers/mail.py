@@ -31,7 +31,8 @@ class Mail:
         send: Callable[[str, int, str, Values | None], None],
         get_within: Callable[[WakingQueue[Any], float | None], Any] = get_within,
     ) -> None:
-        self._send, self.get_within = send, get_within
+        #: Sends outputs of a node: to a task, for a step.
+        self.send, self.get_within = send, get_within
         #: By step, node and task: what waits until that asks, with who waits; and who asked for what is not there yet.
         self._offers: dict[tuple[int, str, str], tuple[Any, Values]] = {}
         self._asked: set[tuple[int, str, str]] = set()
@@ -46,10 +47,6 @@ class Mail:
         self._over: set[int] = set()
         self._oldest = 0
 
-    def send(self, step: int, node: str, to: str, values: Values) -> None:
-        """Send outputs of a node to a task."""
-        self._send(to, step, node, values)
-
     def offer(self, step: int, node: str, to: str, values: Values, waiter: Any) -> None:
         """Send outputs of a node to a task once it asks for them, and let the waiter finish."""
         key = (step, node, to)
@@ -59,7 +56,7 @@ class Mail:
                 self._offers[key] = (waiter, values)
                 return
             self._asked.discard(key)
-        self._send(to, step, node, values)
+        self.send(to, step, node, values)
         waiter.finish(())
 
     def _withdraw(self, key: tuple[int, str, str]) -> None:
@@ -68,7 +65,7 @@ class Mail:
 
     def ask(self, step: int, node: str, of: str) -> None:
         """Ask another task for outputs of a node."""
-        self._send(of, step, node, None)
+        self.send(of, step, node, None)
 
     def asked(self, step: int, node: str, by: str) -> None:
         """Learn that a task asks for outputs of a node."""
@@ -81,7 +78,7 @@ class Mail:
                 self._asked.add(key)
                 return
         waiter, values = offer
-        self._send(by, step, node, values)
+        self.send(by, step, node, values)
         waiter.finish(())
 
     @contextlib.contextmanager

@@ -47,16 +47,19 @@ def packed_values(
 
     heads: those that were made before, for this `about`: a step's are those of the one before, as long as shapes stay.
     """
-    number = step.to_bytes(8, "little")
-    if not all(isinstance(value, torch.Tensor) for value in values.values()):
-        return packed({**about, "step": number, "values": list(values.items())})
-    key = tuple([(port, value.dtype, value.shape) for port, value in values.items()])
-    head = heads.get(key)
-    if head is None:
+    number, key = step.to_bytes(8, "little"), list[Any]()
+    parts: list[Any] = [b"", number]
+    for port, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            return packed({**about, "step": number, "values": list(values.items())})
+        key += (port, value.dtype, value.shape)
+        parts.append(_data(_numpy_of(value)))
+    parts[0] = heads.get(tuple(key))
+    if parts[0] is None:
         if len(heads) >= _MOST_HEADS:
             heads.clear()
-        head = heads[key] = packed({**about, "step": number, "values": list(values.items())})[0]
-    return [head, number, *[_data(_numpy_of(value)) for value in values.values()]]
+        parts[0] = heads[tuple(key)] = packed({**about, "step": number, "values": list(values.items())})[0]
+    return parts
 
 
 def halved(values: Mapping[int, Any]) -> dict[int, Any]:
@@ -90,7 +93,7 @@ def _plain(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each, parts) for each in value]
     if isinstance(value, bytes | bytearray | memoryview):
-        parts.append(value)
+        parts.append(value.cast("B") if isinstance(value, memoryview) else value)
         return {"$": "bytes", "at": len(parts) - 1}
     if isinstance(value, torch.Tensor):
         return {"$": "tensor", **_array(_numpy_of(value), parts), "dtype": dtype_of_torch(value.dtype)}
@@ -186,10 +189,10 @@ def _tensors(layout: _Layout, parts: Sequence[Any]) -> list[tuple[int, torch.Ten
     if len(parts) != len(layout.tensors) + 2:
         return None
     found = []
-    for (port, dtype, shape, nbytes), part in zip(layout.tensors, parts[2:], strict=True):
-        if memoryview(part).nbytes != nbytes:
+    for place, (port, dtype, shape, nbytes) in enumerate(layout.tensors, 2):
+        if len(parts[place]) != nbytes:
             return None
-        found.append((port, _tensor(np.ndarray(shape, dtype, part))))
+        found.append((port, _tensor(np.ndarray(shape, dtype, parts[place]))))
     return found
 
 

@@ -159,8 +159,7 @@ class Worker:
         self._take_values(unpacked(parts))
 
     def _take_values(self, message: dict[str, Any]) -> None:
-        # Another worker's fault is not this one's end.
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        try:
             hosted = self._sessions.get(message.get("session", ""))
             if hosted is not None and message["kind"] == "asked":
                 # What is sent then may be large, and this thread is for all.
@@ -168,6 +167,8 @@ class Worker:
             elif hosted is not None and message["kind"] == "values":
                 values = {int(port): value for port, value in message["values"]}
                 hosted.mail.put(int.from_bytes(message["step"], "little"), message["node"], values)
+        except (KeyError, TypeError, ValueError):
+            pass  # another worker's fault is not this one's end
 
     def _tick(self) -> None:
         now = time.monotonic()
