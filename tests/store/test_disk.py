@@ -155,7 +155,9 @@ class TestLaterRuns:
 
         assert found_in(tier) == {sample: CONTENTS[sample] for sample in (0, 1, 2, 3, 4)}
         assert tier.samples_path.stat().st_size == 5_000
-        assert found_in(reopen()) == {sample: CONTENTS[sample] for sample in (0, 1, 2, 3, 4)}
+        tier = reopen()
+        assert found_in(tier) == {sample: CONTENTS[sample] for sample in (0, 1, 2, 3, 4)}
+        assert not tier.mismatches, "what was given up is not taken for damaged"
 
     def test_two_processes_have_a_tier_each_and_each_finds_its_own_again(self, tmp_path: Path) -> None:
         first, second = (DiskTier(tmp_path, ENOUGH, DATA, SIZES, number=number) for number in (0, 1))

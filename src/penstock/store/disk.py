@@ -247,9 +247,7 @@ class DiskTier:
         _ = self._open_file()
         gone = self._places.evict(ids)
         self._note_read(gone)  # what comes in its place is this run's own
-        for sample in gone.tolist():
-            with contextlib.suppress(OSError):  # then its place will be another's, and its checksum wrong
-                self._append(sample, -1, 0, 0)
+        self._note_gone(gone)
 
     def tell(self, log: KeptLog) -> None:
         """Have a log say what is kept, from now on and already. It is closed with this. Before the first `put`."""
@@ -361,6 +359,12 @@ class DiskTier:
             )
         return capacity_bytes
 
+    def _note_gone(self, ids: Ids) -> None:
+        """Have later runs not look for samples."""
+        for sample in ids.tolist():
+            with contextlib.suppress(OSError):  # then its place will be another's, and its checksum wrong
+                self._append(sample, -1, 0, 0)
+
     def _append(self, sample: int, begin: int, nbytes: int, checksum: int) -> None:
         entry = np.zeros(1, _ENTRY)
         entry["sample"], entry["begin"], entry["nbytes"], entry["checksum"] = sample, begin, nbytes, checksum
@@ -396,12 +400,11 @@ class DiskTier:
         entries = entries[np.sort(entries.size - 1 - last)]
         begin, nbytes, wanted = entries["begin"], entries["nbytes"], self._sizes_bytes[entries["sample"]]
         file_bytes = os.fstat(self._file).st_size
-        entries = entries[
-            (begin >= 0)
-            & ((nbytes == wanted) | ((wanted < 0) & (nbytes >= 0)))
-            & (begin + nbytes <= min(self._capacity_bytes, file_bytes))
-        ]
-        entries = _apart(entries)
+        is_one = (begin >= 0) & ((nbytes == wanted) | ((wanted < 0) & (nbytes >= 0)))
+        is_there = begin + nbytes <= min(self._capacity_bytes, file_bytes)
+        if (cut_off := entries["sample"][is_one & ~is_there]).size:
+            self._note_gone(cut_off)
+        entries = _apart(entries[is_one & is_there])
         self._places.restore(entries["sample"], entries["begin"], entries["begin"] + entries["nbytes"])
         self._checksums = np.zeros(self._sizes_bytes.size, np.uint64)
         self._is_unread = np.zeros(self._sizes_bytes.size, bool)
