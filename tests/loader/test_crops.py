@@ -289,6 +289,7 @@ def flip_bytes(folder: Path) -> None:
 def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_alone(
     alike: Path, transforms: Any, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So do the ranks of one of them."""
     made, lock = Counter[int](), threading.Lock()
     decoder, name = (JobsCropDecoder, "_make") if keep == "crops" else (JobsPictureDecoder, "_decode")
     make: Any = getattr(decoder, name)
@@ -299,15 +300,14 @@ def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_a
         found: Failed = make(its, group, which, ids, into, begins)
         return found
 
-    expected = {seed: batches_of(alike, transforms, "stored", seed=seed) for seed in range(3)}
+    places: list[dict[str, Any]] = [{"seed": 0}, {"seed": 1}]
+    places += [{"seed": 2, "rank": rank, "world_size": 2, "ranks": alone} for rank in range(2)]
+    expected = [batches_of(alike, transforms, "stored", **place) for place in places]
     monkeypatch.setattr(decoder, name, counting)
     monkeypatch.setattr(job_memory, "_PATIENCE_SECONDS", 60.0)
     with ThreadPoolExecutor(len(expected)) as pool:
-        jobs = {
-            seed: pool.submit(batches_of, alike, transforms, keep, seed=seed, share="jobs")
-            for seed in expected
-        }
-        assert {seed: job.result() for seed, job in jobs.items()} == expected
+        jobs = [pool.submit(batches_of, alike, transforms, keep, **place, share="jobs") for place in places]
+        assert [job.result() for job in jobs] == expected
 
     assert made == Counter(range(16))
 

@@ -465,10 +465,11 @@ class LoaderConfig:
             raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{HOSTS}", "{JOBS}" or None')
         instead = {
             "a data set, whose own code reads": self.is_of_data_set,
-            f"keep={self.keep!r}, which is not shared": (
-                check_keep(self.keep) is not None
-                if self.share != JOBS
-                else self.keep not in (STORED, CROPS, DECODED)
+            f'keep={self.keep!r}, which ranks of one host share by share="{JOBS}"': (
+                self.share != JOBS and check_keep(self.keep) is not None
+            ),
+            f'keep={self.keep!r}, in place of which jobs share keep="{CROPS}" or "{DECODED}"': (
+                self.share == JOBS and self.keep not in (STORED, CROPS, DECODED)
             ),
             "local_disk=, which jobs do not share": self.share == JOBS and self.local_disk is not None,
             "decoders=0, by which nothing is read ahead": self.decoders == 0,
