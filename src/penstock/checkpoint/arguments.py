@@ -46,13 +46,12 @@ def checked_folder(folder: Any, name: str = "folder") -> str:
     return path
 
 
-def checked_fast(folder: Any) -> str:
-    """Return the path of a folder on a fast tier, as text. Raises: ConfigError."""
-    path = checked_folder(folder, "fast")
+def checked_path(folder: Any, name: str, what: str) -> str:
+    """Return the path of a folder of a file system, as text. what: it is. Raises: ConfigError."""
+    path = checked_folder(folder, name)
     if "://" in path:
         raise ConfigError(
-            f"fast is {folder!r:.80}; the fast tier is a folder that every rank sees: give its path, such as "
-            "'/nvme/runs/a', and the address as folder"
+            f"{name} is {folder!r:.80}; it is {what}: give its path, such as '/nvme/runs/a', and the address as folder"
         )
     return path
 

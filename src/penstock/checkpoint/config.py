@@ -9,10 +9,10 @@ from typing import Any, Literal, TypedDict
 
 from penstock.checkpoint.arguments import (
     check_given,
-    checked_fast,
     checked_folder,
     checked_keep,
     checked_options,
+    checked_path,
     checked_quantity,
     checked_schedule,
 )
@@ -40,6 +40,7 @@ class StoreArguments(TypedDict, total=False):
     fast: str | os.PathLike[str] | None
     fast_bytes: int | str | None
     drain_bytes_per_second: float | str | None
+    host_copies: str | os.PathLike[str] | None
     threads: int | None
     schedule: SaveSchedule | str | None
     storage_options: Mapping[str, Any] | None
@@ -57,6 +58,7 @@ class StoreSettings:
     fast: str | os.PathLike[str] | None
     fast_bytes: int | None
     drain_bytes_per_second: float | None
+    host_copies: str | None
     threads: int
     schedule: SaveSchedule | None
     storage_options: Mapping[str, Any] | None
@@ -87,6 +89,8 @@ class StoreConfig:
         drained to `folder` in the background.
     fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space goes to `folder`.
     drain_bytes_per_second: that drains write at most; None: as fast as they can.
+    host_copies: a folder that each host has for itself, in its memory, such as "/dev/shm/runs-a": there the newest
+        snapshot is, too, each host's parts also on the next host, and is restored from.
     threads: that encode and decode; None: as many as there are processors, 4 at most.
     schedule: what `is_due` follows: "1000 steps", "30 min", "auto, a failure every 24 h", or a value of
         `penstock.plan.saves`.
@@ -107,6 +111,7 @@ class StoreConfig:
     fast: str | os.PathLike[str] | None = None
     fast_bytes: int | str | None = None
     drain_bytes_per_second: float | str | None = None
+    host_copies: str | os.PathLike[str] | None = None
     threads: int | None = None
     schedule: SaveSchedule | str | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -118,9 +123,9 @@ class StoreConfig:
 
     def _checked(self) -> StoreSettings:
         encoding = encoding_config(self.scheme, self.snap_dis, self.codec, self.kept_mantissa_bits)
-        checked_folder(self.folder)
+        folder = checked_folder(self.folder)
         if self.fast is not None:
-            checked_fast(self.fast)
+            checked_path(self.fast, "fast", "a folder that every rank sees")
         reference = self.reference
         rule = "it is kept in 'memory' or read as 'stored'"
         check_given("reference", reference, is_one=reference in ("memory", "stored"), rule=rule)
@@ -140,6 +145,12 @@ class StoreConfig:
             raise ConfigError(
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
             )
+        copies = self.host_copies
+        if copies is not None:
+            copies = checked_path(copies, "host_copies", "a folder in each host's memory")
+            others = {os.path.realpath(each) for each in (folder, self.fast) if each is not None}
+            rule = "what lies there is removed: give a folder of its own, such as '/dev/shm/runs-a'"
+            check_given("host_copies", copies, is_one=os.path.realpath(copies) not in others, rule=rule)
         return StoreSettings(
             self.folder,
             checked_keep(self.keep),
@@ -149,6 +160,7 @@ class StoreConfig:
             self.fast,
             fast_bytes,
             rate,
+            copies,
             int(self.threads or default_coders()),
             checked_schedule(self.schedule),
             checked_options(self.storage_options),

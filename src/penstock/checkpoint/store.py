@@ -22,6 +22,7 @@ from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.files.writing import GROUP_BLOCKS, GROUP_BYTES
+from penstock.checkpoint.host_copies import HostCopies
 from penstock.checkpoint.inspecting import Listed, inspect
 from penstock.checkpoint.opened import OpenedStore, quiet
 from penstock.checkpoint.recipe import warm_up
@@ -33,7 +34,7 @@ from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages
 from penstock.checkpoint.writer import Job
-from penstock.errors import ClosedError, ConfigError, RankError, WaitTimeout
+from penstock.errors import ClosedError, ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpans
@@ -102,6 +103,13 @@ class SnapshotStore:
         self._catalog, self._housekeeping = self._opened.catalog, self._opened.housekeeping
         self._writer, self._drainer = self._opened.writer, self._opened.drainer
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, self._spans, self._report)
+        #: Copies of the newest snapshot in memory of the hosts, and what restores from there.
+        self._copies: HostCopies | None = None
+        if settings.host_copies is not None:
+            self._copies = HostCopies(settings.host_copies, self._catalog, self._ranks, self._report)
+            self._copy_restorer = Restorer(
+                self._copies.catalog, self._ranks, self._threads, self._spans, self._report
+            )
         self._shared = SharedState(self._ranks, self._report)
         self._saving: BackgroundSave | None = None
         self._is_closed = False
@@ -285,6 +293,8 @@ class SnapshotStore:
             self._drainer.hold_back(job.step)
             self._drainer.get_ready(sum(map(attrgetter("nbytes"), job.layouts)))
         saved = self._writer.write(job, workers)
+        if self._copies is not None:
+            self._copies.copy(saved.step, saved.uid)
         for area in self._writer.free_areas() if any(self._writer.holds) else ():
             # Here, lest the next save does it while training waits.
             area.reserve(job.area.nbytes)
@@ -360,15 +370,25 @@ class SnapshotStore:
         rule = "it is 'numpy', 'torch', or None for what was saved"
         check_given("framework", framework, is_one=framework in (None, "numpy", "torch"), rule=rule)
         self._finish_saving()
-        return self._restorer.restore(
-            wanted,
-            into,
-            names,
-            framework,
-            fallback=fallback,
-            strict=strict,
-            before_looking=self._opened.raise_of_drain,
-        )
+
+        def restore_by(restorer: Restorer, step: int | None, *, fallback: bool) -> Restored:
+            return restorer.restore(
+                step,
+                into,
+                names,
+                framework,
+                fallback=fallback,
+                strict=strict,
+                before_looking=self._opened.raise_of_drain,
+            )
+
+        copies = None if self._is_closed else self._copies
+        if copies is not None and (copied := copies.gather(wanted)) is not None:
+            try:
+                return restore_by(self._copy_restorer, copied, fallback=False)
+            except (FormatError, DataError) as error:
+                self._report(f"step {copied} is not restored from the hosts' memory: {error}")
+        return restore_by(self._restorer, wanted, fallback=fallback)
 
     def refresh(
         self, from_step: int | None, to_step: int | None = None, *, only: Iterable[str] | None = None
@@ -515,6 +535,8 @@ class SnapshotStore:
             else:
                 # Interrupted: the folder stays locked for as long as the save goes on.
                 self._saving.at_end(self._opened.close)
+        if self._copies is not None and error is None and not failures:
+            self._copies.remove()
         for other in failures[1:]:
             failures[0].add_note(f"and then {other}")
         if failures:

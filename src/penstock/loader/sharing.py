@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import os
 import zlib
 from collections import Counter
@@ -37,10 +36,9 @@ from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, wit
 from penstock.policy.loading import Fill, Loading
 from penstock.policy.runnable import shared_loading, shared_of
 from penstock.ranks import Ranks, named_ranks
-from penstock.ranks.access import needing_zmq
+from penstock.ranks.carrier_of_job import carrier_of_job, free_tag
 from penstock.ranks.descriptors import DescriptorExchange, host_id
 from penstock.ranks.remote_peers import FarRank, RemotePeers
-from penstock.ranks.transport_mpi import MpiTransport
 from penstock.store import MemoryTier
 from penstock.store.disk import DiskTier
 from penstock.store.host_memory import FileBytes, HostMemory, KeptLog, PeerMemory, PeerTiers, checksum_of
@@ -61,8 +59,7 @@ class Meeting:
         self._closing, self._sent = ExitStack(), ExitStack()
         self._closing.callback(self._sent.close)
         self._new_draft = draft
-        #: Of an MPI job.
-        self._mpi = job.transport if isinstance(job.transport, MpiTransport) else None
+        self._transport = job.transport
         #: To ranks of other hosts, from `send` until `receive` has them.
         self._carrier: MpiCarrier | ZmqCarrier | None = None
 
@@ -86,7 +83,7 @@ class Meeting:
             "tiers_bytes": tiers_of(draft),
             "held": _packed_ids(draft.disks, len(draft.samples.sizes_bytes)),
             "network": host_id(),
-            "tag": 0 if self._mpi is None else self._mpi.free_tag,
+            "tag": free_tag(self._transport),
             "placing": self._placing.offer,
         }
         self._offer = about | self._exchange.offer
@@ -148,11 +145,14 @@ class Meeting:
         shared = replace(shared_of(self._placed(), self._job, [draft.rank]), is_mapped=not far)
         self._placing.close()
         if far:
-            largest_bytes = int(draft.samples.sizes_bytes.max())
-            if self._mpi is None:
-                self._carrier = _zmq_carrier(far, self._offer["network"], largest_bytes)
-            else:
-                self._carrier = self._mpi.carrier(max(each["tag"] for each in offers), largest_bytes)
+            self._carrier = carrier_of_job(
+                self._transport,
+                max(each["tag"] for each in offers),
+                {each["network"] for each in far},
+                int(draft.samples.sizes_bytes.max()),
+                what='share="hosts"',
+                otherwise='give share="host"',
+            )
             self._closing.callback(self._close_carrier)
         wakes_by = None if self._carrier is None else self._carrier.wakes_by
         count = shared.kept[draft.rank].samples.size
@@ -274,22 +274,6 @@ def _packed_ids(disks: Sequence[Disk], samples: int) -> str:
 def _ids_of(text: str) -> NDArray[np.int64]:
     """Return the samples that `_packed_ids` has packed."""
     return np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)))
-
-
-def _zmq_carrier(far: Sequence[Mapping[str, Any]], network: str, largest_bytes: int) -> ZmqCarrier:
-    """Return what connects this rank to those of other hosts. far: what these offered. network: of this rank.
-
-    Raises: ConfigError where pyzmq is missing, or there is no address by which other hosts reach this one.
-    """
-    with needing_zmq('share="hosts" needs pyzmq on several hosts', ', or give share="host"'):
-        from penstock.ranks.carrier_zmq import INTERFACE, ZmqCarrier, address_of_this_host
-    address = address_of_this_host()
-    if ipaddress.ip_address(address).is_loopback and any(each["network"] != network for each in far):
-        raise ConfigError(
-            f"this host has the address {address} for other ranks, by which no other host reaches it: set {INTERFACE} "
-            "to the network interface that the hosts have in common, such as eth0, or to its address"
-        )
-    return ZmqCarrier(address, largest_bytes)
 
 
 def check_sharing(config: LoaderConfig, uncompared: str, *, is_in_job: bool) -> bool:

@@ -135,6 +135,8 @@ class StoreWriter(StorageWriter):
         settings = config.settings
         if settings.encoding.kept_mantissa_bits is not None:
             raise ConfigError("kept_mantissa_bits is of a SnapshotStore: what DCP saves is stored as it is")
+        if settings.host_copies is not None:
+            raise ConfigError("host_copies is of a SnapshotStore: leave it out for what DCP saves")
         timing = settings.schedule
         self._report = quiet(checked_report(report))
         #: They meet in here, not in DCP; made at once, for all ranks have to make theirs in the same order.

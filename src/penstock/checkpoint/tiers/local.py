@@ -46,7 +46,7 @@ class LocalTier:
         path: followed from where the process is now, wherever it goes later.
         """
         self._given = os.fspath(path)
-        with _named_errors(Path(path)):
+        with named_errors(Path(path)):
             self.path = Path(path).absolute()
             nearest = next(above for above in (self.path, *self.path.parents) if above.exists())
             if not nearest.is_dir():
@@ -63,7 +63,7 @@ class LocalTier:
         self._check_there()
         if self._is_made:
             return
-        with _named_errors(self.path):
+        with named_errors(self.path):
             above = [self.path, *self.path.parents]
             deepest = next(place for place, folder in enumerate(above) if folder.exists())
             # One after the other, and the one that was there, too: a process may have made it and died before this.
@@ -75,7 +75,7 @@ class LocalTier:
 
     def _check_there(self) -> bool:
         """Return whether the folder is there. Raises: DataError if it is not, and was."""
-        with _named_errors(self.path):
+        with named_errors(self.path):
             is_there = self.path.exists()
         if self._was_there and not is_there:
             raise DataError(
@@ -107,13 +107,13 @@ class LocalTier:
     def folders(self) -> list[str]:
         if not self._check_there():
             return []
-        with _named_errors(self.path), os.scandir(self.path) as entries:
+        with named_errors(self.path), os.scandir(self.path) as entries:
             return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
 
     def read(self, folder: str, file: str) -> bytes:
         path = self.path / folder / file
         descriptor, _ = _open_plain(path)
-        with _named_errors(path), os.fdopen(descriptor, "rb") as opened:
+        with named_errors(path), os.fdopen(descriptor, "rb") as opened:
             return opened.read()
 
     def open(self, folder: str, file: str) -> LocalReader:
@@ -135,17 +135,17 @@ class LocalTier:
         """Write a small file beside the snapshots: it appears whole or not at all. Raises: DataError."""
         unfinished = self.path / f"{_UNFINISHED}{file.removeprefix('.')}-{secrets.token_hex(4)}"
         _write_synced(unfinished, data)
-        with _named_errors(self.path / file):
+        with named_errors(self.path / file):
             unfinished.rename(self.path / file)
             sync_folder(self.path)
 
     def delete(self, folder: str) -> None:
         doomed = self.path / f"{_DELETED}{folder}-{secrets.token_hex(4)}"
-        with _named_errors(self.path / folder):
+        with named_errors(self.path / folder):
             is_there = (self.path / folder).exists()
         if not is_there:
             raise FileNotFoundError(f"{self.path} holds no snapshot {folder}")
-        with _named_errors(self.path / folder):
+        with named_errors(self.path / folder):
             (self.path / folder).rename(doomed)
             # Else a loss of power could bring back the folder's name without the files that are unlinked next.
             sync_folder(self.path)
@@ -154,7 +154,7 @@ class LocalTier:
     def free_bytes(self) -> int | None:
         """Return how many bytes a user without privileges could write; None if that is unknown. Raises: DataError."""
         self._check_there()
-        with _named_errors(self.path):
+        with named_errors(self.path):
             there = next(above for above in (self.path, *self.path.parents) if above.exists())
             usage = shutil.disk_usage(there)
             return usage.free if usage.total else None  # a file system that does not say how large it is
@@ -162,14 +162,14 @@ class LocalTier:
     def sweep(self) -> list[str]:
         if not self._check_there():
             return []
-        with _named_errors(self.path):
+        with named_errors(self.path):
             # What a process named and died before it synced is durable from here on. Else a loss of power could bring
             # a name back without the files that are unlinked next, or keep a difference and lose what it refers to.
             sync_folder(self.path)
-        with _named_errors(self.path), os.scandir(self.path) as entries:
+        with named_errors(self.path), os.scandir(self.path) as entries:
             left = sorted(entry.name for entry in entries if entry.name.startswith((_UNFINISHED, _DELETED)))
         for name in left:
-            with _named_errors(self.path / name):
+            with named_errors(self.path / name):
                 _remove(self.path / name)
         return left
 
@@ -347,7 +347,7 @@ def _check_takes_folders(folder: Path) -> None:
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Turn what the system refuses into a DataError that names the file."""
     try:
         yield
