@@ -120,6 +120,27 @@ def test_ranks_read_at_the_same_time_and_none_reads_what_another_does(photos: Pa
     assert not set(read[0][:8]) & set(read[1][:8])
 
 
+def test_worker_processes_over_a_remote_store_are_not_forked(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that have read from it are not in them."""
+    methods: list[str | None] = []
+
+    class Noting:
+        _iterator = None
+
+        def __init__(self, *_: object, multiprocessing_context: str | None, **__: object) -> None:
+            methods.append(multiprocessing_context)
+
+    monkeypatch.setattr("penstock.bench.peer_torch.DataLoader", Noting)
+    for objects in (None, "a client"):
+        monkeypatch.setattr("penstock.bench.peer_torch.objects_in", lambda _, objects=objects: objects)
+        with loader_named("torch")(Setting(FlatFolder(photos), Work.READ, 1, 4, "skip")):
+            pass
+
+    assert methods == [None, "forkserver"]
+
+
 @pytest.mark.parametrize("name", [OWN, "torch"])
 def test_a_loader_makes_passes_over_the_samples_that_it_is_given(photos: Path, name: str) -> None:
     source = FlatFolder(photos)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,25 @@ def test_what_a_saver_saved_is_there_when_it_has_settled(folders: tuple[Path, Pa
             import torch
 
             assert np.array_equal(torch.load(slow / "saves" / "step-3")["array 0"].numpy(), wanted)
+
+
+@pytest.mark.parametrize("name", ["torch", pytest.param("dcp", marks=pytest.mark.slow), OWN])
+def test_a_folder_that_can_no_longer_be_written_is_named(folders: tuple[Path, Path], name: str) -> None:
+    """In its place is a file, as where the device of a mount has vanished."""
+    slow, _ = folders
+    workload = SyntheticTraining(50_000, 1.0, lambda _: None)
+
+    def save_there() -> None:
+        with saver_named(name)(workload.state(), (1,), slow / "saves", None, alone()) as saver:
+            (slow / "saves").rename(slow / "gone")
+            (slow / "saves").touch()
+            saver.save(1, workload.state())
+            saver.settle()
+
+    with pytest.raises(DataError, match=re.escape(f"could not save to {slow / 'saves'}: ")) as error:
+        save_there()
+    assert "is there space" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_the_state_changes_before_a_save_and_only_then() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from penstock.bench.loaders import TRANSFORMS, Pass, RunPass, Setting, Work, checked
 from penstock.errors import DataError
 from penstock.measure.demo import StoredImages, many_workers
+from penstock.store.remote import objects_in
 
 
 class _Samples(Dataset[Any]):
@@ -26,7 +27,9 @@ class _Samples(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return len(self._setting.source.read(index)) if self._images is None else self._images[index]
+            if self._images is None:
+                return len(self._setting.source.read(index))
+            return self._images.image(index)
         except DataError:
             if self._setting.on_error == "raise":
                 raise
@@ -51,6 +54,8 @@ def open_loader(setting: Setting) -> Iterator[RunPass]:
             persistent_workers=True,
             prefetch_factor=4,
             collate_fn=_collate,
+            # Threads that have read from a remote store are not in a process that is forked.
+            multiprocessing_context=None if objects_in(setting.source) is None else "forkserver",
         )
 
         def run(ids: Sequence[int]) -> Pass:

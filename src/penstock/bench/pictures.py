@@ -54,8 +54,8 @@ def draw_input(found: InputRates) -> Figure:
                     capsize=2.5,
                     label=loader if len(sizes) == 1 else f"{loader}, batch of {size}",
                 )
-        axes.set_ylim(bottom=0)
-        top = axes.get_ylim()[1]
+        top = 1.05 * axes.get_ylim()[1]
+        axes.set_ylim(0, top)
         if (
             found.maximum is not None
             and (bound := found.maximum.read.median / found.bytes_per_sample) < 3 * top

@@ -6,11 +6,12 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from penstock.checkpoint import Saving, SnapshotStore, StoreConfig
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError, RankError, WaitTimeout
 from penstock.files import sync_folder
 from penstock.policy.space import space_needed
 from penstock.ranks import Ranks
@@ -56,21 +57,39 @@ def check_savers(names: list[str]) -> None:
             raise ConfigError(f"there is no way of saving {name!r} to compare with: {', '.join(PEERS)}")
 
 
+@contextmanager
+def naming_folder(saver: str, folder: Path) -> Iterator[None]:
+    """Raise DataError in place of what savers raise where they cannot write: it names the folder, and what to do."""
+    try:
+        yield
+    except (RankError, WaitTimeout):  # another rank's, which says so
+        raise
+    except (OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(
+            f"{saver} could not save to {folder}: {reason}; is there space (df and quota say what is left), and is the "
+            "device still there?"
+        ) from error
+
+
 class _Own:
     """Penstock's store: a save returns when the state is copied; the rest happens in the background."""
 
-    def __init__(self, store: SnapshotStore, drains: bool) -> None:
+    def __init__(self, store: SnapshotStore, folder: Path, drains: bool) -> None:
         self._store, self._drains = store, drains
         self._saving: list[Saving] = []
+        self._naming = partial(naming_folder, OWN, folder)
 
     def save(self, step: int, state: State) -> None:
-        self._saving.append(self._store.save(step, dict(state)))
+        with self._naming():
+            self._saving.append(self._store.save(step, dict(state)))
 
     def settle(self) -> list[float]:
-        durable = [saving.wait().durable_seconds for saving in self._saving]
-        if self._drains:
-            self._store.drain()
-        return durable
+        with self._naming():
+            durable = [saving.wait().durable_seconds for saving in self._saving]
+            if self._drains:
+                self._store.drain()
+            return durable
 
 
 @contextmanager
@@ -80,7 +99,7 @@ def open_own(
     """Yield Penstock's saver, its memory taken and its codec loaded, as `prepare` of a store has it."""
     with SnapshotStore(folder, fast=fast, keep=KEPT, report=None, ranks=lambda: ranks) as store:
         store.prepare(dict(state), steps)
-        yield _Own(store, fast is not None)
+        yield _Own(store, folder, fast is not None)
 
 
 def own_bytes(state_bytes: int, steps: Sequence[int]) -> int:

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.bench.savers import KEPT, Saver, State, sync_tree
+from penstock.bench.savers import KEPT, Saver, State, naming_folder, sync_tree
 from penstock.ranks import Ranks
 
 
 class _Synced:
     """Saves by a function of a path and a state, syncs it, and keeps the last `KEPT`. Rank 0 saves, all wait for it."""
 
-    def __init__(self, folder: Path, write: Callable[[Path, dict[str, Any]], object], ranks: Ranks) -> None:
+    def __init__(
+        self, name: str, folder: Path, write: Callable[[Path, dict[str, Any]], object], ranks: Ranks
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._write, self._ranks = folder, write, ranks
+        self._name, self._folder, self._write, self._ranks = name, folder, write, ranks
         self._kept: list[Path] = []
 
     def save(self, step: int, state: State) -> None:
@@ -29,8 +31,9 @@ class _Synced:
 
     def _save(self, step: int, state: State) -> None:
         path = self._folder / f"step-{step}"
-        self._write(path, {name: _tensor(value) for name, value in state.items()})
-        sync_tree(path)
+        with naming_folder(self._name, self._folder):
+            self._write(path, {name: _tensor(value) for name, value in state.items()})
+            sync_tree(path)
         self._kept.append(path)
         if len(self._kept) > KEPT:
             oldest = self._kept.pop(0)
@@ -50,7 +53,7 @@ def open_torch(
 ) -> Iterator[Saver]:
     """Yield a saver by torch.save."""
     assert fast is None, "torch.save has no burst buffer"
-    yield _Synced(folder, lambda path, each: torch.save(each, path), ranks)
+    yield _Synced("torch.save", folder, lambda path, each: torch.save(each, path), ranks)
 
 
 @contextmanager
@@ -59,11 +62,16 @@ def open_dcp(
 ) -> Iterator[Saver]:
     """Yield a saver by torch.distributed.checkpoint.save, of a process by itself."""
     assert fast is None, "DCP has no burst buffer"
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    def write(path: Path, each: dict[str, Any]) -> None:
+        try:
+            save(each, storage_writer=FileSystemWriter(path), no_dist=True)
+        except CheckpointException as error:  # no Exception; its last line is what happened
+            raise RuntimeError(str(error).strip().rpartition("\n")[2]) from error
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield _Synced(
-            folder, lambda path, each: save(each, storage_writer=FileSystemWriter(path), no_dist=True), ranks
-        )
+        yield _Synced("DCP", folder, write, ranks)

@@ -130,11 +130,15 @@ class StoredImages(Dataset[tuple[Tensor, int]]):
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.image(index), int(np.asarray(self._source.labels)[index])
+
+    def image(self, index: int) -> Tensor:
+        """Return a sample without its label, of whatever kind that is."""
         self._scratch = self._scratch or Scratch()
         image = np.empty(self._pipeline.output_shape, np.float32)
         draws = self._pipeline.draw(0, np.array([index]))
         self._pipeline.run(self._source.read(index), image, draws, 0, self._scratch)
-        return torch.from_numpy(image), int(np.asarray(self._source.labels)[index])
+        return torch.from_numpy(image)
 
 
 @contextmanager
