@@ -100,7 +100,7 @@ class Kernels:
         return part
 
     def program(self, text: str) -> subprocess.Popen[str]:
-        """Start a process with a part, `until(found)`, and the text."""
+        """Start a process with a part, `until(found)`, `has_begun()`, and the text."""
         head = f"""
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -111,7 +111,9 @@ def until(found):
         time.sleep(0.01)
 lease = Lease(None)
 part = Part({self.name!r}, "loops", Signature(("int64",), ("int64",)), "loops", "NumPy serves")
-began = Path({str(self.folder / "began")!r})
+def has_begun():  # and has said so: one that is killed before it writes leaves an empty file
+    began = Path({str(self.folder / "began")!r})
+    return began.exists() and began.read_text().endswith("\\n")
 """
         return subprocess.Popen(
             [sys.executable, "-c", head + text],
@@ -569,7 +571,7 @@ def test_a_command_that_writes_what_stays_waits_for_the_compiler(kernels: Kernel
 
 def test_an_interrupt_while_a_child_compiles_ends_both(kernels: Kernels) -> None:
     """Shells and job managers look at the signal that a process died of."""
-    with kernels.program("part.ask()\nuntil(began.exists)\nos.kill(os.getpid(), signal.SIGINT)") as training:
+    with kernels.program("part.ask()\nuntil(has_begun)\nos.kill(os.getpid(), signal.SIGINT)") as training:
         said = training.communicate()[1]
 
     assert training.returncode == -signal.SIGINT
@@ -590,7 +592,7 @@ def fork():
         os._exit(0 if part.wait()(21) == 42 else 1)
 sys.frozen = True
 threading.Thread(target=part.ask).start()
-until(began.exists)
+until(has_begun)
 os.register_at_fork(before=lambda: print("forks", flush=True))
 forks = threading.Thread(target=fork)
 forks.start()
