@@ -26,6 +26,7 @@ from penstock.measure.slow_source import SlowSource
 from penstock.store import (
     Arrays,
     ArrowFiles,
+    ArrowTable,
     CocoImages,
     FileList,
     FlatFolder,
@@ -43,10 +44,11 @@ from penstock.store import (
     Source,
     TarShards,
     TFRecords,
+    Tokens,
     read_group,
 )
 from penstock.store.selection import unselected
-from penstock.store.testing import SourceContract
+from penstock.store.testing import SourceContract, Stored
 
 # Sizes round the borders of pages and pipes, and one that takes a while to read.
 SIZES = (1, 2, 100, 4095, 4096, 4097, 65_536, 65_537, 300_000)
@@ -296,6 +298,35 @@ SOURCES = [
     selected,
     selected_of_shards,
 ]
+
+
+def tokens(folder: Path) -> Stored:
+    """Return windows that overlap: samples share what they are."""
+    values = np.random.default_rng(5).integers(0, 1000, 80, np.uint16)
+    values.tofile(folder / "train.bin")
+    source = Tokens(folder / "train.bin", length=16, dtype="<u2", stride=8)
+    return Stored(source, [values[begin : begin + 17].tobytes() for begin in range(0, 80 - 16, 8)])
+
+
+def table(folder: Path) -> Stored:
+    contents = [bytes([number]) * (number + 1) for number in range(9)]
+    chunks = [pa.array(contents[:4], pa.binary()), pa.array(contents[4:], pa.binary())]
+    labels = pa.array([number % 3 for number in range(9)])
+    return Stored(ArrowTable(pa.table({"image": pa.chunked_array(chunks), "label": labels})), contents)
+
+
+@pytest.fixture(params=[tokens, table], ids=lambda build: build.__name__)
+def stored_without_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
+    found: Stored = request.param(tmp_path)
+    yield found
+    if isinstance(found.source, PackedFiles):
+        found.source.close()
+
+
+class TestSourcesWithoutAFileForEachSample(SourceContract):
+    @pytest.fixture
+    def stored(self, stored_without_files: Stored) -> Stored:
+        return stored_without_files
 
 
 @pytest.fixture(params=SOURCES, ids=lambda build: build.__name__)
