@@ -108,6 +108,20 @@ def test_a_folder_that_can_no_longer_be_written_is_named(folders: tuple[Path, Pa
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_that_becomes_another_one_is_not_measured_on(folders: tuple[Path, Path]) -> None:
+    """Below a mount whose device vanishes there is a folder of the same name, on another disk."""
+    slow, _ = folders
+
+    def vanish(_: float) -> None:
+        if not slow.with_name("gone").exists():
+            slow.rename(slow.with_name("gone"))
+            slow.mkdir()
+
+    workload = SyntheticTraining(1000, 1.0, vanish)
+    with pytest.raises(DataError, match=f"{slow} was moved, removed or unmounted"):
+        measure_saving(*folders, workload, steps=2, every=1, repeats=2)
+
+
 def test_the_state_changes_before_a_save_and_only_then() -> None:
     """Nobody's snapshots would differ otherwise, and a delta would be empty."""
     workload = SyntheticTraining((8 << 20) + 10, 1.0, lambda _: None)

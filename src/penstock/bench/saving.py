@@ -5,6 +5,7 @@ Source: Chien et al. 2018, sections III.C, V.C; Figures 9 and 10, where a burst 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
@@ -235,6 +236,7 @@ def measure_saving(
     needed = max((KEPT + 1) * workload.state_bytes, own_bytes(workload.state_bytes, saved))
     for folder in (slow, fast):
         ranks.on_rank_zero(f"checking {folder}", partial(check_space, folder, int(_SPACE_FACTOR * needed)))
+    places = {folder: place_of(folder) for folder in (slow, fast)}
     _compile_codecs()
     ways = ways_of(found)
     runs: dict[Way, list[SavingRun]] = {way: [] for way in ways}
@@ -248,6 +250,8 @@ def measure_saving(
         for way, own in runs.items():
             with _shared_folder(slow, ranks) as on_slow, _shared_folder(fast, ranks) as on_fast:
                 own.append(_slowest(_run(way, on_slow, on_fast, workload, run_steps, every, ranks), ranks))
+            for folder, place in places.items():
+                ranks.on_rank_zero(f"looking at {folder}", partial(check_place, folder, place))
             done()
     results = tuple(_result(way, own) for way, own in runs.items())
     saves = run_steps // every
@@ -284,6 +288,23 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
+def place_of(folder: Path) -> tuple[int, int]:
+    """Return a folder's device and its number there. Raises: OSError if it is gone."""
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
+def check_place(folder: Path, place: tuple[int, int]) -> None:
+    """Refuse a folder that is gone or another one by now, such as that below a mount. Raises: DataError naming it."""
+    with contextlib.suppress(OSError):
+        if place_of(folder) == place:
+            return
+    raise DataError(
+        f"{folder} was moved, removed or unmounted while it was measured: what was saved may be on another device; "
+        "mount it again, and begin anew"
+    )
+
+
 def _saved_steps(steps: int, every: int) -> range:
     return range(every, steps + 1, every)
 
@@ -300,7 +321,8 @@ def _compile_codecs() -> None:
 def _shared_folder(above: Path, ranks: Ranks) -> Iterator[Path]:
     """Yield a new folder that rank 0 makes, and removes when all have left."""
     made = (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=above)
+        # What cannot be removed, since the folder above is gone, is no reason: `check_place` names it.
+        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=above, ignore_cleanup_errors=True)
         if ranks.rank == 0
         else nullcontext("")
     )
@@ -322,7 +344,7 @@ def _slowest(run: SavingRun, ranks: Ranks) -> SavingRun:
 def _run(
     way: Way, slow: Path, fast: Path, workload: Workload, steps: int, every: int, ranks: Ranks
 ) -> SavingRun:
-    folder = fast if way.place == "fast" else slow
+    folder, disk = fast if way.place == "fast" else slow, disk_of(os.stat(slow).st_dev)
     through = fast / "buffer" if way.place == "burst" else None
     opened: Any = (
         saver_named(way.saver)(workload.state(), _saved_steps(steps, every), folder / "saves", through, ranks)
@@ -336,7 +358,7 @@ def _run(
         run_seconds = time.perf_counter() - begin
         durable = [] if saver is None else saver.settle()
         settled = time.perf_counter() - begin - run_seconds
-    flow = flow_of(traffic.record, "written", disk_of(os.stat(slow).st_dev))
+    flow = flow_of(traffic.record, "written", disk)
     return SavingRun(run_seconds, tuple(blocked), tuple(durable or blocked), settled, flow)
 
 
