@@ -20,12 +20,12 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate
-from penstock.measure.recorded import read_run
+from penstock.measure.recorded import open_run, read_run
 from penstock.measure.slow_source import SlowSource
-from penstock.measure.switch import predict_switch
+from penstock.measure.switch import predict_switch, predict_switch_of_run
 from penstock.measure.watch import watch
 from penstock.store import ImageFolder, Source
-from penstock.trace import Trace, read_trace
+from penstock.trace import JSON, Trace, TraceWriter, read_trace
 from penstock.trace.file import RUN_FOLDER
 
 SIDE, BATCH, STEP_SECONDS = 32, 8, 10e-3
@@ -160,6 +160,61 @@ def test_a_watched_loader_joins_the_run_and_explain_says_what_a_switch_would_bri
     third = image_folder(images=3, name="third")
     assert main(["explain", str(run), "--source", str(third), "--machine", str(machine)]) == 0
     assert "give penstock explain the .trace of one" in " ".join(capsys.readouterr().out.split())
+
+
+def write(file: Path, trace: Trace, steps: int, **more: JSON) -> None:
+    """Write the first steps of a trace to a file, as a rank would."""
+    with TraceWriter(file, {**trace.meta, **more}) as writer:
+        writer.append(trace.spans[trace.spans["step"] < steps])
+
+
+def test_the_only_loader_of_each_rank_counts_whatever_its_steps_and_of_several_those_of_the_source(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Two ranks, whose epochs a number of steps cut; then each has another loader, and its sampler fills up."""
+    folder, machine = image_folder(images=44), Machine.from_toml("preprocess = '1 GB/s'\n" + MACHINE)
+    trace = watched_run(folder, Clock())
+    for rank in (0, 1):
+        write(tmp_path / f"{rank}.trace", trace, 2 + rank, rank=rank, ranks=2)
+
+    cut = predict_switch_of_run(open_run(tmp_path), folder, machine=machine)
+
+    assert (cut.steps, cut.measured_seconds) == (3, 9.0)
+    assert not any("left out" in note for note in cut.notes)
+    for rank in (0, 1, 2):
+        # Of 44 samples each of three ranks has 15, one of them twice, and of these three batches of 5.
+        more: dict[str, JSON] = {"rank": rank, "ranks": 3, "batch_size": 5, "drop_last": True}
+        write(tmp_path / f"{rank}.trace", trace, 3, **more)
+        write(tmp_path / f"{rank}-validation.trace", trace, 4, **more)
+    both = predict_switch_of_run(open_run(tmp_path), folder, machine=machine)
+    assert (both.steps, both.measured_seconds) == (3, 9.0)
+    assert "of 6 loaders, 3 are replaced" in " ".join(both.notes)
+
+
+def test_what_a_command_did_is_summed_up_though_a_switch_cannot_be_predicted(
+    image_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, machine = tmp_path / "run", tmp_path / "machine.toml"
+    machine.write_text(MACHINE)
+    write(tmp_path / "0.trace", watched_run(image_folder(images=32), Clock()), 4)
+    words = [
+        "watch",
+        "--out",
+        str(run),
+        "--source",
+        str(tmp_path / "none"),
+        "--machine",
+        str(machine),
+        "--json",
+    ]
+
+    assert main([*words, "--", "cp", str(tmp_path / "0.trace"), str(run)]) == 0
+
+    found = capsys.readouterr()
+    data = json.loads(found.out)
+    assert data["switch"] is None
+    assert data["verdict"] is not None
+    assert "what a switch would bring is not known" in found.out + found.err
 
 
 def test_what_a_switch_needs_and_the_run_does_not_say_is_named(

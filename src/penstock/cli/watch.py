@@ -97,6 +97,8 @@ def _watch(options: argparse.Namespace) -> int:
     if switch is not None:
         notes += [str(switch), *switch.notes]
     notes += why_none
+    for line in why_none if options.json else ():
+        print_report(line)
     if run is not None:
         notes += run.notes
     notes.append(_described(data))
@@ -116,9 +118,7 @@ def _switch(run: Run | None, options: argparse.Namespace) -> tuple[Switch | None
         return None, []
     try:
         return predict_switch_of_run(run, options.source, machine=options.machine), []
-    except ConfigError as error:
-        if run.loaders == 1:
-            raise
+    except (PenstockError, OSError) as error:  # the sums are worth more than this
         return None, [f"what a switch would bring is not known: {error}"]
 
 

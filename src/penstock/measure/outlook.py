@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -76,40 +77,15 @@ def look_ahead(
         if changes is None and run_alone.plan.reads(run_alone.rank) > _MOST_UNASKED_READS:
             changes = ()
         return _outlook(_fitted(run_alone, fits=changes != ()), changes, explained)
-    found: dict[str, Outlook] = {}
-    refused: dict[str, list[str]] = {}
-    asked = None if changes is None else tuple(changes)
-    reads = 0
-    learned: Machine | None = None
-    notes: list[str] = []
-    # What is tried unasked is what may help the loader that waited longest.
-    for part in sorted(loaders, key=_waited, reverse=True):
-        try:
-            if reads >= MOST_READS * len(ranks):
-                raise ConfigError(ENOUGH_READS)
-            replay = replay_of(part.recorded())
-            reads += replay.plan.reads(replay.rank)
-            if changes is None and reads > _MOST_UNASKED_READS * len(ranks):
-                waited = max(sum(map(_waited, of_rank)) for of_rank in ranks)
-                return Outlook(waited, waited, False, ())
-            fitted = _fitted(replay, learned, fits=asked != ())
-        except ConfigError as error:
-            refused.setdefault(str(error), []).append(part.name)
-            continue
-        if fitted.is_by_others:
-            notes.append(
-                f"{part.name} read too little to learn its costs from: those of another loader stand for them"
-            )
-        learned = learned or fitted.learned
-        try:
-            found[part.name] = each = _outlook(fitted, asked, explained)
-        except ConfigError as error:
-            raise ConfigError(f"{part.name}: {error}; or give penstock explain another .trace") from error
-        asked = tuple((prospect.what, prospect.change) for prospect in each.prospects)
+    each_alone = _each_alone(loaders, len(ranks), changes, explained)
+    if each_alone is None:
+        waited = max(sum(map(_waited, of_rank)) for of_rank in ranks)
+        return Outlook(waited, waited, False, ())
+    found, refused, asked, notes = each_alone
     if not found:
         raise ConfigError(f"{next(iter(refused))} (so it is of each of its {len(loaders)} loaders)")
     of_ranks = [
-        _of_rank([found.get(part.name) or _as_it_was(part, asked or ()) for part in each]) for each in ranks
+        _of_rank([found.get(part.name) or _as_it_was(part, asked) for part in each]) for each in ranks
     ]
     notes += [note for each in found.values() for note in each.notes]
     notes += [
@@ -135,6 +111,65 @@ def look_ahead(
         ),
         tuple(dict.fromkeys(notes)),
     )
+
+
+class _LacksReads(ConfigError):
+    """A loader read too little to learn its costs from, and there are none of another yet."""
+
+
+class _EachAlone(NamedTuple):
+    """Loaders that were replayed, by name; why others were not, and their names; what was tried, and notes."""
+
+    found: dict[str, Outlook]
+    refused: dict[str, list[str]]
+    asked: tuple[tuple[str, Change], ...]
+    notes: list[str]
+
+
+def _each_alone(
+    loaders: Sequence[Part],
+    ranks: int,
+    changes: Iterable[tuple[str, Change]] | None,
+    explained: Explanation,
+) -> _EachAlone | None:
+    """Replay loaders, each by itself; return None where that takes too long for what nobody asked for."""
+    found: dict[str, Outlook] = {}
+    refused: dict[str, list[str]] = {}
+    asked = None if changes is None else tuple(changes)
+    reads = 0
+    learned: Machine | None = None
+    notes: list[str] = []
+    # What is tried unasked is what may help the loader that waited longest.
+    waiting, put_aside = deque(sorted(loaders, key=_waited, reverse=True)), set[str]()
+    while waiting:
+        part = waiting.popleft()
+        try:
+            if reads >= MOST_READS * ranks:
+                raise ConfigError(ENOUGH_READS)
+            replay = replay_of(part.recorded())
+            own_reads = replay.plan.reads(replay.rank)
+            if changes is None and reads + own_reads > _MOST_UNASKED_READS * ranks:
+                return None
+            fitted = _fitted(replay, learned, fits=asked != ())
+        except ConfigError as error:
+            if isinstance(error, _LacksReads) and part.name not in put_aside:
+                put_aside.add(part.name)
+                waiting.append(part)  # until the others' costs are known
+            else:
+                refused.setdefault(str(error), []).append(part.name)
+            continue
+        reads += own_reads
+        if fitted.is_by_others:
+            notes.append(
+                f"{part.name} read too little to learn its costs from: those of another loader stand for them"
+            )
+        learned = learned or fitted.learned
+        try:
+            found[part.name] = each = _outlook(fitted, asked, explained)
+        except ConfigError as error:
+            raise ConfigError(f"{part.name}: {error}; or give penstock explain another .trace") from error
+        asked = tuple((prospect.what, prospect.change) for prospect in each.prospects)
+    return _EachAlone(found, refused, asked or (), notes)
 
 
 def _of_rank(loaders: Sequence[Outlook]) -> Outlook:
@@ -227,11 +262,11 @@ def _fitted(run: Replay, stand_in: Machine | None = None, *, fits: bool) -> _Fit
     is_by_others = False
     try:
         learned = learn(run.trace).machine
-    except ConfigError:
+    except ConfigError as error:
         if known is not None:
             return as_known
         if stand_in is None:
-            raise
+            raise _LacksReads(str(error)) from error
         learned, is_by_others = stand_in, True
     other = run.on(learned)
     replayed = _stall_seconds(other, NO_CHANGE)

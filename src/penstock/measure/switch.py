@@ -77,8 +77,9 @@ def predict_switch_of_run(
 ) -> Switch:
     """Return what `predict_switch` does for a run, whose ranks may have several loaders.
 
-    Of several, those count whose epochs have as many steps as ones of the source, each replaced by a loader of its own:
-    their times are added; of several ranks, the one that took longest counts.
+    Of a rank's only loader it is taken for granted that it reads the source. Of several, those count whose epochs have
+    as many steps as ones of the source, each replaced by a loader of its own: their times are added. Of several ranks,
+    the one that took longest counts.
     Raises: as `predict_switch`; ConfigError if no loader counts.
     """
     opened, ranks = _opened(source), run.of_ranks()
@@ -91,7 +92,7 @@ def predict_switch_of_run(
         of_loaders = []
         for part in of_rank:
             trace = part.recorded()
-            if _is_of(trace, opened):
+            if _has_steps(trace) and (len(of_rank) == 1 or _is_of(trace, opened)):
                 switch, machine = _predicted(trace, opened, given)
                 of_loaders.append(switch)
                 given = {**arguments, "machine": machine}  # how fast it decodes is measured once
@@ -129,16 +130,22 @@ def _added(switches: Sequence[Switch]) -> Switch:
     )
 
 
+def _has_steps(trace: Trace) -> bool:
+    """Whether a trace is of a loader in `penstock.watch` from which a batch came."""
+    spans = trace.spans
+    return "watched" in trace.meta and bool(((spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)).any())
+
+
 def _is_of(trace: Trace, source: Source) -> bool:
     """Whether a loader's longest epoch has as many steps as one of a source would."""
     size, ranks = trace.meta.get("batch_size"), int(str(trace.meta.get("ranks", 1)))
-    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
-    if "watched" not in trace.meta or not isinstance(size, int) or not waits.size:
+    if not isinstance(size, int):
         return False
-    batches = len(source) / (size * ranks)
-    return int(waits["step"].max()) + 1 == (
-        int(batches) if trace.meta.get("drop_last") else math.ceil(batches)
-    )
+    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    # Ranks share what is over, or leave it out: samplers fill up, or cut off.
+    shares = {len(source) // ranks, math.ceil(len(source) / ranks)}
+    rounded = math.floor if trace.meta.get("drop_last") else math.ceil
+    return int(waits["step"].max()) + 1 in {rounded(share / size) for share in shares}
 
 
 def _opened(source: str | os.PathLike[str] | Source) -> Source:
