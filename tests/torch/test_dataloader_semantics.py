@@ -670,6 +670,61 @@ def test_whoever_loads_a_run_of_penstock_watch_has_waits_steps_and_samples(
     assert explain(trace).by_reason[Reason.UNSEEN] == 0
 
 
+def test_a_pass_that_is_dropped_ends_no_step_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    loader = Penstocks(numbers(), 4)
+    batches = iter(loader)
+    next(batches)
+    next(iter(loader))  # a look at the first batch
+    list(batches)
+    del loader, batches
+    gc.collect()
+
+    (file,) = tmp_path.iterdir()
+    spans = read_trace(file).spans
+    steps = spans[spans["kind"] == Kind.STEP]
+    assert sorted(steps[["epoch", "step"]].tolist()) == [*((1, step) for step in range(6)), (2, 0)]
+    assert (steps["end"] >= steps["start"]).all()
+
+
+@for_each("taken", [0, 2])
+@for_each("recorded_by", ["loader", "watch"])
+def test_a_process_that_is_forked_within_a_pass_records_in_a_file_of_its_own(
+    recorded_by: str, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
+    loader: Any = (
+        Penstocks(numbers(), 4) if recorded_by == "loader" else watch(PyTorchs(numbers(), 4), quiet=True)
+    )
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            list(batches)
+        finally:
+            os._exit(0)
+
+    assert os.waitpid(child, 0)[1] == 0
+    list(batches)
+    del loader, batches
+    gc.collect()
+    watch([], quiet=True)  # lets go of loaders that are gone
+    runs = {read.meta["process"]: read for read in map(read_trace, tmp_path.iterdir())}
+    assert set(runs) == {os.getpid(), child}
+    first = int(recorded_by == "loader")
+    for process, begin in ((os.getpid(), 0), (child, taken)):
+        spans = runs[process].spans
+        for kind in (Kind.WAIT, Kind.STEP):
+            of_kind = spans[(spans["kind"] == kind) & (spans["step"] != NO_STEP)]
+            assert of_kind[["epoch", "step"]].tolist() == [(first, step) for step in range(begin, 6)]
+        assert (spans["start"] >= 0).all()
+    assert runs[os.getpid()].is_complete
+
+
 @pytest.mark.slow
 def test_spawned_processes_record_as_ranks_of_torch_distributed_or_are_told_apart(tmp_path: Path) -> None:
     for name in ("before", "after"):

@@ -282,12 +282,11 @@ class Watch(Generic[T]):
 
     def _steps(self, iterator: Iterator[T], epoch: int, startup_seconds: float) -> Iterator[T]:
         clock, run, sums, to_run = self._clock, self._run, _Sums(), self._epochs.run
-        rings = [self._ring] if to_run is None else [self._ring, to_run.ring]
         handed: list[T] = []
         step = NO_STEP
 
         def record(kind: int, begin: float, end: float, step: int) -> None:
-            for ring in rings:
+            for ring in (self._ring,) if to_run is None else (self._ring, to_run.ring):
                 ring.record(kind, begin, end, NO_SAMPLE, 0, epoch, step, samples=0)
 
         # Starting the loader is waiting for its first batch, also when that is asked for later.
@@ -295,6 +294,8 @@ class Watch(Generic[T]):
         gets_batch = True
         try:
             for step in itertools.count():
+                if to_run is not None:
+                    to_run.renew(asked)
                 try:
                     handed.append(next(iterator))
                 except StopIteration:

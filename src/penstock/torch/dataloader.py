@@ -371,6 +371,14 @@ def _ref_of_pass(using: _Ahead, feed: Feed) -> weakref.ref[_Ahead]:
     return weakref.ref(using, lambda _: feed.note_end())
 
 
+def _own_loads_among(found: dict[int, OwnLoads | None], dataset: object) -> OwnLoads | None:
+    """Return what records in this process. found: by process, what was found for a data set before."""
+    if (me := os.getpid()) not in found:
+        found.clear()
+        found[me] = OwnLoads.of(dataset)
+    return found[me]
+
+
 class _InCaller(_SingleProcessDataLoaderIter):
     """A pass of num_workers=0: PyTorch's own, counted."""
 
@@ -388,12 +396,10 @@ class _InCaller(_SingleProcessDataLoaderIter):
                 first = list(itertools.islice(self._sampler_iter, 1))
                 self._sampler_iter = itertools.chain(first, self._sampler_iter)
         self._dataset_fetcher = _fetcher(loader, progress)
-        self._samples = _length_of(loader.dataset)
-        if (me := os.getpid()) not in loader._own_loads:
-            loader._own_loads = {me: OwnLoads.of(loader.dataset)}
-        self._own_loads = loader._own_loads[me]
+        self._own_loads = _own_loads_among(loader._own_loads, loader.dataset)
         if self._own_loads is not None:
-            self._own_loads.begin(self, self._dataset_fetcher)
+            self._samples = _length_of(loader.dataset)
+            self._own_loads.begin(self._dataset_fetcher)
 
     def _next_data(self) -> Any:
         if self._own_loads is None:
@@ -408,7 +414,7 @@ class _InCaller(_SingleProcessDataLoaderIter):
             self._own_loads.end_in_vain(epoch, self._progress.batches - 1)
             raise
         ids = _ids_of(index, self._samples, is_list=self._auto_collation)
-        self._own_loads.end(epoch, self._progress.batches - 1, ids)
+        self._own_loads.end(self, epoch, self._progress.batches - 1, ids)
         return batch
 
     def _draw(self) -> Any:

@@ -30,7 +30,7 @@ class OwnLoads:
         #: The batch handed out last, (epoch, step, when, samples); None while the caller waits.
         self._handed: tuple[int, int, float, int] | None = None
         self._asked = self._drawn = self._made = 0.0
-        #: The latest pass, and when it was dropped, if it was.
+        #: The pass of that batch, and when it was dropped, if it was.
         self._pass: weakref.ref[Any] | None = None
         self._left: list[float] = []
 
@@ -40,19 +40,20 @@ class OwnLoads:
         if (path := path_in_run()) is None:
             return None
         place = type(dataset).__name__
-        rank = rank_of_this_process()
-        return cls(WatchedRun(path, time.perf_counter, rank, lambda sample: f"{place}[{sample}]"), place)
+        run = WatchedRun(path, time.perf_counter, rank_of_this_process, lambda sample: f"{place}[{sample}]")
+        return cls(run, place)
 
-    def begin(self, of_pass: object, fetcher: Any) -> None:
-        """Begin a pass. of_pass: its iterator. fetcher: PyTorch's code that makes a batch."""
+    def begin(self, fetcher: Any) -> None:
+        """Begin a pass. fetcher: PyTorch's code that makes a batch."""
         self._end_step(self._clock())
-        clock, self._left = self._clock, (left := [])
-        self._pass = weakref.ref(of_pass, lambda _: left.append(clock()))
         fetcher.collate_fn = _Timed(fetcher.collate_fn, self)
 
     def ask(self) -> None:
         """Note that the caller asks for a batch."""
         self._asked = self._clock()
+        if self._run.renew(self._asked):
+            self._waits, self._loads = self._run.ring, self._run.recorder.ring(_WORKER)
+            self._handed = None  # to the process that this one was forked from
         self._end_step(self._asked)
 
     def load(self) -> None:
@@ -63,8 +64,8 @@ class OwnLoads:
         """Note that the data set has made the samples."""
         self._made = self._clock()
 
-    def end(self, epoch: int, step: int, ids: Sequence[int] | None) -> None:
-        """Record a wait that got a batch. ids: its samples; None where they are no numbers."""
+    def end(self, of_pass: object, epoch: int, step: int, ids: Sequence[int] | None) -> None:
+        """Record a wait that got a batch. of_pass: whose it is. ids: its samples; None where they are no numbers."""
         now, recorder = self._clock(), self._run.recorder
         count, flow = (0 if ids is None else len(ids)), recorder.next_flow()
         first = ids[0] if ids else NO_SAMPLE
@@ -82,12 +83,19 @@ class OwnLoads:
         }
         self._run.consume(about, epoch, step)
         self._waits.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=count)
+        self._follow(of_pass)
         self._handed = epoch, step, self._clock(), count
 
     def end_in_vain(self, epoch: int, step: int) -> None:
         """Record a wait that got no batch: the pass is over, or an error came. step: of the last batch."""
         self._waits.record(Kind.WAIT, self._asked, self._clock(), epoch=epoch, step=NO_STEP, samples=0)
         self._run.collect(epoch, step)
+
+    def _follow(self, of_pass: object) -> None:
+        """Note when a pass is dropped, rather than another one, which may go on beside it."""
+        if self._pass is None or self._pass() is not of_pass:
+            clock, self._left = self._clock, (left := [])
+            self._pass = weakref.ref(of_pass, lambda _: left.append(clock()))
 
     def _end_step(self, now: float) -> None:
         if self._handed is not None:
