@@ -17,6 +17,7 @@ from tests.spans import spans_of
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
+from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate
 from penstock.measure.explain import Reason, explain
 from penstock.measure.from_trace import learn
@@ -468,7 +469,9 @@ def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
     folder, other = image_folder(images=32), image_folder(images=4, name="validation")
     sources: list[Any] = [folder, other, folder, [np.zeros(4)] * 8]
     for number, source in enumerate(sources):
-        how: dict[str, Any] = {} if isinstance(source, list) else {"transforms": (Resize(16), ToTensor())}
+        # Of few reads, costs can be learned where they are not spread over many readers.
+        of_pictures: dict[str, Any] = {"transforms": (Resize(16), ToTensor()), "readers": 1}
+        how = {} if isinstance(source, list) else of_pictures
         with Loader(
             source,
             batch_size=4,
@@ -480,7 +483,7 @@ def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
         ) as loader:
             for _batch in loader:
                 pass
-    changes = [("readers", Change(readers=1)), ("memory", Change(memory_bytes=8 << 20))]
+    changes = [("readers", Change(readers=2)), ("memory", Change(memory_bytes=8 << 20))]
 
     def validation_waits_longest(part: Part) -> Part:
         """It is looked at first, when nothing is known of costs yet."""
@@ -517,10 +520,68 @@ def test_loaders_of_a_rank_are_replayed_each_by_itself_and_their_stalls_added(
     assert [row[0] for row in section.rows] == ["epoch 0", "epoch 2"]
     assert "1.trace is not predicted: it has too few reads" in section.note
     assert "3.trace is not predicted" in section.note
-    for module in ("outlook", "report"):
-        monkeypatch.setattr(f"penstock.measure.{module}.MOST_READS", 1)
+    monkeypatch.setattr("penstock.measure.replay.MOST_READS_OF_RANK", 1)
     few = " ".join((*look_ahead(run, changes, found).notes, _prediction_of(run).note))
     assert few.count("reads of its rank's loaders are predicted and no more") == 2
+
+
+#: A source that gives a megabyte in a second, so that its costs are known whatever was measured.
+MACHINE = """
+preprocess = "1 GB/s"
+[source]
+clients = "1 MB/s"
+threads = 4
+[[storage]]
+name = "staging"
+capacity = "1 GB"
+threads = 1
+read = "16 GB/s"
+"""
+
+
+def test_what_is_suggested_for_a_loader_takes_nothing_from_another(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Training with little memory, which is suggested to grow; a validation, whose batches need far more."""
+    folder, run = image_folder(images=32), tmp_path / "run"
+    run.mkdir()
+    for name, memory, side, batch_size in (("train", "100 KiB", 16, 4), ("validation", "16 MiB", 64, 8)):
+        with Loader(
+            folder,
+            batch_size=batch_size,
+            epochs=2,
+            memory=memory,
+            transforms=(Resize(side), ToTensor()),
+            machine=Machine.from_toml(MACHINE),
+            trace=run / f"{name}.trace",
+            report=None,
+        ) as loader:
+            for _ in range(2):
+                for _batch in loader:
+                    pass
+
+    def training_waits_longest(part: Part) -> Part:
+        wait = spans_of([(0.0, 1e3, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 0)])
+        return replace(part, spans=lambda: [wait]) if part.name == "train.trace" else part
+
+    both = open_run(run)
+    explained = explain(both)
+    explained = replace(explained, by_reason={Reason.SOURCE_READ: explained.lost_seconds})
+
+    outlook = look_ahead(replace(both, parts=tuple(map(training_waits_longest, both.parts))), None, explained)
+
+    alone = look_ahead(read_trace(run / "train.trace"), None, explained)
+    rest = look_ahead(read_trace(run / "validation.trace"), [], explained).replayed_seconds
+    assert [each.what for each in outlook.prospects] == [each.what for each in alone.prospects]
+    of_memory = [
+        (each.stall_seconds, of_training.stall_seconds)
+        for each, of_training in zip(outlook.prospects, alone.prospects, strict=True)
+        if each.change.memory_bytes is not None
+    ]
+    assert len(of_memory) > 0
+    assert [each for each, _ in of_memory] == pytest.approx([training + rest for _, training in of_memory])
+    with pytest.raises(ConfigError, match=r"validation\.trace: "):
+        look_ahead(both, [(each.what, each.change) for each in alone.prospects], explained)
 
 
 def _prediction_of(run: Run) -> Section:

@@ -14,14 +14,13 @@ from penstock.measure.from_trace import learn
 from penstock.measure.recorded import Part, Run, listed
 from penstock.measure.replay import (
     AS_DECODED,
-    ENOUGH_READS,
     NO_CHANGE,
     Change,
     Replay,
     lacks_decoding,
+    refuse_enough,
     replay_of,
 )
-from penstock.simulate.scheduled import MOST_READS
 from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.units import format_bytes, format_count
 
@@ -66,7 +65,8 @@ def look_ahead(
 
     The stalls of a rank's loaders are added; of several ranks, that which waits longest counts. A loader that cannot be
     replayed counts as it was.
-    changes: (name, change); None tries those that its reasons suggest, of a run of moderate length.
+    changes: (name, change); None tries those that its reasons suggest, of a run of moderate length. What helps one
+        loader leaves another as it was that would lose by it, or cannot have it.
     Raises: ConfigError if no loader can be replayed: of a data set, without a plan, or too long; or for a change that
         one of them cannot have.
     """
@@ -76,8 +76,10 @@ def look_ahead(
         run_alone = replay_of(loaders[0].recorded())
         if changes is None and run_alone.plan.reads(run_alone.rank) > _MOST_UNASKED_READS:
             changes = ()
-        return _outlook(_fitted(run_alone, fits=changes != ()), changes, explained)
-    each_alone = _each_alone(loaders, len(ranks), changes, explained)
+        return _outlook(
+            _fitted(run_alone, fits=changes != ()), changes, explained, are_asked=changes is not None
+        )
+    each_alone = _each_alone(loaders, changes, explained)
     if each_alone is None:
         waited = max(sum(map(_waited, of_rank)) for of_rank in ranks)
         return Outlook(waited, waited, False, ())
@@ -92,9 +94,10 @@ def look_ahead(
         f"{listed(names)} is not replayed and counts as it was: {why}" for why, names in refused.items()
     ]
     if len(loaders) > len(ranks):
+        to_whom = "each" if changes is not None else "each but those that had more"
         notes.append(
-            f"each of {len(loaders)} loaders was replayed by itself and a change made to each, so that memory= is what "
-            "each may take; the stalls are added"
+            f"each of {len(loaders)} loaders was replayed by itself and a change made to {to_whom}, so that memory= is "
+            "what each may take; the stalls are added"
         )
     if len(ranks) > 1:
         notes.append(
@@ -128,7 +131,6 @@ class _EachAlone(NamedTuple):
 
 def _each_alone(
     loaders: Sequence[Part],
-    ranks: int,
     changes: Iterable[tuple[str, Change]] | None,
     explained: Explanation,
 ) -> _EachAlone | None:
@@ -136,7 +138,7 @@ def _each_alone(
     found: dict[str, Outlook] = {}
     refused: dict[str, list[str]] = {}
     asked = None if changes is None else tuple(changes)
-    reads = 0
+    reads: dict[int, int] = {}
     learned: Machine | None = None
     notes: list[str] = []
     # What is tried unasked is what may help the loader that waited longest.
@@ -144,11 +146,10 @@ def _each_alone(
     while waiting:
         part = waiting.popleft()
         try:
-            if reads >= MOST_READS * ranks:
-                raise ConfigError(ENOUGH_READS)
+            refuse_enough(reads, part.rank)
             replay = replay_of(part.recorded())
-            own_reads = replay.plan.reads(replay.rank)
-            if changes is None and reads + own_reads > _MOST_UNASKED_READS * ranks:
+            rank_reads = reads.get(part.rank, 0) + replay.plan.reads(replay.rank)
+            if changes is None and rank_reads > _MOST_UNASKED_READS:
                 return None
             fitted = _fitted(replay, learned, fits=asked != ())
         except ConfigError as error:
@@ -158,14 +159,14 @@ def _each_alone(
             else:
                 refused.setdefault(str(error), []).append(part.name)
             continue
-        reads += own_reads
+        reads[part.rank] = rank_reads
         if fitted.is_by_others:
             notes.append(
                 f"{part.name} read too little to learn its costs from: those of another loader stand for them"
             )
         learned = learned or fitted.learned
         try:
-            found[part.name] = each = _outlook(fitted, asked, explained)
+            found[part.name] = each = _outlook(fitted, asked, explained, are_asked=changes is not None)
         except ConfigError as error:
             raise ConfigError(f"{part.name}: {error}; or give penstock explain another .trace") from error
         asked = tuple((prospect.what, prospect.change) for prospect in each.prospects)
@@ -214,9 +215,12 @@ class _Fitted(NamedTuple):
 
 
 def _outlook(
-    fitted: _Fitted, changes: Iterable[tuple[str, Change]] | None, explained: Explanation
+    fitted: _Fitted, changes: Iterable[tuple[str, Change]] | None, explained: Explanation, *, are_asked: bool
 ) -> Outlook:
-    """Predict a loader's run with each of some changes; None for those that its reasons suggest."""
+    """Predict a loader's run with each of some changes; None for those that its reasons suggest.
+
+    are_asked: False for those that were suggested for another loader, too.
+    """
     run, learned = fitted.run, fitted.learned is not None
     changes = list(_suggested(run, explained, learned) if changes is None else changes)
     notes = []
@@ -232,8 +236,26 @@ def _outlook(
         )
     if any(change.machine is not None and lacks_decoding(change.machine) for _, change in changes):
         notes.append(AS_DECODED)
-    prospects = tuple(Prospect(name, change, _stall_seconds(run, change)) for name, change in changes)
-    return Outlook(fitted.measured_seconds, fitted.replayed_seconds, learned, prospects, tuple(notes))
+    prospects = []
+    for name, change in changes:
+        try:
+            stall = fitted.replayed_seconds
+            if are_asked or not _takes_from(run, change):
+                stall = _stall_seconds(run, change)
+        except ConfigError:  # a loader that cannot have what nobody asked for stays as it was
+            if are_asked:
+                raise
+        prospects.append(Prospect(name, change, stall))
+    return Outlook(fitted.measured_seconds, fitted.replayed_seconds, learned, tuple(prospects), tuple(notes))
+
+
+def _takes_from(run: Replay, change: Change) -> bool:
+    """Return whether a loader had more than a change would give it."""
+    return (
+        (change.memory_bytes is not None and change.memory_bytes < run.budget.limit_bytes)
+        or (change.readers is not None and change.readers < run.limits.readers)
+        or (change.decoders is not None and change.decoders < run.limits.decoders)
+    )
 
 
 def _cpus_of(trace: Trace) -> int | None:

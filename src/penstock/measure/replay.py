@@ -31,10 +31,12 @@ from penstock.units import format_bytes
 
 Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
 
+#: Of so many reads of a rank loaders are predicted, one after the other.
+MOST_READS_OF_RANK = MOST_READS
 #: The running number of each (epoch, step) in which a rank reads anything.
 _Numbers = dict[tuple[int, int], int]
 #: Why another loader is left as it was, once as many reads of a rank were predicted as of a single loader at most.
-ENOUGH_READS = (
+_ENOUGH_READS = (
     f"{MOST_READS:,} reads of its rank's loaders are predicted and no more: give penstock explain its .trace"
 )
 #: What a machine that was calibrated without transforms leaves open.
@@ -192,6 +194,12 @@ class Replay:
             decoding_bytes=budget.decoding_bytes + was.decoding_bytes,
         )
         return budget, replace(limits, slots=budget.slots, undecoded_bytes=budget.undecoded_bytes)
+
+
+def refuse_enough(reads: Mapping[int, int], rank: int) -> None:
+    """Raise ConfigError if enough is predicted for a rank. reads: of the loaders that were, by rank."""
+    if reads.get(rank, 0) >= MOST_READS_OF_RANK:
+        raise ConfigError(_ENOUGH_READS)
 
 
 def lacks_decoding(machine: Machine) -> bool:

@@ -18,9 +18,8 @@ from penstock.measure.charts import Colour, Layer, escaped
 from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.recorded import Part, Run, listed
-from penstock.measure.replay import ENOUGH_READS
+from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
-from penstock.simulate.scheduled import MOST_READS
 from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
 from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_rate, format_seconds
@@ -525,8 +524,7 @@ def _against_prediction(ranks: Sequence[Sequence[Part]]) -> Section:
     reads: dict[int, int] = {}
     for part in (part for of_rank in ranks for part in of_rank):
         try:
-            if reads.get(part.rank, 0) >= MOST_READS:
-                raise ConfigError(ENOUGH_READS)
+            refuse_enough(reads, part.rank)
             found = lay_over(part.recorded())
         except ConfigError as error:
             refused.setdefault(str(error), []).append(part.name)
