@@ -404,7 +404,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _interrupt_soon() -> None:
-    """Raise KeyboardInterrupt in the main thread again, once it is through the hooks."""
+    """Raise KeyboardInterrupt in the main thread again, once it is through the hook of this module.
+
+    Hooks of other modules that were registered later run after it: in one of those that is written in Python, the
+    interrupt is printed and dropped.
+    """
     main, is_in_hook = threading.main_thread().ident or 0, True
     while is_in_hook:
         time.sleep(_POLL_SECONDS)

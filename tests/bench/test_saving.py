@@ -89,6 +89,25 @@ def test_what_a_saver_saved_is_there_when_it_has_settled(folders: tuple[Path, Pa
             assert np.array_equal(torch.load(slow / "saves" / "step-3")["array 0"].numpy(), wanted)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_who_interrupts_pytorchs_dcp_ends_the_benchmark(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    def interrupted(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", interrupted)
+    slow, _ = folders
+    workload = SyntheticTraining(1000, 1.0, lambda _: None)
+    with (
+        saver_named("dcp")(workload.state(), (1,), slow / "saves", None, alone()) as saver,
+        pytest.raises(error),
+    ):
+        saver.save(1, workload.state())
+
+
 @pytest.mark.parametrize("name", ["torch", pytest.param("dcp", marks=pytest.mark.slow), OWN])
 def test_a_folder_that_can_no_longer_be_written_is_named(folders: tuple[Path, Path], name: str) -> None:
     """In its place is a file, as where the device of a mount has vanished."""

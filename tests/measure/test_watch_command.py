@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import sys
 from collections import Counter
@@ -65,7 +66,14 @@ class Host:
 def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> None:
     host = Host(tmp_path)
     tree: list[int] = []
-    sampler = Sampler(7, proc=host.proc, sys=host.sys, tree_of=lambda _: tree, clock=lambda: host.now)
+    sampler = Sampler(
+        7,
+        proc=host.proc,
+        sys=host.sys,
+        tree_of=lambda _: tree,
+        clock=lambda: host.now,
+        cost_clock=lambda: 0.0,
+    )
 
     first = host.sample(sampler)
     host.process(8, 10)
@@ -110,6 +118,35 @@ def test_of_many_processes_a_sample_reads_some_and_all_in_turn(tmp_path: Path) -
 
     assert found == [8, 16, 20]
     assert ticks == [20 * 7 + 8 * 6, 20 * 7 + 16 * 6, 20 * 13, 20 * 13]
+
+
+def test_new_processes_of_a_tree_that_takes_long_to_look_through_are_seen_after_two_seconds(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path)
+    host.process(8, 4)
+    costs = itertools.count(step=0.015)
+    looks: list[float] = []
+
+    def tree_of(_: int) -> list[int]:
+        looks.append(host.now)
+        return [8] if host.now else []
+
+    sampler = Sampler(
+        7,
+        proc=host.proc,
+        sys=host.sys,
+        tree_of=tree_of,
+        clock=lambda: host.now,
+        cost_clock=lambda: next(costs),
+    )
+    found = []
+    for host.now in (0.0, 1.5, 2.0, 3.5, 4.0):
+        found.append(host.sample(sampler)["tree:processes"])
+    sampler.close()
+
+    assert looks == [0.0, 2.0, 4.0]
+    assert found == [1, 1, 2, 2, 2]
 
 
 def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(

@@ -622,7 +622,10 @@ def test_a_forked_process_loads_by_threads_of_its_own() -> None:
     assert list(loader) == [6, 22, 8]
 
 
-def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(workers: int) -> None:
+def test_keys_that_are_no_numbers_of_samples_are_loaded_and_recorded_in_the_callers_thread(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER, str(tmp_path))
     dataset: Any = {"a": 1, "b": 2}
     loader = Penstocks(dataset, sampler=["b", "a"], num_workers=workers)
 
@@ -632,6 +635,14 @@ def test_keys_that_are_no_numbers_of_samples_are_loaded_in_the_callers_thread(wo
     else:
         batches = iter(loader)
     assert [batch.tolist() for batch in batches] == [[2], [1]]
+    del loader, batches
+    gc.collect()
+
+    (file,) = tmp_path.iterdir()
+    spans = read_trace(file).spans
+    for kind in (Kind.WAIT, Kind.STEP, Kind.READ, Kind.DECODE):
+        of_kind = spans[(spans["kind"] == kind) & (spans["step"] != NO_STEP)]
+        assert of_kind[["epoch", "step"]].tolist() == [(1, 0), (1, 1)]
 
 
 @for_each("workers", [0, 2])

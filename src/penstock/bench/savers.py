@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from penstock.checkpoint import Saving, SnapshotStore, StoreConfig
-from penstock.errors import ConfigError, DataError, RankError, WaitTimeout
+from penstock.errors import ClosedError, ConfigError, DataError, RankError, WaitTimeout
 from penstock.files import sync_folder
 from penstock.policy.space import space_needed
 from penstock.ranks import Ranks
@@ -62,7 +62,7 @@ def naming_folder(saver: str, folder: Path) -> Iterator[None]:
     """Raise DataError in place of what savers raise where they cannot write: it names the folder, and what to do."""
     try:
         yield
-    except (RankError, WaitTimeout):  # another rank's, which says so
+    except (RankError, WaitTimeout, ClosedError):  # of another rank, or of no folder: they say what to do
         raise
     except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]

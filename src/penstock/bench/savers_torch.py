@@ -70,6 +70,9 @@ def open_dcp(
         try:
             save(each, storage_writer=FileSystemWriter(path), no_dist=True)
         except CheckpointException as error:  # no Exception; its last line is what happened
+            for failed, _ in error.failures.values():
+                if isinstance(failed, KeyboardInterrupt | SystemExit):
+                    raise failed from None
             raise RuntimeError(str(error).strip().rpartition("\n")[2]) from error
 
     with warnings.catch_warnings():

@@ -20,8 +20,9 @@ _OF_DISK = {"reads": 3, "read_bytes": 5, "writes": 7, "written_bytes": 9, "busy_
 _OF_TREE = ("cpu_ticks", "asked_bytes", "read_bytes", "written_bytes", "resident_bytes", "processes")
 #: What of a process's io is counted.
 _IO = b"rchar:", b"read_bytes:", b"write_bytes:"
-#: How often new processes are looked for; of large trees less often, so that it takes this share of a core at most.
-_LOOK_SECONDS, _LOOK_SHARE = 1.0, 1e-3
+#: How often new processes are looked for; of large trees less often, as far as the second time, so that it takes this
+#: share of a core.
+_LOOK_SECONDS, _MOST_LOOK_SECONDS, _LOOK_SHARE = 1.0, 2.0, 1e-3
 #: Processes whose counters are read for one sample, so that a sample takes as long however many there are.
 _MOST_PROCESSES = 8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -30,9 +31,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Sampler:
     """Reads all counters of this host and of a process and its descendants.
 
-    pid: of the command. proc, sys: where the kernel's files are. clock: seconds, monotonic.
+    pid: of the command. proc, sys: where the kernel's files are. clock: seconds, monotonic. cost_clock: seconds of
+        processor time of this thread.
     columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well. Of
         more than eight processes, eight are read for each sample, in turn; the others count as they did last.
+        New processes are looked for once a second, in large trees each two: what ends sooner may be missed.
     Used by one thread; close it.
     """
 
@@ -44,8 +47,10 @@ class Sampler:
         sys: Path = Path("/sys"),
         tree_of: Callable[[int], Iterable[int]] = descendants,
         clock: Callable[[], float] = time.monotonic,
+        cost_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._pid, self._proc, self._tree_of, self._clock = pid, proc, tree_of, clock
+        self._pid, self._proc, self._tree_of = pid, proc, tree_of
+        self._clock, self._cost_clock = clock, cost_clock
         self._origin = clock()
         self._disks = _disks(sys)
         self._files = {name: _open(proc / name) for name in ("diskstats", "net/dev", "pressure/io")}
@@ -98,9 +103,10 @@ class Sampler:
 
     def _of_tree(self, now: float) -> list[int]:
         if now >= self._look_next:
-            begin = time.thread_time()
+            begin = self._cost_clock()
             tree = {self._pid, *self._tree_of(self._pid)}
-            self._look_next = now + max(_LOOK_SECONDS, (time.thread_time() - begin) / _LOOK_SHARE)
+            seconds = (self._cost_clock() - begin) / _LOOK_SHARE
+            self._look_next = now + min(max(_LOOK_SECONDS, seconds), _MOST_LOOK_SECONDS)
             for pid in tree - self._processes.keys():
                 self._processes[pid] = (
                     _open(self._proc / str(pid) / "io"),

@@ -450,6 +450,8 @@ class _Ahead(_BaseDataLoaderIter):
         self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
         self._samples = _length_of(loader.dataset)
         self._has_warned = False
+        #: What records batches that are loaded in the thread of the training, by the process that it is of.
+        self._all_own_loads = loader._own_loads
         with loader._resuming(with_seed=True) as (progress, resumes):
             self._progress = progress
             super().__init__(loader)
@@ -488,6 +490,8 @@ class _Ahead(_BaseDataLoaderIter):
         super()._reset(loader)
         self._progress, self._steps = progress, 0
         self._dataset_fetcher = _fetcher(loader, progress)
+        #: Of this pass, once such a batch came.
+        self._own_loads: OwnLoads | None = None
         #: What was drawn and not handed out: its place, and what the sampler gave.
         self._drawn: deque[tuple[tuple[int, int], Any]] = deque()
         self._feed.forget_before((progress.number, 0))
@@ -518,9 +522,13 @@ class _Ahead(_BaseDataLoaderIter):
             )
 
     def _next_data(self) -> Any:
+        if self._own_loads is not None:
+            self._own_loads.ask()
         if not self._drawn:
             self._progress.is_over = True
             self._feed.end_step()
+            if self._own_loads is not None:
+                self._own_loads.end_in_vain(self._progress.number, self._progress.batches - 1)
             raise StopIteration
         place, index = self._drawn[0]
         batch, error = self._loaded(place, index)
@@ -537,10 +545,7 @@ class _Ahead(_BaseDataLoaderIter):
     def _loaded(self, place: tuple[int, int], index: Any) -> tuple[Any, Exception | None]:
         """Return a batch, or why it cannot be had."""
         if self._numbers_of(index) is None:
-            try:
-                return self._dataset_fetcher.fetch(index), None
-            except Exception as error:
-                return None, error
+            return self._loaded_here(place, index)
         while True:
             try:
                 made, reason = self._feed.take(place)
@@ -559,6 +564,27 @@ class _Ahead(_BaseDataLoaderIter):
         batch, is_pinned = made
         if self._pin_memory and not is_pinned:
             batch = _pinned(batch, self._pin_memory_device)
+        return batch, None
+
+    def _loaded_here(self, place: tuple[int, int], index: Any) -> tuple[Any, Exception | None]:
+        """Return a batch that the thread of the training loads, or why it cannot be had."""
+        self._feed.end_step()
+        if self._own_loads is None:
+            self._own_loads = _own_loads_among(self._all_own_loads, self._dataset)
+            if self._own_loads is not None:
+                self._own_loads.begin(self._dataset_fetcher)
+                self._own_loads.ask()
+        own = self._own_loads
+        if own is not None:
+            own.load()
+        try:
+            batch = self._dataset_fetcher.fetch(index)
+        except Exception as error:
+            if own is not None:
+                own.end_in_vain(*place)
+            return None, error
+        if own is not None:
+            own.end(self, *place, None)
         return batch, None
 
     def _numbers_of(self, index: Any) -> list[int] | None:
