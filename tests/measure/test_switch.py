@@ -191,30 +191,79 @@ def test_the_only_loader_of_each_rank_counts_whatever_its_steps_and_of_several_t
     assert "of 6 loaders, 3 are replaced" in " ".join(both.notes)
 
 
-def test_what_a_command_did_is_summed_up_though_a_switch_cannot_be_predicted(
+def test_what_a_command_did_is_summed_up_whatever_a_switch_would_bring(
     image_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, machine = tmp_path / "run", tmp_path / "machine.toml"
+    """The source is not there; then it is, and one of Penstock's own loaders began before the other."""
+    run, machine, folder = tmp_path / "run", tmp_path / "machine.toml", image_folder(images=32)
     machine.write_text(MACHINE)
-    write(tmp_path / "0.trace", watched_run(image_folder(images=32), Clock()), 4)
+    write(tmp_path / "0.trace", watched_run(folder, Clock()), 4)
+    watch_it = ["watch", "--machine", str(machine), "--json", "--out"]
+
     words = [
-        "watch",
-        "--out",
+        *watch_it,
         str(run),
         "--source",
         str(tmp_path / "none"),
-        "--machine",
-        str(machine),
-        "--json",
+        "--",
+        "cp",
+        str(tmp_path / "0.trace"),
+        str(run),
     ]
-
-    assert main([*words, "--", "cp", str(tmp_path / "0.trace"), str(run)]) == 0
+    assert main(words) == 0
 
     found = capsys.readouterr()
     data = json.loads(found.out)
     assert data["switch"] is None
     assert data["verdict"] is not None
-    assert "what a switch would bring is not known" in found.out + found.err
+    assert "what a switch would bring is not known" in found.err
+    transforms, own = (Resize(SIDE), ToTensor()), tmp_path / "own.trace"
+    with Loader(
+        folder,
+        batch_size=8,
+        epochs=1,
+        transforms=transforms,
+        memory="16 MiB",
+        machine=machine,
+        trace=own,
+        report=None,
+    ) as loader:
+        next(iter(loader))
+    both = tmp_path / "both"
+    words = [
+        *watch_it,
+        str(both),
+        "--source",
+        str(folder),
+        "--",
+        "cp",
+        str(own),
+        str(tmp_path / "0.trace"),
+        str(both),
+    ]
+    assert main(words) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["switch"]["steps"] == 4
+    assert "own.trace is Penstock's already, and is left out of both sides" in data["switch"]["notes"]
+    assert [part.name for part in open_run(both).parts] == ["own.trace", "0.trace"]
+    words = [
+        "explain",
+        str(both),
+        "--source",
+        str(folder),
+        "--machine",
+        str(machine),
+        "--memory",
+        "64MiB",
+        "--json",
+    ]
+    assert main(words) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["switch"]["steps"] == 4
+    assert len(data["changes"]) == 3
+    assert "0.trace is not replayed and counts as it was: it is another loader" in " ".join(data["notes"])
+    assert main(["explain", str(tmp_path / "0.trace"), "--memory", "64MiB"]) == 0
+    assert "have no effect" in capsys.readouterr().out
 
 
 def test_what_a_switch_needs_and_the_run_does_not_say_is_named(

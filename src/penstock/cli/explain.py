@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.loader.config import LoaderArguments
     from penstock.measure.explain import Explanation
     from penstock.measure.outlook import Outlook
+    from penstock.measure.recorded import Run
     from penstock.measure.replay import Change
     from penstock.measure.switch import Switch
     from penstock.store import Source
@@ -80,32 +81,23 @@ def _explain(options: argparse.Namespace) -> None:
         from penstock.measure.calibrate import calibrate
 
         asked = replace(asked, machine=calibrate(source))
-    outlook, switch, notes = None, None, list(found.notes)
-    meta, changes = run.outline.meta, _changes(options, asked)
-    is_foreign = "watched" in meta
-    if is_foreign and source is not None:
-        from penstock.measure.switch import predict_switch_of_run
-
-        with naming(options.trace):
-            try:
-                switch = predict_switch_of_run(run, source, **_arguments(asked))
-                notes += [str(switch), *switch.notes]
-            except ConfigError as error:
-                if run.loaders == 1:
-                    raise
-                notes.append(f"what a switch would bring is not known: {error}")
-    elif is_foreign:
+    outlook, notes, changes = None, list(found.notes), _changes(options, asked)
+    has_own = not all(run.watched)
+    with naming(options.trace):
+        switch, more = _switch(run, source, asked)
+    notes += more
+    if changes and source is None and not has_own:
         notes.append(
-            "what Penstock's loader would make of this run: add --source FOLDER --machine FILE, which penstock "
-            "calibrate writes"
+            "none of its loaders is Penstock's, to be replayed: without --source, --memory, --readers, --decoders and "
+            "--machine have no effect"
         )
-    elif run.outline.left_out.spans and not changes:
+    if has_own and run.outline.left_out.spans and not changes:
         notes.append(
             "what a change would bring is tried for a long run where asked: --memory, --readers, --machine"
         )
     with naming(options.trace):
         try:
-            if not is_foreign and (changes or not run.outline.left_out.spans):
+            if has_own and (changes or not run.outline.left_out.spans):
                 from penstock.measure.outlook import look_ahead
 
                 outlook = look_ahead(run, changes or None, found)
@@ -131,6 +123,27 @@ def _explain(options: argparse.Namespace) -> None:
     if not options.json:
         print_line(found.verdict)
     show(options, {**_values(found, outlook, notes), "switch": switch_values(switch)}, tables, notes)
+
+
+def _switch(run: Run, source: Source | None, asked: Change) -> tuple[Switch | None, list[str]]:
+    """Return what Penstock would make of other loaders' runs, and what is to say of it; None where all are ours."""
+    watched = run.watched
+    if not any(watched):
+        return None, []
+    if source is None:
+        return None, [
+            "what Penstock's loader would make of this run: add --source FOLDER --machine FILE, which penstock "
+            "calibrate writes"
+        ]
+    from penstock.measure.switch import predict_switch_of_run
+
+    try:
+        switch = predict_switch_of_run(run, source, **_arguments(asked))
+    except ConfigError as error:
+        if run.loaders == 1 and all(watched):
+            raise
+        return None, [f"what a switch would bring is not known: {error}"]
+    return switch, [str(switch), *switch.notes]
 
 
 def _describing(source: Source) -> Callable[[int], str]:

@@ -110,12 +110,14 @@ def _watch(options: argparse.Namespace) -> int:
 def _switch(run: Run | None, options: argparse.Namespace) -> tuple[Switch | None, list[str]]:
     """Return what Penstock's loader would make of the run of another, and why that is not known where it is asked for.
 
-    None without --source, or where the first loader is one of ours.
+    None without --source, or where all loaders are ours.
     """
     from penstock.measure.switch import predict_switch_of_run
 
-    if options.source is None or run is None or "watched" not in run.outline.meta:
+    if options.source is None:
         return None, []
+    if run is None or not any(run.watched):
+        return None, ["no other loader in penstock.watch() recorded: --source and --machine have no effect"]
     try:
         return predict_switch_of_run(run, options.source, machine=options.machine), []
     except (PenstockError, OSError) as error:  # the sums are worth more than this

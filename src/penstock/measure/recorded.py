@@ -90,10 +90,20 @@ class Run:
         return loaders or [[Part(self.outline, self.spans, self.ids, self.trace)]]
 
     @property
+    def watched(self) -> list[bool]:
+        """Of each loader, whether it is not Penstock's, but another one in `penstock.watch`."""
+        return [is_watched(part) for of_rank in self.of_ranks() for part in of_rank]
+
+    @property
     def sources(self) -> list[str]:
         """What its loaders read, each once."""
         found = (part.outline.meta.get("source") for part in self.parts)
         return list(dict.fromkeys(str(source) for source in found if source))
+
+
+def is_watched(part: Part) -> bool:
+    """Whether a part is of a loader that is not Penstock's, but another one in `penstock.watch`."""
+    return "watched" in part.outline.meta
 
 
 def _read(outline: Trace, parts: Sequence[Part]) -> Trace:

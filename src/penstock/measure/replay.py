@@ -215,6 +215,10 @@ def replay_of(trace: Trace) -> Replay:
     meta = trace.meta
     if np.unique(trace.spans["rank"]).size > 1:
         raise ConfigError("a run of several ranks is replayed rank by rank: give the trace of one of them")
+    if "watched" in meta:
+        raise ConfigError(
+            "it is another loader, in penstock.watch: penstock explain --source says what Penstock's would make of it"
+        )
     waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
     if not waits.size:
         raise ConfigError("no batch was consumed in the recorded run, so there is nothing to predict")

@@ -18,7 +18,7 @@ from penstock.loader.setup import read_machine
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Machine
 from penstock.measure.calibrate import decode_rate
-from penstock.measure.recorded import Run, listed
+from penstock.measure.recorded import Run, is_watched, listed
 from penstock.store import Numeric, Source, open_source
 from penstock.store.calls import Calls
 from penstock.trace import NO_STEP, Kind, Trace
@@ -27,6 +27,11 @@ from penstock.units import format_ratio, format_seconds
 #: Channels of a batch of images.
 _CHANNELS = (1, 3)
 _DTYPES = ("float32", "float16", "bfloat16", "uint8")
+#: Why nothing is said of a trace.
+_NOT_WATCHED = (
+    "the trace is not one of a loader in penstock.watch, from which a batch came: for one of a Penstock loader "
+    "penstock explain says what a change would bring"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +84,22 @@ def predict_switch_of_run(
 
     Of a rank's only loader it is taken for granted that it reads the source. Of several, those count whose epochs have
     as many steps as ones of the source, each replaced by a loader of its own: their times are added. Of several ranks,
-    the one that took longest counts.
+    the one that took longest counts. Penstock's own loaders are left out.
     Raises: as `predict_switch`; ConfigError if no loader counts.
     """
-    opened, ranks = _opened(source), run.of_ranks()
-    loaders = [part for of_rank in ranks for part in of_rank]
-    if len(loaders) == 1:
-        return _predicted(run.trace(), opened, arguments)[0]
+    opened, of_ranks = _opened(source), run.of_ranks()
+    own = [part.name for of_rank in of_ranks for part in of_rank if not is_watched(part)]
+    loaders = [part for of_rank in of_ranks for part in of_rank if is_watched(part)]
+    if not loaders:
+        raise ConfigError(_NOT_WATCHED)
+    if len(loaders) == 1 and not own:
+        return _predicted(loaders[0].recorded(), opened, arguments)[0]
     switches: list[Switch] = []
     given, left_out = arguments, []
+    ranks = [of_rank for of_rank in of_ranks if any(map(is_watched, of_rank))]
     for of_rank in ranks:
         of_loaders = []
-        for part in of_rank:
+        for part in filter(is_watched, of_rank):
             trace = part.recorded()
             if _has_steps(trace) and (len(of_rank) == 1 or _is_of(trace, opened)):
                 switch, machine = _predicted(trace, opened, given)
@@ -113,6 +122,8 @@ def predict_switch_of_run(
         )
     if left_out:
         notes.append(f"{listed(left_out)} has other epochs than this source, and is left out of both sides")
+    if own:
+        notes.append(f"{listed(own)} is Penstock's already, and is left out of both sides")
     if len(ranks) > 1:
         notes.append(f"of {len(ranks)} ranks, this is the one that took longest")
     return replace(found, notes=tuple(notes))
@@ -177,10 +188,7 @@ def _steps_of(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
     steps = spans[spans["kind"] == Kind.STEP]
     if "watched" not in trace.meta or not waits.size or waits.size != steps.size:
-        raise ConfigError(
-            "the trace is not one of a loader in penstock.watch, from which a batch came: for one of a Penstock loader "
-            "penstock explain says what a change would bring"
-        )
+        raise ConfigError(_NOT_WATCHED)
     waits, steps = (each[np.argsort(each["start"], kind="stable")] for each in (waits, steps))
     own: NDArray[np.float64] = steps["end"] - steps["start"]
     # A pause between epochs, an evaluation say, is time in which a loader reads ahead.
