@@ -1026,8 +1026,7 @@ def test_hdfs_native_gets_texts_alone_and_its_errors_are_told_apart(monkeypatch:
 def test_files_of_hdfs_are_read_by_hdfs_native_without_java(
     tmp_path: Path, interpreters: Interpreters
 ) -> None:
-    """With PyPI's `hdfs-native`; in a process of its own, as the driver's threads stay."""
-    pytest.importorskip("hdfs_native")
+    """In a process of its own, as the driver's threads stay."""
     program = "import sys; from tests.store import test_remote as t; t.check_hdfs(t.Path(sys.argv[1]))"
     done = interpreters.run(program, str(tmp_path))
     assert done.returncode == 0, done.stderr
