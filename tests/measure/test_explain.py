@@ -398,6 +398,21 @@ def test_processes_that_do_not_know_their_ranks_are_told_apart_where_they_ran_at
     assert trace.choices == {0: "later", 1: "known", 2: "store"}
     assert "2 processes recorded at once as rank 0" in run.notes[0]
     assert "rank 0 process 11 of a, 2 process 12 of a. To have" in run.notes[0]
+    # One of them, and one that began first, know theirs when they make another loader.
+    write("first", 15, 0)
+    write("first knows", 15, 9, rank=3)
+    write("beside knows", 12, 9, rank=4)
+    run = open_run(tmp_path)
+    assert {part.name: part.rank for part in run.parts if part.rank != 1} == {
+        "early.trace": 0,
+        "later.trace": 0,
+        "first.trace": 3,
+        "first knows.trace": 3,
+        "beside.trace": 4,
+        "beside knows.trace": 4,
+        "store.trace": 4,
+    }
+    assert run.notes[0].endswith("knew later: rank 4 process 12 of a, 3 process 15 of a")
 
 
 def test_a_run_in_which_nobody_waited_is_refused() -> None:

@@ -257,6 +257,7 @@ def _told_apart(
 ) -> tuple[list[_File], tuple[str, ...]]:
     """Give processes that recorded at once as one rank ranks of their own, in the order in which they began.
 
+    One that knew its rank later, when it made other loaders, has been that rank from the first.
     Those of which one began after the other had ended are that rank, one after the other.
     """
     processes: dict[tuple[int, tuple[str, int]], list[_File]] = {}
@@ -267,6 +268,7 @@ def _told_apart(
     several = [rank for rank in sorted(ranks) if sum(of == rank for of, _ in processes) > 1]
     unused = (number for number in itertools.count() if number not in ranks)
     taken: dict[tuple[int, tuple[str, int]], int] = {}
+    learned: dict[tuple[str, int], int] = {}
     notes = []
     for rank in several:
         times = sorted(
@@ -278,6 +280,12 @@ def _told_apart(
             for key, mine in processes.items()
             if key[0] == rank
         )
+        if rank == 0 and any(begin < end for (_, end, _), (begin, _, _) in itertools.pairwise(times)):
+            for *_, (_, who) in times:
+                others = {of for of, process in processes if process == who} - {0}
+                if len(others) == 1:
+                    learned[who] = others.pop()
+            times = [each for each in times if each[2][1] not in learned]
         #: Of each rank that they are taken for: when its latest process ended, and its number.
         lanes: list[tuple[float, int]] = []
         names = []
@@ -295,6 +303,12 @@ def _told_apart(
                 f"apart by process, in the order in which they began: rank {listed(names)}. To have their own, start "
                 "them by a launcher such as torchrun, or call torch.distributed.init_process_group first"
             )
+    if learned:
+        named = [f"{rank} process {process} of {host}" for (host, process), rank in sorted(learned.items())]
+        notes.append(
+            f"processes that recorded as rank 0 at first are the ranks that they knew later: rank {listed(named)}"
+        )
+    taken |= {(0, who): taken.get((rank, who), rank) for who, rank in learned.items()}
     moved = [
         each if each.process is None else each._replace(rank=taken.get((each.rank, each.process), each.rank))
         for each in files
