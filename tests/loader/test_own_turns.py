@@ -13,6 +13,7 @@ from tests.for_each import for_each
 from torch.utils.data import default_collate
 
 import penstock.torch
+from penstock.flow.engine import MADE
 from penstock.loader.own_thread import Turns
 from penstock.trace import Kind, read_trace
 from penstock.trace.schema import CONSUMER
@@ -115,7 +116,11 @@ def test_batches_of_either_are_the_same_in_the_same_order_and_a_resumed_run_has_
     with load(Texts(), Alternating()) as loader:
         batches = iter(loader)
         begun = [plain(next(batches)) for _ in range(7)]  # of which the training makes the fourth and others
-        state = loader.state_dict()
+        state, beside = loader.state_dict(), loader._setup.beside
+        assert MADE in beside._slots
+        for _ in range(4):
+            next(batches)
+        assert MADE not in beside._slots, "threads have a turn"
     with load(Texts(), Alternating(), state=state) as loader:
         assert begun + all_of(loader) == expected
 
@@ -149,6 +154,43 @@ def test_what_the_training_makes_is_in_the_trace_and_what_it_set_for_its_thread_
         assert own[own["kind"] == kind]["samples"].sum() == COUNT - 3 * 8
     assert (own["kind"] == Kind.WAIT).sum() == rest + 4
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-watch"]
+
+
+class Normalized:
+    """Numbers divided by what PyTorch's sum over many of them says; notes how many threads had a part in it."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.threads.add(torch.get_num_threads())
+        values = torch.rand(50_000, generator=torch.Generator().manual_seed(index))
+        return ((values - values.mean()) / values.std())[:5]
+
+
+@for_each(("is_plain",), [(True,), (False,)])
+def test_a_sum_has_the_same_bits_whoever_makes_the_batch(is_plain: bool) -> None:
+    usual, elsewhere, data = torch.get_num_threads(), list[int](), Normalized()
+    torch.set_num_threads(4)
+    try:
+        with load(Normalized(), workers="threads", epochs=1, ragged=()) as loader:
+            expected = [batch.tolist() for batch in loader]
+        with (
+            load(data, Alternating(), epochs=1, ragged=()) as loader,
+            torch.autocast("cpu", enabled=not is_plain),
+        ):
+            data.threads.clear()  # the example's is the training's
+            assert [batch.tolist() for batch in loader] == expected
+        assert data.threads == {1}
+        new = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        new.start()
+        new.join()
+        assert [torch.get_num_threads(), *elsewhere] == [4, 4]
+    finally:
+        torch.set_num_threads(usual)
 
 
 @for_each(

@@ -293,6 +293,19 @@ def test_no_process_starts_where_none_can_help(
     assert switch._starting is None
 
 
+@for_each(("cannot_help", "is_starting"), [(True, False), (False, False), (True, True)])
+def test_threads_have_all_of_the_work_only_where_no_process_starts_and_none_does_from_there_on(
+    cannot_help: bool, is_starting: bool
+) -> None:
+    busy: Any = Busy()
+    switch = switching.Switching(busy, busy, lambda count: busy.processes, print, cpus=2, samples=np.inf)
+    switch._cannot_help, switch._starting = cannot_help, threading.Thread() if is_starting else None
+
+    is_left = switch.pause_if_left_to_threads()
+
+    assert is_left == switch.is_paused == (cannot_help and not is_starting)
+
+
 NO_LOAD: Any = None
 ONE = np.zeros(1, np.int64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class FrontEnd:
     reducers: what pickles some types for another process, see `penstock.flow.channel`.
     begin_thread: what each thread that decodes does first.
     is_plain_thread: whether nothing is set for the calling thread that changes what a data set's code computes in it.
+    as_workers: has the calling thread compute as those do that `begin_thread` was called in, while it lasts.
     device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
     device: where batches are copied to, by one loader; None where they stay in their slots.
     pinning: locks the memory of its slots; None where it stays as it is.
@@ -81,6 +83,7 @@ class FrontEnd:
     device: BatchDevice | None = None
     pinning: Pinning | None = None
     is_plain_thread: Callable[[], bool] = _is_plain
+    as_workers: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 #: Batches as they are: NumPy arrays.

@@ -282,7 +282,8 @@ class Loader:
             setup.decoder.fields,
             self._switching,
             report,
-            front_end.is_plain_thread,
+            front_end,
+            setup.beside,
             batch_bytes=None if setup.collates else batch_bytes,
         )
 

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.flow.engine import Engine, StagedBatch
+from penstock.flow.engine import MADE, Engine, StagedBatch
 from penstock.flow.staging import Field
+from penstock.loader.beside import Beside
+from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
 
@@ -151,7 +153,8 @@ class OwnThread:
     plan: whose epochs are all equally long. fields: of the arrays of a batch.
     batch_bytes: of several batches that may be made together; None where they are made one by one.
     switching: whether processes load; it does not look at threads while they take turns with this.
-    is_plain: whether the calling thread computes as those that load do, by what a framework has set for it.
+    front_end: of the framework, which says how threads compute.
+    beside: what batches have beside their arrays.
     """
 
     def __init__(
@@ -162,22 +165,26 @@ class OwnThread:
         fields: Sequence[Field],
         switching: Switching,
         report: Callable[[str], None],
-        is_plain: Callable[[], bool],
+        front_end: FrontEnd,
+        beside: Beside | None,
         *,
         batch_bytes: int | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan, self._rank, self._engine, self._fields = plan, rank, engine, tuple(fields)
-        self._switching, self._is_plain, self._clock = switching, is_plain, clock
-        self._turns = Turns(lambda: switching.leaves_it_to_threads and is_plain(), report)
+        self._switching, self._front_end, self._beside, self._clock = switching, front_end, beside, clock
+        self._turns = Turns(
+            lambda: front_end.is_plain_thread() and switching.pause_if_left_to_threads(), report
+        )
         #: (epoch, step) before which batches are made here; when the last batch was given.
         self._until = (0, 0)
         self._given: float | None = None
         #: From the plan: a place, the samples of the steps from there on, and what follows these.
         self._first, self._ids = (0, 0), np.empty((0, 0), np.int64)
         self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
-        #: What was made and not taken, by place; how long a sample took.
+        #: What was made and not taken, by place; whether anything was in this turn; how long a sample took.
         self._ready: dict[tuple[int, int], StagedBatch] = {}
+        self._has_made = False
         self._sample_seconds = math.inf
         self._most_steps = 1 if batch_bytes is None else max(1, _TOGETHER_BYTES // max(1, batch_bytes))
 
@@ -190,6 +197,8 @@ class OwnThread:
         """Return a batch; see `Engine.take`."""
         place, asked = (epoch, step), self._clock()
         is_own = place < self._until
+        if self._has_made and not is_own:  # the last one was handed out
+            self._forget_made()
         staged = self._made(place) if is_own else self._engine.take(epoch, step)
         given, last = self._clock(), self._given
         between = 0.0 if last is None else asked - last
@@ -202,6 +211,12 @@ class OwnThread:
         if is_paused != self._switching.is_paused:
             self._switching.pause(is_paused)
         return staged
+
+    def _forget_made(self) -> None:
+        self._has_made = False
+        self._ready.clear()
+        if self._beside is not None:
+            self._beside.drop(MADE)
 
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
@@ -220,7 +235,12 @@ class OwnThread:
         arrays = tuple([np.empty((samples.size, *field.shape), field.dtype) for field in self._fields])
         begin = self._clock()
         make = partial(self._engine.make, *place, len(steps), samples, arrays)
-        made = make() if self._is_plain() else _in_new_thread(make)
+        self._has_made = True
+        if self._front_end.is_plain_thread():
+            with self._front_end.as_workers():
+                made = make()
+        else:
+            made = _in_new_thread(self._front_end.begin_thread, make)
         # A thread that other programs kept from the processors is no slower for long.
         self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
         self._ready = {(each.epoch, each.step): each for each in made}
@@ -240,12 +260,13 @@ class OwnThread:
         return self._ids[begin : begin + max(1, count)]
 
 
-def _in_new_thread(make: Callable[[], list[StagedBatch]]) -> list[StagedBatch]:
-    """Return what is made in a thread for which nobody has set anything."""
+def _in_new_thread(begin: Callable[[], None], make: Callable[[], list[StagedBatch]]) -> list[StagedBatch]:
+    """Return what is made in a thread for which nobody has set anything. begin: see `FrontEnd.begin_thread`."""
     made: list[Any] = []
 
     def run() -> None:
         try:
+            begin()
             made.append(make())
         except BaseException as error:  # raised again in the thread that waits
             made.append(error)

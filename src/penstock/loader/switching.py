@@ -97,10 +97,14 @@ class Switching(FetcherOver):
         """Judge by what the engine shows that calls this."""
         self._engine = weakref.ref(engine)
 
-    @property
-    def leaves_it_to_threads(self) -> bool:
-        """Whether threads load, and no process will by what is known now."""
-        return (self._is_settled and not self._in_use) or (self._cannot_help and self._starting is None)
+    def pause_if_left_to_threads(self) -> bool:
+        """Look at nothing from here on if threads load and no process will by what is known now; return whether so."""
+        with self._looking:
+            is_left = (self._is_settled and not self._in_use) or (
+                self._cannot_help and self._starting is None
+            )
+            self.is_paused = self.is_paused or is_left
+        return is_left
 
     def pause(self, is_paused: bool) -> None:
         """Look at nothing from here on, as threads do not do all of the work; or begin anew to look."""

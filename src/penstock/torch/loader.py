@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast, final
@@ -152,6 +153,8 @@ def _device_event() -> Callable[[], DeviceEvent | None] | None:
 
 
 _intra_op = threading.Lock()
+#: Of each thread that is in `_as_workers`, how many threads its operations have otherwise.
+_usual: dict[int, int] = {}
 
 
 def _compute_alone() -> None:
@@ -165,7 +168,8 @@ def _compute_alone() -> None:
     there is no other thread, and nothing is set.
     """
     with _intra_op:
-        usual = torch.get_num_threads()  # the first operation would ask, too, and set this thread back
+        found = torch.get_num_threads()  # the first operation would ask, too, and set this thread back
+        usual = next(iter(_usual.values()), found)
         is_set = threading.Event()
 
         def restore() -> None:
@@ -180,6 +184,27 @@ def _compute_alone() -> None:
         torch.set_num_threads(1)
         is_set.set()
         restoring.join()
+
+
+@contextmanager
+def _as_workers() -> Iterator[None]:
+    """Have the calling thread run PyTorch's operations by itself for a while: a sum by several has other last bits.
+
+    A thread that asks for its number for the first time meanwhile, and is none of a loader's, has one from then on.
+    """
+    me, usual = threading.get_ident(), torch.get_num_threads()
+    if usual == 1:
+        yield
+        return
+    try:
+        with _intra_op:
+            _usual[me] = usual
+            torch.set_num_threads(1)
+        yield
+    finally:
+        with _intra_op:
+            torch.set_num_threads(usual)
+            _usual.pop(me, None)
 
 
 def _is_plain_thread() -> bool:
@@ -276,6 +301,7 @@ TORCH = FrontEnd(
     _device_event,
     {torch.Tensor: _reduced},
     is_plain_thread=_is_plain_thread,
+    as_workers=_as_workers,
 )
 
 
