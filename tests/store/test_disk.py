@@ -249,6 +249,24 @@ class TestDamage:
         assert found_in(tier) == dict(enumerate(others))
         assert not tier.mismatches
 
+    def test_many_that_are_evicted_are_noted_with_one_write(
+        self, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tier = reopen()
+        put_all(tier)
+        writes, write = list[int](), os.write
+
+        def noted(file: int, content: bytes) -> int:
+            writes.append(file)
+            return write(file, content)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", noted)
+            tier.evict(np.arange(3))
+
+        assert writes == [tier._index]
+        assert set(found_in(reopen())) == set(range(3, SIZES.size))
+
     def test_an_index_that_is_cut_off_anywhere_loses_only_what_is_cut(self, reopen: Reopen) -> None:
         tier = reopen()
         put_all(tier)

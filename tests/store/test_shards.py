@@ -660,6 +660,16 @@ def test_a_shard_that_is_replaced_is_read_as_it_was_while_it_is_open(tmp_path: P
         TarShards(shard, catalog=source.catalog).read(0)
 
 
+def test_a_class_of_ones_own_takes_its_catalog_and_that_of_the_class_it_is_made_from(tmp_path: Path) -> None:
+    class Mine(TarShards):
+        pass
+
+    shard = write(tmp_path / "a.tar", {"a.jpg": b"1"})
+
+    for opener in (Mine, TarShards):
+        assert Mine(shard, catalog=opener(shard).catalog).read(0) == b"1"
+
+
 def test_few_descriptors_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "_MOST_OPEN", 5)
     for number in range(40):

@@ -187,7 +187,7 @@ class DiskTier:
                 raise OSError(errno.EIO, "it was cut off")
             _write_all(file, content.data, begin)
             checksum = xxhash.xxh3_64_intdigest(content.data)
-            self._append(sample, begin, content.size, checksum)
+            self._append(_entries(ids, begin, content.size, checksum))
         except OSError as error:
             self._places.drop(ids)
             self._stop_writing(error)
@@ -361,18 +361,17 @@ class DiskTier:
 
     def _note_gone(self, ids: Ids) -> None:
         """Have later runs not look for samples."""
-        for sample in ids.tolist():
+        if ids.size:
             with contextlib.suppress(OSError):  # then its place will be another's, and its checksum wrong
-                self._append(sample, -1, 0, 0)
+                self._append(_entries(ids, -1, 0, 0))
 
-    def _append(self, sample: int, begin: int, nbytes: int, checksum: int) -> None:
-        entry = np.zeros(1, _ENTRY)
-        entry["sample"], entry["begin"], entry["nbytes"], entry["checksum"] = sample, begin, nbytes, checksum
-        entry["check"] = _checks_of(entry, self._salt)
+    def _append(self, entries: NDArray[Any]) -> None:
+        """Write entries, without their `check` so far, in one piece: all of them or none."""
+        entries["check"] = _checks_of(entries, self._salt)
+        content = entries.tobytes()
         with self._lock:
             if self._index < 0:
                 raise ClosedError("this disk tier is closed; make a new one")
-            content = entry.tobytes()
             if (written := os.write(self._index, content)) != len(
                 content
             ):  # the disk is full: half an entry is none
@@ -563,6 +562,13 @@ def _read_header(index: int) -> dict[str, Any] | None:
         return None
     facts: dict[str, Any] = json.loads(content)
     return facts
+
+
+def _entries(ids: Ids, begin: int, nbytes: int, checksum: int) -> NDArray[Any]:
+    """Return entries that say the same of samples, whose `check` is left to be filled in."""
+    entries = np.zeros(ids.size, _ENTRY)
+    entries["sample"], entries["begin"], entries["nbytes"], entries["checksum"] = ids, begin, nbytes, checksum
+    return entries
 
 
 def _checks_of(entries: NDArray[Any], salt: np.uint64) -> NDArray[np.uint64]:

@@ -112,17 +112,18 @@ def catalog_of(
     lister: Lister,
     objects: Objects | None,
     listing: ListingArguments,
+    kinds: Collection[str] = (),
 ) -> Catalog:
     """Return the catalog of a data set: one that is given, or kept and as far as it is still right, else a new one.
 
-    opener, extensions: see `CatalogKey`. objects: what reads addresses.
+    opener, extensions: see `CatalogKey`. objects: what reads addresses. kinds: of catalogs that may be given, besides.
     Raises: TypeError for another argument of a listing, ConfigError for another word as refresh, or what is no catalog
         of such a source; what `lister` raises.
     """
     if unknown := listing.keys() - ListingArguments.__annotations__:
         raise TypeError(f"{opener.partition('(')[0]} takes no argument {min(unknown)!r}")
     if (given := listing.get("catalog")) is not None:
-        _check_given(given, opener)
+        _check_given(given, opener, kinds)
         return given
     refresh, calls = listing.get("refresh", "auto"), listing.get("calls") or Calls()
     check_refresh(refresh)
@@ -147,7 +148,7 @@ def catalog_of(
     return catalog
 
 
-def _check_given(catalog: object, opener: str) -> None:
+def _check_given(catalog: object, opener: str, kinds: Collection[str]) -> None:
     """Raise ConfigError unless it is a catalog that this opener can take."""
     if not isinstance(catalog, Catalog):
         raise ConfigError(
@@ -155,7 +156,7 @@ def _check_given(catalog: object, opener: str) -> None:
             'have the data set listed, with refresh="full" to list it anew'
         )
     kind = opener.partition("(")[0]
-    if kind not in ("open_source", catalog.kind):
+    if kind not in ("open_source", catalog.kind) and catalog.kind not in kinds:
         raise ConfigError(
             f"catalog is of {catalog.kind}, and {kind} cannot take it: give one of {kind}, or none"
         )

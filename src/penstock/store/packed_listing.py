@@ -69,7 +69,8 @@ class CataloguedFiles(PackedFiles):
         objects = objects_of(place, listing.get("storage_options"))
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         opener = f"{type(self).__name__}({given})"
-        catalog = catalog_of(opener, place, endings, list_anew, objects, listing)
+        names = [kind.__name__ for kind in type(self).__mro__]
+        catalog = catalog_of(opener, place, endings, list_anew, objects, listing, kinds=names)
         assert catalog.packed is not None, "it is listed where samples lie"
         self.catalog, self.names = catalog, catalog.names
         self._starts = catalog.starts()
