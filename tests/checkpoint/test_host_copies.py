@@ -13,7 +13,8 @@ from tests.forking import Forks, Job
 from tests.ranks.jobs import torch_job, wait_for
 
 from penstock.checkpoint import SnapshotStore
-from penstock.errors import ConfigError
+from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.errors import ConfigError, DataError
 
 SCRIPT = Path(__file__).with_name("host_ranks.py")
 
@@ -109,3 +110,44 @@ def test_a_folder_that_holds_something_else_is_never_emptied(
     assert SnapshotStore(tmp_path / "memory", report=None).restore()["w"][0] == 1
     with pytest.raises(ConfigError, match=r"^host_copies is .*a folder of its own"):
         SnapshotStore(tmp_path / "a", host_copies=tmp_path / "a")
+
+
+def test_copies_of_another_store_are_never_restored_nor_removed(
+    tmp_path: Path, store: SnapshotStore, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a job of another store crashed, and its copies are left."""
+    store.save(1, state(1)).wait()
+    (foreign := tmp_path / "memory" / "of somebody").mkdir()
+    store.save(2, state(2)).wait()
+    with SnapshotStore(
+        tmp_path / "b", host_copies=tmp_path / "memory", codec="stored", report=lines.append
+    ) as other:
+        other.save(7, state(7)).wait()
+        assert any(f"holds copies of {tmp_path / 'a'}, and this is" in line for line in lines)
+
+        def fail(_: object) -> None:
+            raise DataError("the file system is gone")
+
+        monkeypatch.setattr(Catalog, "look", fail)
+        with pytest.raises(DataError, match="is gone"):
+            other.restore()
+    monkeypatch.undo()
+
+    assert [path.name for path in (tmp_path / "memory").glob("step-*")] == ["step-000000000002"]
+    spoil(tmp_path / "a")
+    assert store.restore()["w"][0] == 2
+    store.close()
+    assert list((tmp_path / "memory").iterdir()) == [foreign]
+
+
+def test_a_folder_to_which_others_may_write_is_refused(
+    tmp_path: Path, store: SnapshotStore, lines: list[str]
+) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory").chmod(0o777)
+
+    store.save(1, state(1)).wait()
+
+    assert any("others may write to it" in line for line in lines)
+    assert not list((tmp_path / "memory").iterdir())
+    store.close()

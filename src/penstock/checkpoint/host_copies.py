@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from penstock.checkpoint.files.manifest import folder_of
+from penstock.checkpoint.files.manifest import folder_of, step_of
 from penstock.checkpoint.files.parts import checksum_of
 from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.state.tensors import Bytes
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # of an extra
 _CHUNK_BYTES, _CHUNKS_AT_ONCE = 4 << 20, 4
 #: Of a link of which nothing is known; an answer is late after several times as long.
 _BYTES_PER_SECOND = 100e6
-#: A file of the folder: what has none is nobody's to empty.
+#: A file of the folder that says of which store the copies are: what has none is nobody's to empty.
 _MARK = ".host-copies"
 _NO_NEWS = np.empty(0, np.int64)
 
@@ -110,6 +110,7 @@ class HostCopies:
         self._tier = LocalTier(folder)
         self._path = self._tier.path
         self._store, self._ranks, self._report = catalog, ranks, report
+        self._address = _address_of(catalog)
         #: Of the folder alone: what to restore from, once `gather` has found something.
         self.catalog = Catalog([self._tier])
         self._has_copied = False
@@ -153,7 +154,7 @@ class HostCopies:
 
     def remove(self) -> None:
         """Remove what this store has copied; never fails."""
-        if self._has_copied:
+        if self._has_copied and self._said_in_mark() == self._address:
             self._keep_only(set())
             with suppress(OSError):
                 (self._path / _MARK).unlink(missing_ok=True)
@@ -184,17 +185,39 @@ class HostCopies:
         return held
 
     def _made(self) -> os.stat_result:
-        """Make the folder if it is missing, and return what it is. Raises: DataError if it is not for copies."""
+        """Make the folder if it is missing, and return what it is.
+
+        Raises: DataError if it is not for copies of this store.
+        """
         with named_errors(self._path):
             self._path.mkdir(0o700, parents=True, exist_ok=True)
-            status, there = self._path.stat(), set(os.listdir(self._path))
-            if status.st_uid != os.geteuid() or (there and _MARK not in there):
+            status, there = self._path.stat(), os.listdir(self._path)
+            is_other = _MARK not in there and any(not name.startswith(_MARK) for name in there)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022 or is_other:
                 raise DataError(
-                    f"{self._path} is another user's, or holds something else, and what holds copies is emptied: name "
-                    "an empty folder of your own, or one that is not there"
+                    f"{self._path} is another user's, or others may write to it, or it holds something else, and what "
+                    "holds copies is emptied: name an empty folder of your own, or one that is not there"
                 )
-            (self._path / _MARK).touch()
+            if _MARK not in there:
+                unfinished = self._path / f"{_MARK}-{secrets.token_hex(4)}"
+                try:
+                    unfinished.write_bytes(self._address)
+                    unfinished.rename(self._path / _MARK)
+                finally:
+                    unfinished.unlink(missing_ok=True)
+            if (other := self._said_in_mark()) != self._address:
+                raise DataError(
+                    f"{self._path} holds copies of {os.fsdecode(other) or 'another store'}, and this is "
+                    f"{os.fsdecode(self._address)}: name another folder, or remove this one"
+                )
         return status
+
+    def _said_in_mark(self) -> bytes:
+        """Return of which store the folder holds copies; empty where it does not say."""
+        try:
+            return (self._path / _MARK).read_bytes()
+        except OSError:
+            return b""
 
     def _held(self, places: Sequence[_Place]) -> list[HeldSnapshot]:
         """Return what the host has of snapshots whose manifest is there; its first rank says so."""
@@ -222,6 +245,8 @@ class HostCopies:
         kept = {folder_of(step) for step in steps}
         with suppress(DataError):
             for folder in set(self._tier.folders()) - kept:
+                if step_of(folder) is None:
+                    continue  # somebody else's
                 shutil.rmtree(self._path / folder, ignore_errors=True)
 
     # -- What rank 0 decides ------------------------------------------------------------------------------------
@@ -259,7 +284,11 @@ class HostCopies:
             self._store.look()
         except DataError as error:
             name = self._store.tiers[-1].name
-            self._report(f"step {found.step} is the newest on the hosts; {name} cannot be listed: {error}")
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created_seconds))
+            self._report(
+                f"step {found.step}, saved {when}, is taken from the hosts' memory, the newest there of {name}, which "
+                f"may have a newer one and cannot be listed: {error}"
+            )
             return True
         steps = self._store.steps()
         if not steps or found.step != (steps[-1] if step is None else step):
@@ -411,6 +440,13 @@ def _chunks(peers: RemotePeers, source: int, chunks: Ids) -> Iterator[Bytes]:
             if waited_seconds > TIMEOUT_SECONDS:
                 raise error
             time.sleep(pause_seconds(waited_seconds))
+
+
+def _address_of(store: Catalog) -> bytes:
+    """Return what tells a store from others, whether or not it can be reached now."""
+    tier = store.tiers[-1]
+    # Links are not followed: where the file system is gone, nobody knows them.
+    return os.fsencode(os.path.abspath(tier.path) if isinstance(tier, LocalTier) else tier.name)
 
 
 def _write_all(file: Any, data: Bytes) -> None:
