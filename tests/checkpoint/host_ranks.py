@@ -29,7 +29,7 @@ folder, duty, hosts, kind = Path(sys.argv[1]), *sys.argv[2:5]
 
 
 def save() -> None:
-    """Save two snapshots, and be killed with all others."""
+    """Save two snapshots, and restore one between them; be killed with all others."""
     returned = threading.Event()
     copy, is_beside = HostCopies.copy, []
 
@@ -43,6 +43,10 @@ def save() -> None:
         returned.set()
         saving.wait()
         returned.clear()
+        if step == 1:
+            store.restore()
+            there = len(list((folder / f"memory of {hosts[rank]}").glob("step-*/part-*")))
+            assert there == size, "of the hosts' parts, each holds all while the job restores"
     assert all(is_beside), "a save returns before its state is copied to the hosts"
     ranks.all_gather("the end", None)
     os.kill(os.getpid(), signal.SIGKILL)

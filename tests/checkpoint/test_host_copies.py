@@ -13,6 +13,7 @@ from tests.forking import Forks, Job
 from tests.ranks.jobs import torch_job, wait_for
 
 from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.host_copies import HostCopies
 from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.errors import ConfigError, DataError
 
@@ -45,6 +46,8 @@ def test_a_job_that_was_killed_and_lost_a_host_restores_without_the_store(
 
     assert [[each["step"], each["whole"]] for each in reports] == [[2, True]] * 4
     assert "cannot be listed" in " ".join(reports[0]["lines"])
+    counts = [len(list((tmp_path / f"memory of {host}").glob("step-*/part-*"))) for host in "acd"]
+    assert counts == [6, 6, 6], "each host has all while the job restores"
 
 
 # -- One process ------------------------------------------------------------------------------------------
@@ -52,6 +55,13 @@ def test_a_job_that_was_killed_and_lost_a_host_restores_without_the_store(
 
 def state(step: int) -> dict[str, Any]:
     return {"w": np.arange(5000.0) + step}
+
+
+def slowly_changing(step: int) -> dict[str, Any]:
+    """Return a state of which a difference is much smaller than the whole."""
+    array = np.random.default_rng(0).random(300_000, dtype=np.float32)
+    array[: 10 * step] = step
+    return {"w": array}
 
 
 @pytest.fixture
@@ -150,4 +160,53 @@ def test_a_folder_to_which_others_may_write_is_refused(
 
     assert any("others may write to it" in line for line in lines)
     assert not list((tmp_path / "memory").iterdir())
+    store.close()
+
+
+def test_copies_that_are_damaged_or_were_left_half_written_are_made_anew(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    """A difference and its baseline are damaged: the save after the restore mends them."""
+    with SnapshotStore(tmp_path / "a", host_copies=tmp_path / "memory", report=lines.append) as store:
+        for step in (1, 2):
+            store.save(step, slowly_changing(step)).wait()
+        assert len(list((tmp_path / "memory").glob("step-*"))) == 2, "step 2 is a difference to step 1"
+        (part,) = (tmp_path / "memory" / "step-000000000001").glob("part-*")
+        whole = part.read_bytes()
+        spoil(tmp_path / "memory")
+        (left := part.with_name(f".{part.name}-0123")).touch()
+        assert store.restore()["w"][0] == 2
+
+        store.save(3, slowly_changing(3)).wait()
+
+        assert part.read_bytes() == whole
+        assert not left.exists()
+        lines.clear()
+        assert store.restore()["w"][0] == 3
+        assert not any("not restored" in line for line in lines)
+
+
+def test_what_a_copy_that_failed_left_goes_before_the_next_is_made(
+    tmp_path: Path, store: SnapshotStore, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it fills the memory. The last snapshot that is there in full stays until there is another one."""
+    store.save(1, state(1)).wait()
+    store.save(2, state(2)).wait()
+    (part,) = (tmp_path / "memory" / "step-000000000002").glob("part-*")
+    shutil.copytree(tmp_path / "a" / "step-000000000001", tmp_path / "memory" / "step-000000000001")
+    part.unlink()
+    seen = []
+
+    def full(*arguments: Any) -> None:
+        seen.append(sorted(path.name for path in (tmp_path / "memory").glob("step-*")))
+        raise DataError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostCopies, "_move", full)
+        store.save(3, state(3)).wait()
+
+    assert seen == [["step-000000000001"]]
+    assert any("no space" in line for line in lines)
+    store.save(4, state(4)).wait()
+    assert [path.name for path in (tmp_path / "memory").glob("step-*")] == ["step-000000000004"]
     store.close()

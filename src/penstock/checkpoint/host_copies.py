@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
@@ -74,19 +74,20 @@ class _File(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What rank 0 decided: which files, and who copies them."""
+    """What rank 0 decided: which files, and who copies them. kept: steps that stay while they do."""
 
     files: list[_File]
     copies: Copies
+    kept: list[int]
 
     @classmethod
     def read(cls, written: Any) -> _Plan:
         """Return a plan that was made JSON."""
-        files, own, pulls = written
-        return cls([_File(*each) for each in files], Copies(own, [Pull(*each) for each in pulls]))
+        files, own, pulls, kept = written
+        return cls([_File(*each) for each in files], Copies(own, [Pull(*each) for each in pulls]), kept)
 
     def write(self) -> list[Any]:
-        return [self.files, self.copies.own, self.copies.pulls]
+        return [self.files, self.copies.own, self.copies.pulls, self.kept]
 
 
 class _Place(NamedTuple):
@@ -114,6 +115,9 @@ class HostCopies:
         #: Of the folder alone: what to restore from, once `gather` has found something.
         self.catalog = Catalog([self._tier])
         self._has_copied = False
+        #: Steps of what was last gathered, and of copies that may be damaged: the next save makes these anew.
+        self._gathered: set[int] = set()
+        self._damaged: set[int] = set()
 
     def copy(self, step: int, uid: str) -> None:
         """Copy a snapshot that was just saved, and forget those that it does not need. What fails is reported."""
@@ -125,10 +129,12 @@ class HostCopies:
                 self._ranks.gather_then_decide(what, partial(self._held_cleaned, places, step, uid), decide)
             )
             self._has_copied = True
+            if self._is_first(places):
+                self._keep_only(set(plan.kept))
             self._move(what, places, plan)
             if self._is_first(places):
-                self._keep_only({file.step for file in plan.files})
-        except PenstockError as error:
+                self._keep_only({file.step for file in plan.files}, self._not_mine(places, plan))
+        except Exception as error:  # whatever it is: the snapshot is durable
             self._report(f"step {step} is not copied to {self._path}, on the hosts: {error}")
 
     def gather(self, step: int | None) -> int | None:
@@ -146,11 +152,20 @@ class HostCopies:
             found = self._ranks.gather_then_decide(what, partial(self._held, places), decide)
             if found is None:
                 return None
-            self._move(what, places, plan := _Plan.read(found))
+            plan = _Plan.read(found)
+            self._gathered = {file.step for file in plan.files}
+            self._move(what, places, plan)
         except PenstockError as error:
             self._report(f"nothing is restored from {self._path}, on the hosts: {error}")
             return None
         return plan.files[-1].step
+
+    def mark_damaged(self) -> None:
+        """Have the next save make those copies anew that were gathered last: a restore found some to be damaged.
+
+        Until then they stay: where the store cannot be read, those of other hosts may be whole.
+        """
+        self._damaged = self._gathered
 
     def remove(self) -> None:
         """Remove what this store has copied; never fails."""
@@ -177,12 +192,39 @@ class HostCopies:
         return _hosts_of(places)[self._ranks.rank] == self._ranks.rank
 
     def _held_cleaned(self, places: Sequence[_Place], step: int, uid: str) -> list[HeldSnapshot]:
-        """Return what the host has once what is of no use is removed: without a manifest, or another one of a step."""
+        """Return what the host has once what is of no use is removed.
+
+        That is what has no manifest, or another one of a step, what is damaged, and files that are not whole: no rank
+        of this host writes one yet, for none knows the plan.
+        """
         held = self._held(places)
         if self._is_first(places):
-            held = [each for each in held if each.step != step or each.uid == uid]
-            self._keep_only({each.step for each in held})
+            held = [
+                each
+                for each in held
+                if each.step not in self._damaged and (each.step != step or each.uid == uid)
+            ]
+            steps = {each.step for each in held}
+            self._keep_only(
+                steps, {f"{folder_of(one)}/{name}" for one in steps for name in self._unfinished(one)}
+            )
+        self._damaged = set()
         return held
+
+    def _unfinished(self, step: int) -> list[str]:
+        """Return names of files of a snapshot that a copy that was killed left."""
+        with suppress(OSError):
+            return [name for name in os.listdir(self._path / folder_of(step)) if name.startswith(".")]
+        return []
+
+    def _not_mine(self, places: Sequence[_Place], plan: _Plan) -> set[str]:
+        """Return the paths of a plan's files that this host would not have if it had copied all of them anew."""
+        hosts, files = _hosts_of(places), plan.files
+        anew = plan_copies(hosts, [file.part for file in files], dict.fromkeys(hosts, ()))
+        copied = [(rank, number) for rank, own in enumerate(anew.own) for number in own]
+        copied += [(pull.to, pull.file) for pull in anew.pulls]
+        mine = {number for rank, number in copied if hosts[rank] == self._ranks.rank}
+        return {file.path for number, file in enumerate(files) if number not in mine}
 
     def _made(self) -> os.stat_result:
         """Make the folder if it is missing, and return what it is.
@@ -241,13 +283,17 @@ class HostCopies:
         except OSError:
             return False
 
-    def _keep_only(self, steps: set[int]) -> None:
+    def _keep_only(self, steps: set[int], without: Collection[str] = ()) -> None:
+        """Remove other snapshots, and some files of these."""
         kept = {folder_of(step) for step in steps}
         with suppress(DataError):
             for folder in set(self._tier.folders()) - kept:
                 if step_of(folder) is None:
                     continue  # somebody else's
                 shutil.rmtree(self._path / folder, ignore_errors=True)
+        for path in without:
+            with suppress(OSError):
+                (self._path / path).unlink(missing_ok=True)
 
     # -- What rank 0 decides ------------------------------------------------------------------------------------
 
@@ -261,8 +307,11 @@ class HostCopies:
             files.append(_File(link.step, link.tier, MANIFEST, manifest.file_bytes, None))
             step_of[link.uid] = link.step
         hosts = _hosts_of(places)
-        held = _numbers_held(files, _held_by(hosts, offers), step_of)
-        return _Plan(files, plan_copies(hosts, [file.part for file in files], held)).write()
+        held_by = _held_by(hosts, offers)
+        # What copies that failed left is of no use, and would fill the memory.
+        before = restorable_chain((each for of_host in held_by.values() for each in of_host), None)
+        copies = plan_copies(hosts, [file.part for file in files], _numbers_held(files, held_by, step_of))
+        return _Plan(files, copies, [*step_of.values(), *(each.step for each in before)]).write()
 
     def _decide_gather(
         self, step: int | None, places: Sequence[_Place], offers: Sequence[Any]
@@ -276,7 +325,8 @@ class HostCopies:
             _File(each.step, 0, name, nbytes, None) for each in chain for name, nbytes in each.files.items()
         ]
         numbers = _numbers_held(files, held, {each.uid: each.step for each in chain})
-        return _Plan(files, Copies([[] for _ in hosts], plan_gathering(hosts, len(files), numbers))).write()
+        copies = Copies([[] for _ in hosts], plan_gathering(hosts, len(files), numbers))
+        return _Plan(files, copies, []).write()
 
     def _is_of_store(self, found: HeldSnapshot, step: int | None) -> bool:
         """Return whether the store has the same to restore, or cannot say what it has."""

@@ -387,6 +387,8 @@ class SnapshotStore:
             try:
                 return restore_by(self._copy_restorer, copied, fallback=False)
             except (FormatError, DataError) as error:
+                if isinstance(error, FormatError):
+                    copies.mark_damaged()
                 self._report(f"step {copied} is not restored from the hosts' memory: {error}")
         return restore_by(self._restorer, wanted, fallback=fallback)
 
