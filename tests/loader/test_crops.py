@@ -31,6 +31,7 @@ from penstock.loader.transforms import (
 )
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.ranks import alone
+from penstock.simulate import loading
 from penstock.store import ImageFolder, job_memory
 from penstock.store.disk import DiskTier, disk_tiers
 from penstock.store.group import Bytes, Failed, Ids
@@ -377,7 +378,12 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
     ],
 )
 def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the_others_as_stored(
-    alike: Path, tmp_path: Path, transforms: Any, keep: str, disk_bytes: int
+    alike: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transforms: Any,
+    keep: str,
+    disk_bytes: int,
 ) -> None:
     # Decoding takes longer than reading pixels.
     memory = replace(SMALL.storage[1], capacity_bytes=30_000)
@@ -403,10 +409,23 @@ def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the
 
     recorded: Any = read_trace(tmp_path / "run.trace").meta
     assert recorded["keep"]["disks"] == 1
-    if keep == "crops":  # how large pictures are, only those know who read one
-        config = LoaderConfig(
-            alike, transforms=transforms, keep=keep, batch_size=8, seed=5, decoders=2, **how
-        )
+    config = LoaderConfig(alike, transforms=transforms, keep=keep, batch_size=8, seed=5, decoders=2, **how)
+    # Of a disk's measured rate each part has its share.
+    measured = StorageClass("disk", disk_bytes, 2, Curve(((1, 4e8),)), backend="filesystem", path=str(disk))
+    known = replace(machine, storage=(*machine.storage, measured))
+    jobs = list[Any]()
+
+    def noted(job: Any, **arguments: Any) -> Any:
+        jobs.append(job)
+        return predict_job(job, **arguments)
+
+    predict_job = loading.predict
+    monkeypatch.setattr(loading, "predict", noted)
+    predict(config, known, step_seconds=1e-3)
+    rates = [each.read.at(1) for each in jobs[0].machine.storage[2:]]
+    assert len(rates) == (2 if keep == "crops" else 1)  # how large pictures are, only those know who read one
+    assert sum(rates) == pytest.approx(4e8)
+    if keep == "crops":
         assert predict(config, step_seconds=1e-3).meta["keep"] == recorded["keep"]
     places = [each.name for each in Machine.from_toml(recorded["machine"]).storage]
     assert places == ["staging", "memory", f"disk, {keep}", "disk"]

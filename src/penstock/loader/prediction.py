@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from penstock.compiling import Part
 from penstock.errors import ConfigError
 from penstock.loader.config import JOBS, LoaderConfig
 from penstock.loader.front_end import NUMPY
 from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
-from penstock.machine import Machine
+from penstock.machine import Machine, StorageClass
+from penstock.policy.forms import part_of
 from penstock.policy.loading import Job
 from penstock.simulate import loading
 from penstock.store.calls import Calls
@@ -91,12 +91,14 @@ def predict_run(
     on = setup.machine
     if given is not None:
         known = {each.path: each for each in given.storage if each.path is not None}
-        disks = [
-            replace(known.get(each.path or "", each), name=each.name, capacity_bytes=each.capacity_bytes)
-            for each in on.storage[1:]
-            if each.backend != "memory"
+        disks = [each for each in on.storage[1:] if each.backend != "memory"]
+        costed = [
+            part_of(known[each.path], each.name, each.capacity_bytes, _read_share(each, disks))
+            if each.path in known
+            else each
+            for each in disks
         ]
-        on = with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks, disks)
+        on = with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks, costed)
     sharing = setup.sharing
     return loading.predict(
         Job(
@@ -116,3 +118,13 @@ def predict_run(
         maps_peers=sharing is None or sharing.shared.is_mapped,
         held=setup.held,
     )
+
+
+def _read_share(part: StorageClass, disks: Sequence[StorageClass]) -> float:
+    """Return a part's share of what its disk gives: 1 for a whole one."""
+
+    def rate(each: StorageClass) -> float:
+        assert each.read is not None, "a disk has a read curve"
+        return each.read.at(1)
+
+    return rate(part) / sum(rate(each) for each in disks if each.path == part.path)

@@ -49,7 +49,7 @@ from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.policy import Extents, Placement
-from penstock.policy.forms import CropForm
+from penstock.policy.forms import STRAY, CropForm
 from penstock.store import MemoryTier, Source, labels_of
 from penstock.store.calls import Calls
 from penstock.store.pairs import masks_of
@@ -59,8 +59,6 @@ from penstock.store.write_behind import WriteBehind
 _LENGTHS = 7
 # Samples that are made twice, to see whether they are the same.
 _TWICE = 2
-# Of decoded pictures, and of a data set's samples, the first say how large they are: disks have so many times that.
-STRAY = 2.0
 
 
 class Samples(NamedTuple):

@@ -43,14 +43,14 @@ from penstock.loader.opened import (
 from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.ranks_memory import Sharing
 from penstock.loader.row_code import row_code
-from penstock.loader.samples import STRAY, Samples, pixels_bytes, samples_of_data_set, samples_of_source
+from penstock.loader.samples import Samples, pixels_bytes, samples_of_data_set, samples_of_source
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan
 from penstock.policy import Extents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES
-from penstock.policy.forms import CropForm, DiskPart, disk_parts
+from penstock.policy.forms import STRAY, CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, shared_by
 from penstock.store import Source
@@ -479,9 +479,8 @@ def _form_and_disks(
         return form, [], {}
     check_space(disks, int(sizes_bytes.max(initial=0)))
     if form is not None and all(each.backend == "filesystem" for each in disks):
-        more = STRAY if form.is_decoded else 1.0
-        larger = classes(int(more * form.bytes_for(sizes_bytes.size)))
-        if parts := disk_parts(form, larger, sizes_bytes, on, more):
+        larger = classes(int(form.space_share * form.bytes_for(sizes_bytes.size)))
+        if parts := disk_parts(form, larger, sizes_bytes, on):
             kept = {True: contents(samples.pixels, -1 if form.is_decoded else form.crop_bytes)}
             if has_space(parts, kept[True]):
                 if not parts[-1].is_in_form:
@@ -610,7 +609,7 @@ def _keep_bytes(
     if config.share != JOBS or form is None:
         return most_bytes
     # Beside pixels, whatever they turn out to take, are samples as stored.
-    return int(samples.sizes_bytes.sum() + (STRAY if form.is_decoded else 1.0) * most_bytes)
+    return int(samples.sizes_bytes.sum() + form.space_share * most_bytes)
 
 
 def _most_kept_bytes(machine: Machine | None, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:

@@ -35,6 +35,8 @@ PIXELS_SHARE = 0.35
 _PHOTOGRAPH_BYTES_PER_SECOND = 150e6
 #: A disk has some samples in a form and the others as stored where that saves this share of an epoch's waits, or more.
 _LEAST_SAVED_SHARE = 0.1
+#: Of decoded pictures, and of a data set's samples, the first say how large they are: disks have so many times that.
+STRAY = 2.0
 #: How many shares of the samples are tried.
 _SHARES_TRIED = 256
 
@@ -84,6 +86,11 @@ class CropForm:
     def left_share(self) -> float:
         """What using a kept sample takes, as a share of decoding it, beside writing a crop's bytes to the batch."""
         return PIXELS_SHARE if self.is_decoded else 0.0
+
+    @property
+    def space_share(self) -> float:
+        """What disks reserve for what they keep, over its bytes: pictures may turn out to be larger."""
+        return STRAY if self.is_decoded else 1.0
 
     def later_epochs(self, epoch: int, sample: int) -> int:
         """Return for how many epochs after this one a sample that is decoded now gets crops; K > 0.
@@ -206,7 +213,6 @@ def disk_parts(
     disks: Sequence[StorageClass],
     sizes_bytes: NDArray[np.int64],
     machine: Machine,
-    space_share: float = 1.0,
 ) -> list[DiskPart]:
     """Return which disks, or parts of them, have a form for all epochs, these first; none where all are best as stored.
 
@@ -217,7 +223,6 @@ def disk_parts(
     disks: with the bytes that each may have. sizes_bytes: int64[samples], as stored.
     machine: what memory keeps, and what decoding costs, by so many threads; a photograph's is taken where that was not
         measured.
-    space_share: as of `DiskPart`, where not all samples are in the form.
     """
     if form.epochs or not disks or not sizes_bytes.size:
         return []
@@ -244,17 +249,20 @@ def disk_parts(
     waits = np.maximum((read + stored) / rate, (stored + in_form * form.left_share) * each_byte)
     # At the edges of each part a sample may find no space.
     largest = int(sizes_bytes.max())
-    edges = len(disks) * (space_share * form.crop_bytes + largest)
-    waits[1:][(space_share * pixels + stored)[1:] + edges > space_bytes] = math.inf
+    edges = len(disks) * (form.space_share * form.crop_bytes + largest)
+    waits[1:][(form.space_share * pixels + stored)[1:] + edges > space_bytes] = math.inf
     best = int(waits.argmin())
-    if waits[best] > (1 - _LEAST_SAVED_SHARE) * waits[0]:
+    # Where memory has them all, there is nothing to save.
+    if waits[best] >= (1 - _LEAST_SAVED_SHARE) * waits[0]:
         return []
+    if counts[best] == samples:
+        return [DiskPart(each, is_in_form=True) for each in disks]
     read_share = float(read[best] / (read[best] + stored[best]))
     parts = []
     for disk in disks:
         of_disk = disk.capacity_bytes / space_bytes
         front = DiskPart(
-            _part_of(
+            part_of(
                 disk,
                 f"{disk.name}, {form.name}",
                 math.ceil(of_disk * read[best]) + form.crop_bytes,
@@ -262,12 +270,12 @@ def disk_parts(
             ),
             is_in_form=True,
             copies_bytes=math.ceil(of_disk * (pixels[best] - read[best])),
-            space_share=space_share,
+            space_share=form.space_share,
         )
         rest_bytes = min(disk.capacity_bytes - front.space_bytes, total)
         if rest_bytes < largest:
             return []
-        parts += [front, DiskPart(_part_of(disk, disk.name, rest_bytes, 1 - read_share))]
+        parts += [front, DiskPart(part_of(disk, disk.name, rest_bytes, 1 - read_share))]
     parts.sort(key=lambda each: not each.is_in_form)
     on = replace(machine, storage=(machine.storage[0], *(each.storage for each in parts)))
     shares = [share_of_store_rate(on, number, total / samples) for number in range(1, len(parts) + 1)]
@@ -275,7 +283,7 @@ def disk_parts(
     return parts if min(shares[len(disks) :]) >= LEAST_SHARE else []
 
 
-def _part_of(disk: StorageClass, name: str, capacity_bytes: int, read_share: float) -> StorageClass:
+def part_of(disk: StorageClass, name: str, capacity_bytes: int, read_share: float) -> StorageClass:
     """Return a part of a disk, of which so much of its reads are: all parts are read at once."""
     read, write = (
         curve and Curve(tuple((users, rate * read_share) for users, rate in curve.points))
