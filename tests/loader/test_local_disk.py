@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from tests.patience import patient
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig, local_disk, predict, setup
-from penstock.loader.local_disk import fingerprint_of
+from penstock.loader.local_disk import Disk, fingerprint_of, kept_on
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.policy import Placement
+from penstock.policy.forms import DiskPart
 from penstock.store import FlatFolder, MemoryTier
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Failed, Ids
@@ -350,3 +353,24 @@ def test_nothing_is_left_open(data: Path, tmp_path: Path) -> None:
     # And no lock: the next run takes the same tier.
     run(data, local_disk=tmp_path / "disk")
     assert len(list((tmp_path / "disk").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("capacity_bytes", "left"), [(1200, 6), (1000, 1), (500, 0)])
+def test_what_a_run_left_for_other_tiers_makes_room_for_a_disks_own_samples(
+    tmp_path: Path, capacity_bytes: int, left: int
+) -> None:
+    sizes = np.full(12, 100)
+    homes = np.repeat(np.array([1, 2, 3], np.int8), [1, 5, 6])
+    part = DiskPart(
+        StorageClass("disk", capacity_bytes, 1, Curve(((1, 1e9),)), backend="filesystem", path=str(tmp_path))
+    )
+    with closing(DiskTier(tmp_path, capacity_bytes, bytes(16), sizes)) as tier:
+        # A sample of memory's, and others that are another disk's now.
+        for sample in (0, 6, 7, 8, 9, 10)[: capacity_bytes // 100]:
+            assert tier.put(sample, bytes(100))
+        kept = kept_on([Disk(part, tier)], 2, Placement(homes, np.arange(12)), sizes, 10_000)
+        assert kept.held[2].size == left
+        for sample in range(1, 6):
+            assert tier.put(sample, bytes(100))
+        for each in kept.tiers.values():
+            each.close()

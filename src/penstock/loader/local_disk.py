@@ -327,17 +327,19 @@ def kept_on(
         left = disk.tier.held()
         is_kept = placement.tier_of[left] > 0
         disk.tier.evict(left[~is_kept])
-        held[number] = left[is_kept]
+        own, kept_bytes = placement.samples_in(number), sizes_bytes
+        if disk.part.is_in_form:
+            assert form is not None, "a disk has it"
+            kept_bytes = np.full(sizes_bytes.size, form.crop_bytes)
+        if placement.spares is None:
+            _make_room(disk.tier, placement.tier_of, number, first, int(kept_bytes[own].sum()))
+        held[number] = disk.tier.held()
         threads = min(disk.storage.threads, _MOST_WRITING_THREADS)
         tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads)
         # What memory keeps is lost when the process ends: a disk with space to spare has it for the next run. Where
         # samples are dropped, that space is for others.
         if placement.spares is not None:
             continue
-        own, kept_bytes = placement.samples_in(number), sizes_bytes
-        if disk.part.is_in_form:
-            assert form is not None, "a disk has it"
-            kept_bytes = np.full(sizes_bytes.size, form.crop_bytes)
         spare_bytes = disk.storage.capacity_bytes + disk.part.copies_bytes - int(kept_bytes[own].sum())
         count = int(np.searchsorted(np.cumsum(kept_bytes[faster]), spare_bytes, side="right"))
         if count:
@@ -346,3 +348,16 @@ def kept_on(
             faster = faster[count:]
     in_form = frozenset(number for number, disk in enumerate(disks, first) if disk.part.is_in_form)
     return KeptOnDisks(tiers, held, copied, in_form)
+
+
+def _make_room(tier: SlowTier, tier_of: NDArray[np.int8], number: int, first: int, own_bytes: int) -> None:
+    """Give up what an earlier run left for other disks, then what memory keeps, where a disk's own lacks space.
+
+    own_bytes: of all samples that this disk is to keep, so many as in `kept_on`.
+    """
+    for is_for_memory in (False, True):
+        held = tier.held()
+        home, nbytes = tier_of[held], tier.sizes_of(held)
+        if own_bytes + int(nbytes[home != number].sum()) <= tier.capacity_bytes:
+            return
+        tier.evict(held[(home != number) & ((home < first) == is_for_memory)])
