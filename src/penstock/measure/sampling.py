@@ -24,7 +24,7 @@ _IO = b"rchar:", b"read_bytes:", b"write_bytes:"
 #: share of a core.
 _LOOK_SECONDS, _MOST_LOOK_SECONDS, _LOOK_SHARE = 1.0, 2.0, 1e-3
 #: Processes whose counters are read for one sample, so that a sample takes as long however many there are.
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 4
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,7 +34,7 @@ class Sampler:
     pid: of the command. proc, sys: where the kernel's files are. clock: seconds, monotonic. cost_clock: seconds of
         processor time of this thread.
     columns: names of what `sample` returns; "tree:asked_bytes" counts what was read from the page cache as well. Of
-        more than eight processes, eight are read for each sample, in turn; the others count as they did last.
+        more than four processes, four are read for each sample, in turn, and new ones; others count as they did last.
         New processes are looked for once a second, in large trees each two: what ends sooner may be missed.
     Used by one thread; close it.
     """
@@ -102,17 +102,19 @@ class Sampler:
             return b""
 
     def _of_tree(self, now: float) -> list[int]:
+        new: set[int] = set()
         if now >= self._look_next:
             begin = self._cost_clock()
             tree = {self._pid, *self._tree_of(self._pid)}
             seconds = (self._cost_clock() - begin) / _LOOK_SHARE
             self._look_next = now + min(max(_LOOK_SECONDS, seconds), _MOST_LOOK_SECONDS)
-            for pid in tree - self._processes.keys():
+            new = tree - self._processes.keys()
+            for pid in new:
                 self._processes[pid] = (
                     _open(self._proc / str(pid) / "io"),
                     _open(self._proc / str(pid) / "stat"),
                 )
-        for pid in list(itertools.islice(self._processes, _MOST_PROCESSES)):
+        for pid in {*new, *itertools.islice(self._processes, _MOST_PROCESSES)}:
             counters = _of_process(*self._processes[pid])
             if counters is None:
                 counters = [*self._last.pop(pid, [0] * len(_OF_TREE))[:4], 0, 0]
