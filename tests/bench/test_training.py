@@ -260,7 +260,7 @@ def test_a_picture_that_cannot_be_decoded_ends_the_training(
     assert "07.jpg" in capsys.readouterr().err
 
     for error in run(2, lambda ranks: train(photos, Noting(), ranks, 6)):
-        assert isinstance(error, DataError), "on all ranks, and they are told whose it is"
+        assert isinstance(error, DataError), "every rank raises it, and its text names the rank"
         assert re.search(r"rank [01] of 2, a run: .*07\.jpg", str(error))
 
 

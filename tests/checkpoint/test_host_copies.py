@@ -91,7 +91,7 @@ def test_the_newest_is_read_from_memory_and_what_is_not_there_or_damaged_from_th
     assert store.restore()["w"][0] == 2, "the store's own files are spoilt"
     assert [path.name for path in (tmp_path / "memory").glob("step-*")] == ["step-000000000002"]
 
-    # A training that goes on without copies has a newer one.
+    # A training without host_copies= has saved a newer one since.
     with SnapshotStore(tmp_path / "other", codec="stored", report=None) as other:
         other.save(3, state(3)).wait()
     shutil.copytree(tmp_path / "other" / "step-000000000003", tmp_path / "a" / "step-000000000003")

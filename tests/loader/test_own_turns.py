@@ -1,4 +1,4 @@
-"""Batches that the training's thread makes in its turns: those of threads, and whichever is faster goes on."""
+"""Batches that the training's thread makes in its turns are those that threads make; the faster of the two goes on."""
 
 from __future__ import annotations
 

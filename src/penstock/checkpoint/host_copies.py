@@ -430,8 +430,8 @@ class _Move:
         with named_errors(path):
             path.parent.mkdir(0o700, exist_ok=True)
             try:
-                with open(unfinished, "xb", buffering=0) as opened:
-                    yield partial(_write_all, opened)
+                with open(unfinished, "xb") as opened:
+                    yield lambda data: opened.write(data.data)
                 unfinished.rename(path)
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -497,12 +497,6 @@ def _address_of(store: Catalog) -> bytes:
     tier = store.tiers[-1]
     # Links are not followed: where the file system is gone, nobody knows them.
     return os.fsencode(os.path.abspath(tier.path) if isinstance(tier, LocalTier) else tier.name)
-
-
-def _write_all(file: Any, data: Bytes) -> None:
-    left = data.data
-    while left:
-        left = left[file.write(left) :]
 
 
 def _others_of(rank: int, pulls: Sequence[Pull]) -> set[int]:

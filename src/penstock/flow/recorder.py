@@ -7,6 +7,7 @@ overwrites before it was drained is counted, never waited for: a trace must not 
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 import threading
 import time
@@ -257,6 +258,16 @@ class Recorder:
     def is_half_full(self) -> bool:
         """Whether a drain is due for any ring, see `Ring.is_half_full`."""
         return any(ring.is_half_full for ring in self._all_rings())
+
+    @property
+    def about(self) -> dict[str, str | int]:
+        """What each trace says of who recorded it, and since when."""
+        return {
+            "started": self.started.isoformat(),
+            "host": os.uname().nodename,
+            "process": os.getpid(),
+            "rank": int(self.rank),
+        }
 
     def _all_rings(self) -> list[Ring]:
         with self._rings_lock:

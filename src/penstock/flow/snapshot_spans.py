@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import weakref
 from collections import deque
@@ -15,7 +14,6 @@ from penstock.flow.recorder import Recorder
 from penstock.report import print_report
 from penstock.trace.file import TraceWriter, path_in_run
 from penstock.trace.schema import NO_EPOCH, NO_PLACE, NO_SAMPLE, Kind
-from penstock.trace.trace import JSON
 
 #: What runs next to the training comes in pieces, see `penstock.trace.Kind`.
 _PIECE_SECONDS = {Kind.WRITE: 1.0, Kind.DRAIN: 1.0}
@@ -81,15 +79,8 @@ class SnapshotSpans:
         with _recording:
             path, self._path = self._path, None
             if path is not None and self._recorder is not None:
-                meta: dict[str, JSON] = {
-                    "snapshots": True,
-                    "started": self._recorder.started.isoformat(),
-                    "host": os.uname().nodename,
-                    "process": os.getpid(),
-                    "rank": self._recorder.rank,
-                }
                 try:
-                    collector.write_to(TraceWriter(path, meta))
+                    collector.write_to(TraceWriter(path, {"snapshots": True, **self._recorder.about}))
                 except OSError as error:
                     self._report(f"saves are not recorded in the run of penstock watch: {error}")
         collector.collect()

@@ -60,18 +60,12 @@ class WatchedRun:
     def consume(self, meta: dict[str, JSON], epoch: int, step: int) -> None:
         """Note that a batch came, whose wait and step are not recorded yet; write what there is after some seconds.
 
-        meta: of the file.
+        meta: of the file; with a rank where this is not the process's.
         """
         if self._path is not None:
             path, self._path = self._path, None
-            meta = {
-                **meta,
-                "started": self.recorder.started.isoformat(),
-                "host": os.uname().nodename,
-                "process": os.getpid(),
-            }
             try:
-                self._collector.write_to(TraceWriter(path, meta))
+                self._collector.write_to(TraceWriter(path, {**self.recorder.about, **meta}))
             except OSError as error:
                 print_report(f"what a watched loader waits for is not recorded in the run: {error}")
         if self.recorder.clock() - self._collected >= _COLLECT_SECONDS or self.recorder.is_half_full:

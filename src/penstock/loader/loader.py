@@ -864,10 +864,7 @@ class Loader:
             "reads": "data set" if setup.pipeline is None else "source",
             "loads": "when asked" if setup.works_in_own_thread else "ahead",
             "source": self._fetcher.place,
-            "started": self._recorder.started.isoformat(),
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "rank": int(self._recorder.rank),
+            **self._recorder.about,
             "versions": {
                 "penstock": version("penstock"),
                 "python": platform.python_version(),

@@ -27,14 +27,14 @@ from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
 
-# A training that waits for batches this share of its time is looked at after so long, and then turns begin: of so long,
-# whose beginnings do not count, as threads load ahead then, or what they have loaded ahead is handed out.
+# Turns begin once a training waited for this share of the time that was looked at. A turn takes so long, and its
+# beginning does not count: threads load ahead then, or what they have loaded ahead is handed out.
 _LOOK_SECONDS, _WAITED_SHARE = 1.0, 0.5
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
 # Rates that decide before the last pair, and after it.
 _CLEAR, _WORTH = 1.2, 1.05
-# The first turn is of two batches. A turn of which less than this counts goes on; not so at less than a share of the
-# threads' rate, as of samples that wait for a store.
+# The first turn of the training has two batches. A turn goes on until so many seconds of it count. Below this share of
+# the threads' rate it ends at once: such samples wait for a store.
 _LEAST_SECONDS, _HOPELESS = 0.3, 0.2
 # The training's own work between two batches counts for this at most: a training that validates is no slower.
 _MOST_BETWEEN_SECONDS = 0.1
@@ -87,8 +87,7 @@ class Turns:
             return 0
         self.is_trying = True
         self._rates = [rate], []
-        self._is_own = True
-        self._begin_window(_BEGINNING_SECONDS)
+        self._begin_turn(is_own=True)
         return 2.0 * samples
 
     @property
@@ -105,9 +104,12 @@ class Turns:
         #: Of the window, and with its beginning.
         self._samples = self._all_samples = 0
 
-    def _own_for(self, seconds: float, rate: float) -> float:
-        self._is_own = True
+    def _begin_turn(self, *, is_own: bool) -> None:
+        self._is_own = is_own
         self._begin_window(_BEGINNING_SECONDS)
+
+    def _own_for(self, seconds: float, rate: float) -> float:
+        self._begin_turn(is_own=True)
         return max(1.0, seconds * rate)
 
     def _end_turn(self) -> float:
@@ -126,8 +128,7 @@ class Turns:
         least = _LEAST_PAIRS if not 1 / _CLEAR < ratio < _CLEAR else _MOST_PAIRS
         if len(of_own) >= least:
             return self._settle(ratio)
-        self._is_own = False
-        self._begin_window(_BEGINNING_SECONDS)
+        self._begin_turn(is_own=False)
         return 0
 
     def _settle(self, ratio: float) -> float:
@@ -142,8 +143,7 @@ class Turns:
     def _look_again(self) -> float:
         """Return for how many samples more the training makes its batches: none, once it has other things to do."""
         waited, rate = self._is_waited_for and self._samples > 0, self._rate
-        self._is_own = False
-        self._begin_window(_BEGINNING_SECONDS)
+        self._begin_turn(is_own=False)
         return self._own_for(_AGAIN_SECONDS, rate) if waited else 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.measure.explain import place_name
-from penstock.trace import NO_PEER, NO_STEP, Kind, Spans, Trace
+from penstock.trace import NO_PEER, Kind, Spans, Trace, batch_waits
 from penstock.trace.causes import critical_items
 from penstock.units import format_seconds
 
@@ -47,7 +47,8 @@ class Chain:
 def largest_waits(trace: Trace, most: int = 5) -> list[Chain]:
     """Return the longest waits for a batch, the longest first, each with the chain of its last sample."""
     spans = trace.spans
-    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP) & (spans["end"] > spans["start"])]
+    waits = batch_waits(spans)
+    waits = waits[waits["end"] > waits["start"]]
     waits = waits[np.argsort(waits["start"] - waits["end"], kind="stable")[:most]]
     critical = critical_items(spans, waits)
     found = []

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.flow.lock_use import HELD_SECONDS, KEPT_SECONDS, KEPT_SHARE
 from penstock.measure.recorded import ASKED_BEFORE_SECONDS, Run, batch_keys, batch_of, windows
-from penstock.trace import JSON, NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace
+from penstock.trace import JSON, NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, batch_waits
 from penstock.trace.causes import Critical, critical_items, latest_of
 from penstock.trace.metrics import is_of_snapshots, overlap_seconds
 from penstock.trace.schema import CONSUMER, NO_SAMPLE, GroupIds, choose_spans, join_spans
@@ -353,7 +353,7 @@ def _facts_of(run: Run) -> _Facts:
         for rank in np.unique(spans["rank"][is_wait]).tolist():
             begin = float(spans["start"][is_wait & (spans["rank"] == rank)].min())
             first[rank] = min(first.get(rank, math.inf), begin)
-        got = choose_spans(spans, is_wait & (spans["step"] != NO_STEP))
+        got = batch_waits(spans)
         last_batch = max(last_batch, int(batch_keys(got).max(initial=-1)))
         for rank in np.unique(spans["rank"][is_wait | is_step]).tolist():
             spent[rank] += float(seconds[(is_wait | is_step) & (spans["rank"] == rank)].sum())

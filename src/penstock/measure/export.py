@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.measure.chrome import write_chrome
 from penstock.recordings.devices import GONE, DeviceRecord
-from penstock.trace import JSON, NO_STEP, SPAN, Kind, Trace, stall_causes
+from penstock.trace import JSON, SPAN, Kind, Trace, batch_waits, stall_causes
 
 
 def export_trace(trace: Trace, form: str, path: str | os.PathLike[str]) -> None:
@@ -130,7 +130,7 @@ def write_events(trace: Trace, folder: Path) -> None:
 def _scalars(trace: Trace, first: int) -> Iterator[tuple[float, int, dict[str, float]]]:
     """Yield (seconds since the origin, number, scalars by tag) of each step of one rank's run, and of each epoch."""
     spans = trace.spans
-    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    waits = batch_waits(spans)
     waits = waits[np.argsort(waits["start"], kind="stable")]
     steps = spans[spans["kind"] == Kind.STEP]
     own = {(int(span["epoch"]), int(span["step"])): float(span["end"] - span["start"]) for span in steps}

@@ -21,7 +21,7 @@ from penstock.measure.replay import (
     refuse_enough,
     replay_of,
 )
-from penstock.trace import NO_STEP, Kind, Spans, Trace
+from penstock.trace import Spans, Trace, batch_waits
 from penstock.units import format_bytes, format_count
 
 #: A replay of the run as it was is believed if its stall is as near to the measured one.
@@ -197,7 +197,7 @@ def _waited(part: Part) -> float:
 
 
 def _waited_in(spans: Spans) -> float:
-    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    waits = batch_waits(spans)
     return float((waits["end"] - waits["start"]).sum())
 
 

@@ -21,7 +21,7 @@ from penstock.measure.picture import (
     style_axes,
     write,
 )
-from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, stall_causes, stall_share
+from penstock.trace import NO_STEP, Cause, EpochMetrics, Kind, Trace, batch_waits, stall_causes, stall_share
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _steps_at(trace: Trace, kind: Kind) -> list[tuple[float, float]]:
     Steps are numbered as in the strip: rank after rank. Within a step, time goes on evenly.
     """
     found: list[tuple[float, float]] = []
-    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    waits = batch_waits(trace.spans)
     waits = waits[np.lexsort((waits["start"], waits["rank"]))]
     for rank in np.unique(waits["rank"]):
         places = np.flatnonzero(waits["rank"] == rank)

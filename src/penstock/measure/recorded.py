@@ -92,18 +92,13 @@ class Run:
     @property
     def watched(self) -> list[bool]:
         """Of each loader, whether it is not Penstock's, but another one in `penstock.watch`."""
-        return [is_watched(part) for of_rank in self.of_ranks() for part in of_rank]
+        return [part.outline.is_watched for of_rank in self.of_ranks() for part in of_rank]
 
     @property
     def sources(self) -> list[str]:
         """What its loaders read, each once."""
         found = (part.outline.meta.get("source") for part in self.parts)
         return list(dict.fromkeys(str(source) for source in found if source))
-
-
-def is_watched(part: Part) -> bool:
-    """Whether a part is of a loader that is not Penstock's, but another one in `penstock.watch`."""
-    return "watched" in part.outline.meta
 
 
 def _read(outline: Trace, parts: Sequence[Part]) -> Trace:
@@ -421,7 +416,7 @@ def _numbered_on(
 def _recorded_as(file: _File) -> int:
     """Return the rank in the spans of a file. A watched loader knows its own only when they are made."""
     rank = file.outline.meta.get("rank")
-    return 0 if "watched" in file.outline.meta else rank if isinstance(rank, int) else file.rank
+    return 0 if file.outline.is_watched else rank if isinstance(rank, int) else file.rank
 
 
 def _spans_later(file: Path, moved: _Moved) -> Iterator[Spans]:

@@ -24,7 +24,7 @@ from penstock.policy.loading import Job
 from penstock.simulate import predict
 from penstock.simulate.policies import POLICY_NAMES
 from penstock.simulate.scheduled import MOST_READS
-from penstock.trace import NO_STEP, Kind, Spans, Trace
+from penstock.trace import NO_STEP, Kind, Spans, Trace, batch_waits
 from penstock.trace.metrics import is_of_snapshots
 from penstock.trace.schema import GroupIds
 from penstock.units import format_bytes
@@ -215,11 +215,11 @@ def replay_of(trace: Trace) -> Replay:
     meta = trace.meta
     if np.unique(trace.spans["rank"]).size > 1:
         raise ConfigError("a run of several ranks is replayed rank by rank: give the trace of one of them")
-    if "watched" in meta:
+    if trace.is_watched:
         raise ConfigError(
             "it is another loader, in penstock.watch: penstock explain --source says what Penstock's would make of it"
         )
-    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    waits = batch_waits(trace.spans)
     if not waits.size:
         raise ConfigError("no batch was consumed in the recorded run, so there is nothing to predict")
     if meta.get("reads") == "data set":

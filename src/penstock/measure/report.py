@@ -20,7 +20,17 @@ from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.recorded import Part, Run, listed
 from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
-from penstock.trace import NO_PLACE, NO_STEP, SOURCE, SPAN, Cause, Kind, Spans, Trace, stall_causes
+from penstock.trace import (
+    NO_PLACE,
+    SOURCE,
+    SPAN,
+    Cause,
+    Kind,
+    Spans,
+    Trace,
+    batch_waits,
+    stall_causes,
+)
 from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_rate, format_seconds
 
@@ -415,7 +425,7 @@ def _accesses(trace: Trace) -> Section | None:
 def _timelines(trace: Trace) -> list[Section]:
     """Return the batch of the median wait and of the longest one, span by span."""
     spans = trace.spans
-    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    waits = batch_waits(spans)
     if not waits.size:
         return []
     order = np.argsort(waits["end"] - waits["start"], kind="stable")

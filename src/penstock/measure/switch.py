@@ -18,10 +18,10 @@ from penstock.loader.setup import read_machine
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Machine
 from penstock.measure.calibrate import decode_rate
-from penstock.measure.recorded import Run, is_watched, listed
+from penstock.measure.recorded import Run, listed
 from penstock.store import Numeric, Source, open_source
 from penstock.store.calls import Calls
-from penstock.trace import NO_STEP, Kind, Trace
+from penstock.trace import Kind, Trace, batch_waits
 from penstock.units import format_ratio, format_seconds
 
 #: Channels of a batch of images.
@@ -88,18 +88,20 @@ def predict_switch_of_run(
     Raises: as `predict_switch`; ConfigError if no loader counts.
     """
     opened, of_ranks = _opened(source), run.of_ranks()
-    own = [part.name for of_rank in of_ranks for part in of_rank if not is_watched(part)]
-    loaders = [part for of_rank in of_ranks for part in of_rank if is_watched(part)]
+    own = [part.name for of_rank in of_ranks for part in of_rank if not part.outline.is_watched]
+    loaders = [part for of_rank in of_ranks for part in of_rank if part.outline.is_watched]
     if not loaders:
         raise ConfigError(_NOT_WATCHED)
     if len(loaders) == 1 and not own:
         return _predicted(loaders[0].recorded(), opened, arguments)[0]
     switches: list[Switch] = []
     given, left_out = arguments, []
-    ranks = [of_rank for of_rank in of_ranks if any(map(is_watched, of_rank))]
+    ranks = [of_rank for of_rank in of_ranks if any(part.outline.is_watched for part in of_rank)]
     for of_rank in ranks:
         of_loaders = []
-        for part in filter(is_watched, of_rank):
+        for part in of_rank:
+            if not part.outline.is_watched:
+                continue
             trace = part.recorded()
             if _has_steps(trace) and (len(of_rank) == 1 or _is_of(trace, opened)):
                 switch, machine = _predicted(trace, opened, given)
@@ -143,8 +145,7 @@ def _added(switches: Sequence[Switch]) -> Switch:
 
 def _has_steps(trace: Trace) -> bool:
     """Whether a trace is of a loader in `penstock.watch` from which a batch came."""
-    spans = trace.spans
-    return "watched" in trace.meta and bool(((spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)).any())
+    return trace.is_watched and bool(batch_waits(trace.spans).size)
 
 
 def _is_of(trace: Trace, source: Source) -> bool:
@@ -152,7 +153,7 @@ def _is_of(trace: Trace, source: Source) -> bool:
     size, ranks = trace.meta.get("batch_size"), int(str(trace.meta.get("ranks", 1)))
     if not isinstance(size, int):
         return False
-    waits = trace.spans[(trace.spans["kind"] == Kind.WAIT) & (trace.spans["step"] != NO_STEP)]
+    waits = batch_waits(trace.spans)
     # Ranks share what is over, or leave it out: samplers fill up, or cut off.
     shares = {len(source) // ranks, math.ceil(len(source) / ranks)}
     rounded = math.floor if trace.meta.get("drop_last") else math.ceil
@@ -185,9 +186,9 @@ def _predicted(trace: Trace, opened: Source, arguments: LoaderArguments) -> tupl
 def _steps_of(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return float64[steps] twice: the time of each step, and until the training asked for the next batch."""
     spans = trace.spans
-    waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
+    waits = batch_waits(spans)
     steps = spans[spans["kind"] == Kind.STEP]
-    if "watched" not in trace.meta or not waits.size or waits.size != steps.size:
+    if not trace.is_watched or not waits.size or waits.size != steps.size:
         raise ConfigError(_NOT_WATCHED)
     waits, steps = (each[np.argsort(each["start"], kind="stable")] for each in (waits, steps))
     own: NDArray[np.float64] = steps["end"] - steps["start"]

@@ -14,6 +14,10 @@ from penstock.plan import AccessPlan
 from penstock.plan.frequency import uses_of
 from penstock.trace.schema import SOURCE
 
+#: Of the store's rate. What is slower stays empty, where a read goes to whatever brings the sample first: the reads
+#: that it spares the store are not worth the batches that wait for it. Measured: `benchmarks/policies.py --tiers`.
+LEAST_SHARE = 0.4
+
 _LARGEST = np.iinfo(np.int64).max
 
 #: Epochs and reads of a rank that are counted at most. In 1,024 epochs of 4 ranks a sample is read 256 times, give or
@@ -133,11 +137,6 @@ def counted_of_rank(plan: AccessPlan, rank: int) -> AccessPlan:
     """The epochs of the plan by which samples are chosen: all, except in very long runs."""
     of_epoch = max(1, plan.max_local_batch(rank) * plan.steps(0))
     return plan.of_first(min(_EPOCHS_COUNTED, max(1, _READS_COUNTED // of_epoch)))
-
-
-#: Of the store's rate. What is slower stays empty, where a read goes to whatever brings the sample first: the reads
-#: that it spares the store are not worth the batches that wait for it. Measured: `benchmarks/policies.py --tiers`.
-LEAST_SHARE = 0.4
 
 
 def share_of_store_rate(machine: Machine, tier: int, sample_bytes: float) -> float:

@@ -79,7 +79,6 @@ class OwnLoads:
             "source": self._place,
             "reads": "data set",
             "loads": "when asked",
-            "rank": recorder.rank,
         }
         self._run.consume(about, epoch, step)
         self._waits.record(Kind.WAIT, self._asked, now, epoch=epoch, step=step, samples=count)

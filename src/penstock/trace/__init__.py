@@ -15,6 +15,7 @@ from penstock.trace.schema import (
     STAGING,
     Kind,
     Spans,
+    batch_waits,
 )
 from penstock.trace.stages import Durations, Stage
 from penstock.trace.summary import Summary
@@ -43,6 +44,7 @@ __all__ = [
     "Summary",
     "Trace",
     "TraceWriter",
+    "batch_waits",
     "epoch_metrics",
     "limiting",
     "read_trace",

@@ -145,3 +145,8 @@ def choose_spans(spans: Spans, which: NDArray[np.bool_]) -> Spans:
     """Return what `spans[which]` does, quickly."""
     chosen: Spans = spans.take(np.flatnonzero(which))
     return chosen
+
+
+def batch_waits(spans: Spans) -> Spans:
+    """Return the waits that got a batch, in the order in which they are."""
+    return choose_spans(spans, (spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP))

@@ -60,6 +60,11 @@ class Trace:
         except ValueError:
             return None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is of a loader that is not Penstock's, but another one in `penstock.watch`."""
+        return "watched" in self.meta
+
     def name_of(self, sample: int) -> str:
         """Return what a sample is called, by its number where it has no name; "" for `NO_SAMPLE`."""
         return "" if sample == NO_SAMPLE else self.names.get(sample, f"sample {sample}")

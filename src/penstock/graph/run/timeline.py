@@ -31,14 +31,7 @@ class Timeline:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._recorder = Recorder(_RING_SPANS, rank_of_this_process())
-        meta: dict[str, JSON] = {
-            "graph": True,
-            "rank": self._recorder.rank,
-            "host": os.uname().nodename,
-            "process": os.getpid(),
-            "torch": torch.__version__,
-            "started": self._recorder.started.isoformat(),
-        }
+        meta: dict[str, JSON] = {"graph": True, "torch": torch.__version__, **self._recorder.about}
         self._collector = Collector(self._recorder, TraceWriter(path, meta), print_report)
         self._lock = threading.Lock()
         self._free: list[int] = []
