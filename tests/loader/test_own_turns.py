@@ -125,6 +125,19 @@ def test_batches_of_either_are_the_same_in_the_same_order_and_a_resumed_run_has_
         assert begun + all_of(loader) == expected
 
 
+def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_would_hold_these() -> None:
+    texts = [np.arange(1000)] * COUNT
+
+    made_together = []
+    for ragged in ([""], []):
+        with load(texts, ragged=ragged, batch_size=64) as loader:
+            made_together.append(loader._own_thread._most_steps)
+
+    assert made_together == [8, 1], (
+        "batches of half a megabyte: 4 MiB beside the slots, 128 KiB that one keeps"
+    )
+
+
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:
     with load(Texts(bad=30), Alternating(10_000), shuffle=False, epochs=1) as loader:
         with pytest.raises(ValueError, match="no such text") as caught:

@@ -28,8 +28,12 @@ from penstock.loader.transforms import (
     Scratch,
     ToTensor,
     compile_pipeline,
+    sink,
 )
+from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import JPEG_DECODERS
+from penstock.loader.transforms.pipeline import LAYOUTS
+from penstock.loader.transforms.sink import IMAGE_DTYPES
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BILINEAR = Image.Resampling.BILINEAR
@@ -205,6 +209,31 @@ def test_bits_depend_on_neither_threads_nor_the_batch_nor_the_scratch_that_was_u
     with ThreadPoolExecutor(8) as pool:
         for out in pool.map(work, [rng.permutation(24) for _ in range(8)]):
             assert np.array_equal(out, alone)
+
+
+@for_each("dtype, layout", [(dtype, layout) for dtype in IMAGE_DTYPES for layout in LAYOUTS])
+def test_a_callables_picture_has_the_same_bits_before_what_writes_it_at_once_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, layout: str
+) -> None:
+    tail = [] if dtype == "uint8" else [ToTensor(), Normalize(MEAN, STD)]
+    for change in (np.negative, np.fliplr):  # the second returns a view
+        pipeline, data = (
+            compile_pipeline([CenterCrop(40), change, *tail], 0, dtype, layout),
+            jpeg(scene(60, 50)),
+        )
+        pipeline.probe(data)
+
+        found = run(pipeline, data)
+
+        with monkeypatch.context() as without:
+            without.setattr(sink, "CROP_KERNELS", {name: NeverCompiled() for name in CROP_KERNELS})
+            assert np.array_equal(run(pipeline, data), found)
+        assert len(np.unique(found)) > 50
+
+
+class NeverCompiled:
+    def ask(self) -> None:
+        return None
 
 
 class TestCallables:

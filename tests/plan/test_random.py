@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,16 @@ def test_a_generator_of_an_item_repeats_and_differs_from_its_neighbours() -> Non
 
     assert generator_for(key, 0, 0).random(3).tolist() == streams[0]
     assert len({tuple(stream) for stream in streams}) == 4
+
+
+def test_a_generator_is_that_of_numpys_philox_with_the_key_and_can_be_pickled_as_it_is() -> None:
+    key = 2**64 - 5
+
+    generator = generator_for(key, 3, 99)
+
+    of_numpy = np.random.Generator(np.random.Philox(key=key, counter=[0, 3, 99, 0]))
+    assert generator.random(5).tolist() == of_numpy.random(5).tolist()
+    assert pickle.loads(pickle.dumps(generator)).random(3).tolist() == of_numpy.random(3).tolist()
 
 
 def test_a_seed_of_numpys_draws_what_the_same_whole_number_draws() -> None:

@@ -39,7 +39,7 @@ from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.on_device import copy_ahead, device_line, made
 from penstock.loader.opening import Opening
-from penstock.loader.own_thread import OwnThread
+from penstock.loader.own_thread import MOST_OWN_BYTES, OwnThread
 from penstock.loader.prediction import predict_run
 from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
@@ -73,8 +73,6 @@ _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
 #: From so many samples on it is worth compiling how random numbers are drawn, which takes 2 s of a processor.
 _MANY_SAMPLES = 10_000
-#: The training's thread makes no larger batches itself: what they take is beside the slots.
-_MOST_OWN_BYTES = 4 << 20
 #: Of the memory, to copy a data set that nobody said to copy.
 _COPY_SHARE = 8
 
@@ -272,7 +270,7 @@ class Loader:
             or front_end.pinning is not None
             or plan.is_cut_by_order
             or even_from(plan.order) != 0
-            or batch_bytes > _MOST_OWN_BYTES
+            or batch_bytes > MOST_OWN_BYTES
         ):
             return None
         return OwnThread(

@@ -40,8 +40,11 @@ _LEAST_SECONDS, _HOPELESS = 0.3, 0.2
 _MOST_BETWEEN_SECONDS = 0.1
 # After so long it is looked at again whether a training that makes its batches still waits for them.
 _AGAIN_SECONDS = 30.0
-# Steps are made together up to so many samples, of so many bytes, that take so long: what each costs beside its samples
-# is less then, and the training waits no longer at once than it would notice.
+#: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots.
+MOST_OWN_BYTES = 4 << 20
+# Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
+# the training waits no longer at once than it would notice. What is one array for all of them takes so many bytes at
+# most: who keeps one of the batches keeps all of it.
 _TOGETHER, _TOGETHER_BYTES, _TOGETHER_SECONDS = 512, 128 << 10, 5e-3
 
 
@@ -186,7 +189,11 @@ class OwnThread:
         self._ready: dict[tuple[int, int], StagedBatch] = {}
         self._has_made = False
         self._sample_seconds = math.inf
-        self._most_steps = 1 if batch_bytes is None else max(1, _TOGETHER_BYTES // max(1, batch_bytes))
+        self._most_steps = 1
+        if batch_bytes is not None:
+            together_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
+            most = _TOGETHER_BYTES // max(1, together_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
+            self._most_steps = max(1, min(most))
 
     @property
     def is_trying(self) -> bool:

@@ -404,6 +404,10 @@ def _made(picture: Any) -> Picture:
     return found
 
 
+def _unchanged(picture: Picture) -> Picture:
+    return picture
+
+
 def _by_table(picture: Picture, table: NDArray[Any]) -> Picture:
     """Look values up. table: [256], or [256, 3] of each channel; cut off at 0 and 255, and behind the point."""
     rounded = np.clip(table, 0, 255).astype(np.uint8)
@@ -553,23 +557,35 @@ def _one_of(
         sign * int(level * ranges["translate"] * (side if ranges["translate"] < 1 else 1))
         for side in (width, height)
     )
-    operations: tuple[Callable[[Picture], Picture], ...] = (
-        lambda found: found,
-        partial(_moved, matrix=[[1, shear, 0], [0, 1, 0]], fill=fill),
-        partial(_moved, matrix=[[1, 0, 0], [shear, 1, 0]], fill=fill),
-        partial(_moved, matrix=[[1, 0, across], [0, 1, 0]], fill=fill),
-        partial(_moved, matrix=[[1, 0, 0], [0, 1, down]], fill=fill),
-        partial(_turned, degrees=turn, fill=fill),
-        partial(_with_brightness, factor=factor),
-        partial(_with_saturation, factor=factor),
-        partial(_with_contrast, factor=factor),
-        partial(_with_sharpness, factor=factor),
-        partial(_posterized, bits=8 - round(level * ranges["bits"])),
-        partial(_solarized, threshold=255 * (1 - level)),
-        _with_full_contrast,
-        _equalized,
-    )
-    return operations[operation]
+    match operation:  # one of them is made: all fourteen take as long as some do to a picture
+        case 0:
+            return _unchanged
+        case 1:
+            return partial(_moved, matrix=[[1, shear, 0], [0, 1, 0]], fill=fill)
+        case 2:
+            return partial(_moved, matrix=[[1, 0, 0], [shear, 1, 0]], fill=fill)
+        case 3:
+            return partial(_moved, matrix=[[1, 0, across], [0, 1, 0]], fill=fill)
+        case 4:
+            return partial(_moved, matrix=[[1, 0, 0], [0, 1, down]], fill=fill)
+        case 5:
+            return partial(_turned, degrees=turn, fill=fill)
+        case 6:
+            return partial(_with_brightness, factor=factor)
+        case 7:
+            return partial(_with_saturation, factor=factor)
+        case 8:
+            return partial(_with_contrast, factor=factor)
+        case 9:
+            return partial(_with_sharpness, factor=factor)
+        case 10:
+            return partial(_posterized, bits=8 - round(level * ranges["bits"]))
+        case 11:
+            return partial(_solarized, threshold=255 * (1 - level))
+        case 12:
+            return _with_full_contrast
+        case _:
+            return _equalized
 
 
 # -- Arguments --------------------------------------------------------------------------------------------------

@@ -353,7 +353,7 @@ class Pipeline:
         Raises: DataError if the sample cannot be decoded; whatever a callable raises.
         """
         if self._output_shape is None:
-            value = self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch())
+            value = self._ended(self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch()))
             if isinstance(value, Image):
                 self._output_shape = self._sink.shape(value.geometry.size)
             else:
@@ -487,6 +487,11 @@ class Pipeline:
         return self._group_pass is not None and self._sink.write_crops(crops, out, rows)
 
     def _write(self, value: Value, out: NDArray[Any], scratch: Scratch) -> None:
+        if (picture := self._picture_in(value)) is not None:
+            self._check_shape(self._sink.shape(picture.shape[:2]), out)
+            if picture.flags.c_contiguous and self._sink.write_crops([picture], out[None], [0]):
+                return
+            value = Image.of(picture)
         if isinstance(value, Image):
             self._check_shape(self._sink.shape(value.geometry.size), out)
             value.write(self._sink, out, scratch)
@@ -499,7 +504,7 @@ class Pipeline:
         self, picture: NDArray[np.uint8], draws: Draws, index: int, scratch: Scratch
     ) -> NDArray[Any]:
         """Return what becomes of decoded pixels, uint8[height, width, 3]; as `run`."""
-        value = self._staged(Image.of(picture), draws, index, scratch)
+        value = self._ended(self._staged(Image.of(picture), draws, index, scratch))
         if not isinstance(value, Image):
             return np.array(self._finished(value), self.storage_dtype)
         out: NDArray[Any] = np.empty(self._sink.shape(value.geometry.size), self.storage_dtype)
@@ -522,9 +527,19 @@ class Pipeline:
         """Apply the stages from one on."""
         for stage in self._stages[first:]:
             value = stage(value, draws, index, scratch)
-        if self.is_visual and self._ends_as_picture and is_rgb(picture := as_picture(value)):
-            return Image.of(picture)
         return value
+
+    def _picture_in(self, value: Value) -> NDArray[np.uint8] | None:
+        """Return the picture that a callable returned, if the last pass is for one; None for anything else."""
+        if not self.is_visual or not self._ends_as_picture or isinstance(value, Image):
+            return None
+        picture = as_picture(value)
+        return picture if is_rgb(picture) else None
+
+    def _ended(self, value: Value) -> Value:
+        """Return a value with a picture that a callable returned as an `Image`."""
+        picture = self._picture_in(value)
+        return value if picture is None else Image.of(picture)
 
     def _finished(self, value: Value) -> NDArray[Any]:
         """Apply the last steps to an array that is no picture, and bring it into layout and number format."""
