@@ -40,7 +40,8 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("requests", {r" s wall ": 1, r"^(naive|staging|frequency|cover|push)": 15}),
     ("policies", {r"^slow store.* s:  1\.000": 3, r"^The most that another": 1}),
     ("policies --tiers", {r"^1, .* / ": 3, r"^ranks, reads, batches": 1}),
-    ("tracing", {r"us/span$": 5, r"us/sample$": 1, r"us/row$": 1}),
+    ("tracing", {r"us/span$": 5, r"us/sample$": 1, r"us/row$": 2}),
+    ("watching", {r"^[12]0 rows a second: .* of a core \(": 2}),
     (
         "recording",
         {r": recorded over not, wall .* CPU ": 3, r" CPU us/sample$": 1, r" MB of memory at most$": 1},

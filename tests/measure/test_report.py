@@ -16,6 +16,7 @@ from tests.spans import spans_of
 
 from penstock.errors import ConfigError
 from penstock.measure.report import binned, report_of
+from penstock.recordings.devices import DeviceRecord
 from penstock.trace import NO_PLACE, SOURCE, SPAN, Kind, Trace
 
 _VOID = {"meta", "rect", "path"}
@@ -192,3 +193,22 @@ def test_a_browser_asks_nobody_for_anything_and_axe_finds_no_fault(scheme: str, 
     assert asked == [page_file.as_uri()]
     assert [each["id"] for each in found.response["violations"]] == []
     assert len(found.response["passes"]) > 10
+
+
+def test_counters_that_are_not_read_for_every_row_are_drawn_over_the_time_between() -> None:
+    second = 10**9
+    columns = (
+        "nanoseconds",
+        "disk:sda:read_bytes",
+        "tree:nanoseconds",
+        "tree:asked_bytes",
+        "tree:resident_bytes",
+    )
+    rows = [[k * second, 8 * k, k // 2 * 2 * second, k // 2 * 10, 7 * k] for k in range(5)]
+
+    found = report_of(None, DeviceRecord(columns, np.array(rows), {"command": ["train"]}, 0)).sections
+
+    assert [(each.title, each.rows) for each in found] == [
+        ("Block devices", [(f"{k:.2f} s", "8 B/s") for k in range(4)]),
+        ("Bytes of the command's processes", [(f"{k:.2f} s", "5 B/s") for k in (0, 2)]),
+    ]

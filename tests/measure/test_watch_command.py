@@ -29,13 +29,9 @@ from penstock.recordings.devices import GONE, DeviceWriter, read_devices
 from penstock.trace.file import RUN_FOLDER
 from penstock.trace.schema import Kind
 
-DISKS = """\
-   8  0 sda 10 0 {sectors} 5 20 0 40 5 0 70 80
-   8  1 sda1 1 0 1 1 1 0 1 1 0 1 1
-   7  0 loop0 1 0 1 1 1 0 1 1 0 1 1
-"""
-STAT = "{pid} (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 3 0 0 20 0 1 0 5 9 2 1 1"
-IO = "rchar: {asked}\nwchar: 9\nread_bytes: {read}\nwrite_bytes: 7\n"
+DISK = "  10 0 {sectors} 5 20 0 40 5 0 70 80\n"
+STAT = "{pid} (a (b) c) {state} {parent} 1 1 0 -1 0 0 0 0 0 {ticks} 3 {waited_for} 0 20 0 1 0 5 9 2 1 1"
+IO = "rchar: {asked}\nwchar: 9\nread_bytes: 400\nwrite_bytes: 7\n"
 
 
 class Host:
@@ -47,42 +43,70 @@ class Host:
         (self.proc / "net" / "dev").write_text(
             "Inter-| Receive\n face |bytes\n lo: 5 0 0 0 0 0 0 0 6 0\neth0: 100 0 0 0 0 0 0 0 50 0\n"
         )
-        (self.proc / "diskstats").write_text(DISKS.format(sectors=2))
         for name, size in (("sda", "8"), ("loop0", "8"), ("sdb", "0"), ("dm-0", "8")):
             (self.sys / "block" / name / "slaves").mkdir(parents=True)
             (self.sys / "block" / name / "size").write_text(size)
         (self.sys / "block" / "dm-0" / "slaves" / "sda1").touch()
+        self.disk = self.sys / "block" / "sda" / "stat"
+        self.disk.write_text(DISK.format(sectors=2))
         self.process(7, 4)
 
-    def process(self, pid: int, ticks: int) -> None:
+    def process(
+        self,
+        pid: int,
+        ticks: int,
+        *,
+        parent: int = 1,
+        state: str = "S",
+        waited_for: int = 0,
+        asked: int = 1000,
+    ) -> None:
         (self.proc / str(pid)).mkdir(exist_ok=True)
-        (self.proc / str(pid) / "stat").write_text(STAT.format(pid=pid, ticks=ticks))
-        (self.proc / str(pid) / "io").write_text(IO.format(asked=1000, read=400))
+        (self.proc / str(pid) / "stat").write_text(
+            STAT.format(pid=pid, ticks=ticks, parent=parent, state=state, waited_for=waited_for)
+        )
+        (self.proc / str(pid) / "io").write_text(IO.format(asked=asked))
 
-    def sample(self, sampler: Sampler) -> dict[str, int]:
-        return dict(zip(sampler.columns, sampler.sample(), strict=True))
+    def end(self, pid: int) -> None:
+        """Make a process's files what they are when it has ended and was waited for."""
+        for name in ("stat", "io"):
+            (self.proc / str(pid) / name).write_text("")
+
+    def sampler(self, tree_of: Callable[[int], list[int]], cost_seconds: float = 0.0) -> Sampler:
+        """Return a sampler to which looking through a tree, or reading it, takes so long."""
+        return Sampler(
+            7,
+            proc=self.proc,
+            sys=self.sys,
+            tree_of=tree_of,
+            clock=lambda: self.now,
+            cost_clock=itertools.count(step=cost_seconds).__next__,
+        )
+
+
+def sampled(sampler: Sampler, *, everything: bool = False) -> dict[str, int]:
+    sampler.sample(everything=everything)
+    (row,) = sampler.rows().tolist()
+    return dict(zip(sampler.columns, row, strict=True))
 
 
 def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> None:
     host = Host(tmp_path)
     tree: list[int] = []
-    sampler = Sampler(
-        7,
-        proc=host.proc,
-        sys=host.sys,
-        tree_of=lambda _: tree,
-        clock=lambda: host.now,
-        cost_clock=lambda: 0.0,
-    )
+    sampler = host.sampler(lambda _: tree)
 
-    first = host.sample(sampler)
+    first = sampled(sampler)
     host.process(8, 10)
     tree.append(8)
     host.now = 1.5
-    second = host.sample(sampler)
-    (host.proc / "8" / "stat").write_text("")  # as a process that has ended reads
-    (host.proc / "diskstats").write_text("")
-    third = host.sample(sampler)
+    second = sampled(sampler)
+    host.end(8)
+    host.disk.write_text("")
+    third = sampled(sampler)
+    host.disk.rename(host.disk.with_name("old"))
+    host.disk.write_text(DISK.format(sectors=1))
+    host.now = 2.0
+    back = [sampled(sampler)["disk:sda:read_bytes"] for _ in range(2)]
     sampler.close()
     sampler.close()
 
@@ -101,52 +125,47 @@ def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> No
     assert [each["tree:cpu_ticks"] for each in (first, second, third)] == [7, 20, 20]
     assert [each["tree:asked_bytes"] for each in (first, second, third)] == [1000, 2000, 2000]
     assert (second["nanoseconds"], third["disk:sda:read_bytes"]) == (1_500_000_000, GONE)
+    assert back == [GONE, 512], "put back"
 
 
-def test_of_many_processes_a_sample_reads_some_and_all_in_turn(tmp_path: Path) -> None:
+def test_what_a_process_read_counts_once_when_its_parent_waits_for_it(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    pids = list(range(7, 27))
-    for pid in pids:
-        host.process(pid, 4)
-    sampler = Sampler(7, proc=host.proc, sys=host.sys, tree_of=lambda _: pids, clock=lambda: host.now)
+    host.process(8, 10, parent=7)
+    sampler = host.sampler(lambda _: [8])
 
-    found = host.sample(sampler)["tree:processes"]
-    for pid in pids:
-        host.process(pid, 10)
-    ticks = [host.sample(sampler)["tree:cpu_ticks"] for _ in range(6)]
+    running = sampled(sampler)
+    host.process(8, 12, parent=7, state="Z", asked=1500)
+    ended = sampled(sampler, everything=True)
+    host.end(8)
+    between = sampled(sampler)
+    host.process(7, 4, waited_for=15, asked=2500)
+    waited_for = sampled(sampler, everything=True)
     sampler.close()
 
-    assert found == 20, "new ones are all read"
-    assert ticks == [20 * 7 + read * 6 for read in (4, 8, 12, 16, 20, 20)]
+    rows = (running, ended, between, waited_for)
+    assert [each["tree:asked_bytes"] for each in rows] == [2000, 2500, 2500, 2500]
+    assert [each["tree:cpu_ticks"] for each in rows] == [20, 22, 22, 22]
+    assert [each["tree:processes"] for each in rows] == [2, 1, 1, 1]
 
 
-def test_new_processes_of_a_tree_that_takes_long_to_look_through_are_seen_after_two_seconds(
+def test_a_large_tree_is_read_and_looked_through_each_two_seconds_and_its_new_processes_at_once(
     tmp_path: Path,
 ) -> None:
     host = Host(tmp_path)
     host.process(8, 4)
-    costs = itertools.count(step=0.015)
-    looks: list[float] = []
+    sampler = host.sampler(lambda _: [8] if host.now else [], cost_seconds=0.015)
 
-    def tree_of(_: int) -> list[int]:
-        looks.append(host.now)
-        return [8] if host.now else []
-
-    sampler = Sampler(
-        7,
-        proc=host.proc,
-        sys=host.sys,
-        tree_of=tree_of,
-        clock=lambda: host.now,
-        cost_clock=lambda: next(costs),
-    )
-    found = []
-    for host.now in (0.0, 1.5, 2.0, 3.5, 4.0):
-        found.append(host.sample(sampler)["tree:processes"])
+    rows = []
+    for tick, host.now in enumerate((0.0, 1.5, 2.0, 3.5, 4.0, 4.5)):
+        host.process(7, tick)
+        host.disk.write_text(DISK.format(sectors=tick))
+        rows.append(sampled(sampler, everything=host.now == 4.5))
     sampler.close()
 
-    assert looks == [0.0, 2.0, 4.0]
-    assert found == [1, 1, 2, 2, 2]
+    assert [each["disk:sda:read_bytes"] // 512 for each in rows] == [0, 1, 2, 3, 4, 5]
+    assert [each["tree:processes"] for each in rows] == [1, 1, 2, 2, 2, 2]
+    assert [each["tree:cpu_ticks"] for each in rows] == [3, 3, 12, 12, 14, 15]
+    assert [each["tree:nanoseconds"] / 1e9 for each in rows] == [0.0, 0.0, 2.0, 2.0, 4.0, 4.5]
 
 
 def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(

@@ -32,29 +32,25 @@ class Traffic:
     def __init__(self, period_seconds: float = _PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
         self._ended = threading.Event()
-        self._rows: list[list[int]] = []
-        self._sampler = Sampler(os.getpid())
+        # The processes in every row: here nothing is promised of what that takes.
+        self._sampler = Sampler(os.getpid(), cost_clock=lambda: 0.0)
         self._thread = threading.Thread(target=self._sample, name="penstock-traffic", daemon=True)
-
-    @property
-    def record(self) -> DeviceRecord:
-        """What was sampled, a row at the beginning and at the end of the context at least."""
-        rows = np.array(self._rows, np.int64).reshape(-1, len(self._sampler.columns))
-        return DeviceRecord(self._sampler.columns, rows, {}, None)
 
     def _sample(self) -> None:
         while not self._ended.wait(self._period_seconds):
-            self._rows.append(self._sampler.sample())
+            self._sampler.sample()
 
     def __enter__(self) -> Self:
-        self._rows.append(self._sampler.sample())
+        self._sampler.sample()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._rows.append(self._sampler.sample())
+        self._sampler.sample(everything=True)
+        #: What was sampled, a row at the beginning and at the end of the context at least.
+        self.record = DeviceRecord(self._sampler.columns, self._sampler.rows(), {}, None)
         self._sampler.close()
 
 

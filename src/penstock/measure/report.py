@@ -36,6 +36,8 @@ from penstock.units import format_bytes, format_rate, format_seconds
 
 #: Bounds what a page takes, whatever the run: points in time, points of a scatter, rows of a table, spans of a step.
 _MOST_BINS, _MOST_POINTS, _MOST_ROWS, _MOST_SPANS = 240, 4000, 500, 400
+#: Which counters of bytes are drawn over time.
+_FLOWS = ":read_bytes", ":written_bytes", ":received_bytes", ":sent_bytes", ":asked_bytes"
 _COLOUR_OF = {
     Cause.SOURCE_READ: Colour.VERMILION,
     Cause.TIER_READ: Colour.ORANGE,
@@ -159,32 +161,34 @@ def _of_devices(devices: DeviceRecord) -> list[Section]:
     """Return a section for each kind of counter that did anything: at the record's rate, bins where it has more."""
     if devices.rows.shape[0] < 2:
         return []
-    kinds = {
-        "Block devices": [
-            name for name in devices.columns if name.startswith("disk:") and name.endswith("_bytes")
-        ],
-        "Network": ["net:received_bytes", "net:sent_bytes"],
-        "Bytes of the command's processes": ["tree:asked_bytes", "tree:read_bytes", "tree:written_bytes"],
-    }
-    begin, end = devices.seconds[:-1], devices.seconds[1:]
-    edges = np.linspace(0.0, float(end[-1]), min(10 * _MOST_BINS, begin.size) + 1)
-    spans = np.zeros(begin.size, SPAN)
-    spans["start"], spans["end"] = begin, end
+    kinds = {"disk": "Block devices", "net": "Network", "tree": "Bytes of the command's processes"}
     found = []
-    for title, names in kinds.items():
+    for kind, title in kinds.items():
+        read = devices.read_at(kind)
+        moved = {
+            name: growth
+            for name in devices.columns
+            if name.startswith(f"{kind}:")
+            and name.endswith(_FLOWS)
+            and (growth := devices.growth(name)[read[1:] - 1]).any()
+        }
+        if not moved:
+            continue
+        moments = devices.seconds[read]
+        spans = np.zeros(read.size - 1, SPAN)
+        spans["start"], spans["end"] = moments[:-1], moments[1:]
+        edges = np.linspace(0.0, float(moments[-1]), min(10 * _MOST_BINS, spans.size) + 1)
         layers: list[Layer] = []
-        for name in names:
-            if name in devices.columns and (growth := devices.growth(name)).any():
-                words = name.partition(":")[2].replace(":", " ").replace("_", " ")
-                flow = binned(spans, growth.astype(np.float64), edges) / np.diff(edges)
-                layers.append(Layer(words, flow, Colour(len(layers) % len(Colour))))
-        if layers:
-            picture = charts.lines(title, edges[:-1], layers, charts.seconds, format_rate)
-            rows = [
-                (f"{moment:.2f} s", *(format_rate(float(layer.values[place])) for layer in layers))
-                for place, moment in enumerate(edges[:-1].tolist())
-            ]
-            found.append(Section(title, picture, ("from", *(layer.name for layer in layers)), rows))
+        for name, growth in moved.items():
+            words = name.partition(":")[2].replace(":", " ").replace("_", " ")
+            flow = binned(spans, growth.astype(np.float64), edges) / np.diff(edges)
+            layers.append(Layer(words, flow, Colour(len(layers) % len(Colour))))
+        picture = charts.lines(title, edges[:-1], layers, charts.seconds, format_rate)
+        rows = [
+            (f"{moment:.2f} s", *(format_rate(float(layer.values[place])) for layer in layers))
+            for place, moment in enumerate(edges[:-1].tolist())
+        ]
+        found.append(Section(title, picture, ("from", *(layer.name for layer in layers)), rows))
     return found
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -116,9 +115,12 @@ def running(
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started and that still run."""
     found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += map(int, listing.read_text().split())
+    folder = f"/proc/{pid}/task"
+    with suppress(OSError):
+        # Without pathlib, which takes four times as long: trees are looked through every second.
+        for thread in os.listdir(folder):
+            with suppress(OSError), open(f"{folder}/{thread}/children", "rb", buffering=0) as listing:
+                found += map(int, listing.read().split())
     return found
 
 

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-
 from penstock.measure.running import Interrupts, check_command, running, status_of
 from penstock.measure.sampling import Sampler
 from penstock.recordings.devices import FILE, DeviceWriter, check_new
 from penstock.trace.file import RUN_FOLDER
 from penstock.trace.trace import JSON
 
-#: Rows are written together after so many.
-_ROWS_AT_ONCE = 20
+#: Rows of so long are written together.
+_WRITE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +80,12 @@ def _sample(
     ended = _Ended(process)
     try:
         with DeviceWriter(folder / FILE, sampler.columns, meta) as writer:
-            rows = [sampler.sample()]
+            sampler.sample()
             while not ended.within(period_seconds):
-                rows.append(sampler.sample())
-                if len(rows) >= _ROWS_AT_ONCE:
-                    writer.append(np.array(rows, np.int64))
-                    rows = []
-            writer.append(np.array([*rows, sampler.sample()], np.int64))
+                if sampler.sample() * period_seconds >= _WRITE_SECONDS:
+                    writer.append(sampler.rows())
+            sampler.sample(everything=True)
+            writer.append(sampler.rows())
             writer.close(status_of(process.wait()))
     except OSError as error:
         report(f"the record breaks off here; the command continues: {error}")

@@ -6,7 +6,8 @@
 
 The first column is nanoseconds since the start. Counters only grow, so that a row may be left out: a file that has
 grown to `MOST_BYTES` loses every other row of its older half. -1 stands for what was not there, such as a device that
-vanished.
+vanished. What is not read for every row has the value read last, and "KIND:nanoseconds" says when: "tree:nanoseconds"
+of all "tree:" counters.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ class DeviceRecord:
     def seconds(self) -> NDArray[np.float64]:
         """When each row was taken, float64[n], since the start."""
         return (self.rows[:, 0] * 1e-9).astype(np.float64)
+
+    def read_at(self, kind: str) -> NDArray[np.int64]:
+        """Return the rows for which the counters of a kind were read, int64[k]. kind: such as "tree"."""
+        when = f"{kind}:nanoseconds"
+        if when not in self.columns:
+            return np.arange(self.rows.shape[0])
+        is_new = np.diff(self.rows[:, self.columns.index(when)]) != 0
+        return np.flatnonzero(np.concatenate([[True], is_new])[: self.rows.shape[0]])
 
     def growth(self, column: str) -> NDArray[np.int64]:
         """Return by how much a counter grew from each row to the next, int64[n - 1]; 0 where it was gone."""
