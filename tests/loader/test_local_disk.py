@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from tests.patience import patient
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig, local_disk, predict, setup
-from penstock.loader.local_disk import Disk, fingerprint_of, kept_on
+from penstock.loader.local_disk import Content, Disk, fingerprint_of, kept_on, open_disks
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import Placement
 from penstock.policy.forms import DiskPart
 from penstock.store import FlatFolder, MemoryTier
+from penstock.store import disk as store_disk
+from penstock.store.calls import Calls
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Failed, Ids
 from penstock.store.mounts import Mount
@@ -374,3 +376,33 @@ def test_what_a_run_left_for_other_tiers_makes_room_for_a_disks_own_samples(
             assert tier.put(sample, bytes(100))
         for each in kept.tiers.values():
             each.close()
+
+
+@pytest.mark.parametrize("blocks", [(6, 2), (2, 6)])
+def test_on_a_full_disk_the_part_that_needs_less_than_before_makes_room_for_the_one_that_needs_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int]
+) -> None:
+    """All eight blocks of a disk are an earlier run's, four for each of its two tiers."""
+    contents = {each: Content(bytes([each] * 16), np.full(9, -1), "") for each in (True, False)}
+    free = 8 * 4096
+
+    def free_bytes(folder: Path) -> int:
+        return free - sum(each.stat().st_blocks * 512 for each in folder.glob("*.samples"))
+
+    def opened(sizes: tuple[int, int]) -> list[int]:
+        parts = [
+            DiskPart(
+                StorageClass(
+                    str(each), size * 4096, 1, Curve.flat(1e9), backend="filesystem", path=str(tmp_path)
+                ),
+                is_in_form=each,
+            )
+            for each, size in zip((True, False), sizes, strict=True)
+        ]
+        with ExitStack() as closing:
+            disks = open_disks(parts, contents, 0, Calls(), closing, is_new=False, page_cache_bytes=1 << 30)
+        return [disk.storage.capacity_bytes // 4096 for disk in disks]
+
+    monkeypatch.setattr(store_disk, "free_bytes", free_bytes)
+    assert opened((4, 4)) == [4, 4]
+    assert opened(blocks) == list(blocks)

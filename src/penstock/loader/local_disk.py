@@ -25,7 +25,15 @@ from penstock.policy.forms import CropForm, DiskPart
 from penstock.store import FileSource, PackedFiles, Source
 from penstock.store.calls import Calls
 from penstock.store.direct import pays
-from penstock.store.disk import DiskTier, disk_tiers, free_bytes, has_tier, is_fault_of_disk, remove_tier
+from penstock.store.disk import (
+    DiskTier,
+    disk_tiers,
+    free_bytes,
+    has_tier,
+    is_fault_of_disk,
+    remove_tier,
+    reserved_bytes,
+)
 from penstock.store.key_value import KeyValueTier
 from penstock.store.mixing import sources_in
 from penstock.store.mounts import is_network, mount_of, mounted
@@ -172,9 +180,12 @@ def open_disks(
     page_cache_bytes: that the kernel may have for what it reads of them.
     Raises: DataError naming the folder where one cannot be used.
     """
-    disks = list[Disk]()
+    disks = dict[int, Disk]()
     is_direct = pays(sum(each.space_bytes for each in parts), page_cache_bytes)
-    for part in parts:
+    # What an earlier run reserved for one part and that part no longer needs is free for the others.
+    grown = [_growth_bytes(part, contents[part.is_in_form], rank) for part in parts]
+    for number in sorted(range(len(parts)), key=grown.__getitem__):
+        part = parts[number]
         storage = replace(part.storage, capacity_bytes=part.space_bytes)
         content = contents[part.is_in_form]
         make = partial(_open_tier, storage, content, rank, calls.report, is_direct=is_direct)
@@ -188,8 +199,15 @@ def open_disks(
         closing.callback(tier.close)
         if is_new:
             tier.evict(tier.held())
-        disks.append(Disk(_with_space(part, tier.capacity_bytes), tier))
-    return disks
+        disks[number] = Disk(_with_space(part, tier.capacity_bytes), tier)
+    return [disks[number] for number in sorted(disks)]
+
+
+def _growth_bytes(part: DiskPart, content: Content, rank: int) -> int:
+    """Return how much more a part wants than an earlier run reserved for it."""
+    if part.storage.backend != "filesystem" or part.storage.path is None:
+        return 0
+    return part.space_bytes - reserved_bytes(part.storage.path, content.fingerprint, rank)
 
 
 def _with_space(part: DiskPart, space_bytes: int) -> DiskPart:

@@ -442,6 +442,14 @@ def has_tier(folder: str | os.PathLike[str], fingerprint: bytes) -> bool:
     return any(Path(folder).glob(f"penstock-{fingerprint.hex()}-*.index"))
 
 
+def reserved_bytes(folder: str | os.PathLike[str], fingerprint: bytes, number: int) -> int:
+    """Return what a tier of some data takes of the disk of its folder; 0 where there is none of that number."""
+    try:
+        return os.stat(Path(folder) / f"{_name_of(fingerprint, number)}.samples").st_blocks * 512
+    except OSError:  # whoever opens the tier reports what is wrong with the folder
+        return 0
+
+
 class TierFacts(NamedTuple):
     """A disk tier as it lies in a folder.
 
@@ -495,13 +503,16 @@ def remove_tier(path: Path) -> bool:
     return True
 
 
+def _name_of(fingerprint: bytes, number: int) -> str:
+    return f"penstock-{fingerprint.hex()}-{number}"
+
+
 def _open_index(
     folder: Path, fingerprint: bytes, about: str, first: int, report: Callable[[str], None]
 ) -> tuple[int, Path]:
     """Return the index of a tier that no other process uses, locked, and its path: one that is there, or a new one."""
-    name = f"penstock-{fingerprint.hex()}"
     for number in range(first, first + _MOST_TIERS):
-        path = folder / f"{name}-{number}.index"
+        path = folder / f"{_name_of(fingerprint, number)}.index"
         index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
