@@ -31,11 +31,14 @@ BLOCK_BYTES, FILE_BYTES = 4096, 256 << 20
 ACCESS = Access(is_write=False, is_random=True, request_bytes=BLOCK_BYTES)
 
 
-def fio_rate(file: str, threads: int, seconds: float) -> float:
-    """Return the bytes/s of fio's threads together."""
-    options = f"--name=x --filename={file} --size={FILE_BYTES} --rw=randread --bs={BLOCK_BYTES} --direct=1"
+def fio_rate(file: str, nbytes: int, block_bytes: int, threads: int, seconds: float, options: str) -> float:
+    """Return the bytes/s of fio's threads together, which read blocks of a file in a random order.
+
+    nbytes: of the file that each of them reads. options: more of fio's.
+    """
+    options += f" --name=x --filename={file} --size={nbytes} --rw=randread --bs={block_bytes}"
     options += (
-        f" --ioengine=psync --thread --numjobs={threads} --group_reporting --time_based"
+        f" --ioengine=psync --thread --numjobs={threads} --group_reporting"
         f" --runtime={round(1000 * seconds)}ms"  # of "0.1" it reads a 0, and then the whole file
         " --randrepeat=0"  # else each run reads the same blocks, which a cache behind the disk may have by then
         " --gtod_reduce=1"  # our loop looks at no clock for a block, either
@@ -75,7 +78,16 @@ def main(arguments: list[str] | None = None) -> None:
             for number in range(options.repeats):
                 for which in ("ours", "fio")[:: -1 if number % 2 else 1]:
                     if which == "fio":
-                        theirs.append(fio_rate(file, threads, options.seconds))
+                        theirs.append(
+                            fio_rate(
+                                file,
+                                FILE_BYTES,
+                                BLOCK_BYTES,
+                                threads,
+                                options.seconds,
+                                "--direct=1 --time_based",
+                            )
+                        )
                     else:
                         until = time.perf_counter() + options.seconds
                         ours.append(run_access(scratch, ACCESS, threads, until, time.perf_counter))

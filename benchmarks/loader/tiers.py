@@ -25,12 +25,11 @@ that of the bare loop.
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import shutil
 import statistics
-import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -43,6 +42,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from random_reads import fio_rate
 
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw
@@ -198,7 +200,7 @@ def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_
             ours.append(tier_rate(tier, samples, depth, seconds))
             bare += bare_rate(tier, samples, depth, seconds, is_direct=is_direct)
             if shutil.which("fio") is not None:
-                theirs.append(fio_rate(tier, samples, depth, seconds, is_direct=is_direct))
+                theirs.append(fio_reads(tier, samples, depth, seconds, is_direct=is_direct))
         mine, beside = statistics.median(each.bytes_per_second for each in ours), ""
         for name, rates in (("fio", theirs), ("a bare loop", [each.bytes_per_second for each in bare])):
             if rates:
@@ -312,14 +314,11 @@ def rate_of(
     return Rate(total / (time.perf_counter() - begin), (time.process_time() - cpu) * NBYTES / total)
 
 
-def fio_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
-    """Return the rate of fio's reads of the same file."""
-    options = f"--name=x --filename={tier.samples_path} --readonly --size={whole_reads(samples) * NBYTES}"
-    options += f" --invalidate=1 --rw=randread --bs={NBYTES}"
-    options += f" --direct={is_direct:d} --ioengine=psync --numjobs={depth} --thread --group_reporting"
-    options += f" --runtime={max(1, round(seconds))} --output-format=json"
-    done = subprocess.run(["fio", *options.split()], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+def fio_reads(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
+    """Return the rate of fio's reads of the same file, of which each thread has a part, and none a block twice."""
+    part_bytes = whole_reads(samples) // depth * NBYTES
+    options = f"--readonly --invalidate=1 --direct={is_direct:d} --offset_increment={part_bytes}"
+    return fio_rate(str(tier.samples_path), part_bytes, NBYTES, depth, seconds, options)
 
 
 def main(words: list[str] | None = None) -> None:
