@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from random_reads import fio_rate
 
 from penstock.loader import Loader
+from penstock.loader.local_disk import padded_bytes
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.pagecache import drop_cached
@@ -58,7 +59,7 @@ from penstock.store.group import Bytes, Ids
 from penstock.store.write_behind import WriteBehind
 
 NBYTES, BATCH, EPOCHS = 98_304, 32, 3
-#: Of a sample of the tier beside a bare loop of NBYTES: most lie across blocks, as samples of files do.
+#: Of a sample of the tier beside a bare loop of NBYTES, which are as many blocks: samples of files end within one.
 TIER_NBYTES = 98_001
 LATENCY_SECONDS, WIRE_BYTES_PER_SECOND, STEP_SECONDS = 10e-3, 50e6, 0.05
 DEPTHS = (1, 4)
@@ -172,7 +173,11 @@ def trainings(folder: Path, samples: int, rounds: int, step_seconds: float) -> N
 
 def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
     sizes, capacity_bytes = np.full(samples, TIER_NBYTES, np.int64), samples * TIER_NBYTES
-    with closing(DiskTier(place / "tier", capacity_bytes, bytes(16), sizes)) as cached:
+    padding_bytes = padded_bytes(sizes) - capacity_bytes
+    new_tier = partial(
+        DiskTier, place / "tier", capacity_bytes, bytes(16), sizes, padding_bytes=padding_bytes
+    )
+    with closing(new_tier()) as cached:
         READ_SAMPLES.wait()
         draw = np.random.default_rng(0)
         for sample in range(samples):
@@ -181,12 +186,12 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
         for _ in range(5 * rounds):
             groups.append(cpu_of(tier_read(cached), samples))
             with open(cached.samples_path, "rb") as file:
-                singles.append(cpu_of(partial(bare_read, file.fileno()), whole_reads(samples)))
+                singles.append(cpu_of(partial(bare_read, file.fileno()), samples))
         print_cpu("a warm read through the page cache", groups, singles)
     if shutil.which("fio") is None:
         print("fio is not installed: apt-get install fio")
     for is_direct in (True, False):
-        with closing(DiskTier(place / "tier", capacity_bytes, bytes(16), sizes, is_direct=is_direct)) as tier:
+        with closing(new_tier(is_direct=is_direct)) as tier:
             for sample in range(samples):  # each is compared with its checksum once
                 tier_read(tier)(np.array([sample]), np.empty(GROUP_BYTES, np.uint8))
             cold_reads(tier, samples, rounds, seconds, is_direct=is_direct)
@@ -229,11 +234,6 @@ def tier_read(tier: DiskTier) -> Callable[[Ids, Bytes], None]:
         assert not failed
 
     return read
-
-
-def whole_reads(samples: int) -> int:
-    """Return how many bare reads the file of so many samples has."""
-    return samples * TIER_NBYTES // NBYTES
 
 
 def bare_read(file: int, ids: Ids, into: Bytes) -> None:
@@ -285,7 +285,7 @@ def bare_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_di
         return []
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        return [rate_of(partial(bare_read, file), NBYTES, whole_reads(samples), depth, seconds)]
+        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds)]
     finally:
         os.close(file)
 
@@ -316,7 +316,7 @@ def rate_of(
 
 def fio_reads(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
     """Return the rate of fio's reads of the same file, of which each thread has a part, and none a block twice."""
-    part_bytes = whole_reads(samples) // depth * NBYTES
+    part_bytes = samples // depth * NBYTES
     options = f"--readonly --invalidate=1 --direct={is_direct:d} --offset_increment={part_bytes}"
     return fio_rate(str(tier.samples_path), part_bytes, NBYTES, depth, seconds, options)
 

@@ -178,7 +178,7 @@ class TestLaterRuns:
     def test_it_behaves_like_a_dictionary_across_runs(
         self, reopen: Reopen, steps: list[tuple[str, int]]
     ) -> None:
-        tier, kept, is_direct = reopen(110_000), dict[int, bytes](), False
+        tier, kept, how = reopen(110_000), dict[int, bytes](), 0
         tier.evict(np.arange(SIZES.size))
         for step, sample in steps:
             if step == "p" and tier.put(sample, CONTENTS[sample]):
@@ -187,10 +187,31 @@ class TestLaterRuns:
                 tier.evict(np.array([sample]))
                 kept.pop(sample, None)
             elif step == "r":
-                is_direct = not is_direct
-                tier = reopen(110_000, is_direct=is_direct)
+                how += 1
+                # A smaller file would lose what lies behind its end.
+                tier = reopen(110_000, is_direct=how % 2 == 1, padding_bytes=3_000 * how)
             assert found_in(tier) == kept
-            assert tier.used_bytes == sum(map(len, kept.values()))
+            assert tier.used_bytes == sum(map(len, kept.values())) <= tier.capacity_bytes
+
+    def test_samples_begin_at_blocks_of_the_disk_as_long_as_space_is_left_for_that(
+        self, reopen: Reopen
+    ) -> None:
+        tier = reopen(int(SIZES.sum()))
+        assert tier.put(0, CONTENTS[0])
+        assert tier.put(1, CONTENTS[1])
+        # What is left in the blocks of all others, and in that of these.
+        tier = reopen(int(SIZES.sum()), padding_bytes=int((-SIZES % 4096).sum()))
+
+        def are_at_blocks() -> bool:
+            return not (tier._places.of(np.arange(2, SIZES.size))[:, 0] % 4096).any()
+
+        put_all(tier)
+        assert are_at_blocks()
+        tier.evict(np.array([4, 5, 7]))
+        for sample in (7, 5, 4):
+            assert tier.put(sample, CONTENTS[sample])
+        assert are_at_blocks()
+        assert found_in(tier) == found_in(reopen()) == dict(enumerate(CONTENTS))
 
 
 class TestDamage:

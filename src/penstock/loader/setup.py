@@ -30,6 +30,7 @@ from penstock.loader.local_disk import (
     has_space,
     kept_on,
     open_disks,
+    padded_bytes,
 )
 from penstock.loader.opened import (
     UNKNOWN_BYTES_PER_SECOND,
@@ -486,7 +487,12 @@ def _form_and_disks(
                 if not parts[-1].is_in_form:
                     kept[False] = contents(None)
                 return form, parts, kept
-    return form, [DiskPart(each) for each in disks], {False: contents(None)}
+    padded = disks if samples.pipeline is None else classes(padded_bytes(sizes_bytes))
+    parts = [
+        DiskPart(each, padding_bytes=wide.capacity_bytes - each.capacity_bytes)
+        for each, wide in zip(disks, padded, strict=True)
+    ]
+    return form, parts, {False: contents(None)}
 
 
 def _costs(machine: Machine | None, plan: AccessPlan, threads: _Threads) -> Machine | None:

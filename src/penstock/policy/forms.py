@@ -195,16 +195,18 @@ class DiskPart(NamedTuple):
     storage: with the bytes that samples may take which it is to keep. is_in_form: whether they are pixels.
     copies_bytes: beside these, for what memory keeps. space_share: over all of them, what to reserve: more than 1 where
         samples may turn out to be larger.
+    padding_bytes: to reserve besides, so that samples begin at blocks of the disk.
     """
 
     storage: StorageClass
     is_in_form: bool = False
     copies_bytes: int = 0
     space_share: float = 1.0
+    padding_bytes: int = 0
 
     @property
     def space_bytes(self) -> int:
-        """What to reserve."""
+        """What to reserve for samples."""
         return math.ceil(self.space_share * (self.storage.capacity_bytes + self.copies_bytes))
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,11 @@ def pays(file_bytes: int, page_cache_bytes: float) -> bool:
     Measured: docs/benchmarks.md, "Data three times the memory, the rest on a disk".
     """
     return page_cache_bytes < _CACHED_SHARE * file_bytes
+
+
+def in_blocks(nbytes: Any) -> Any:
+    """Return a number of bytes, or an array of such, rounded up to whole blocks."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def new_memory(nbytes: int) -> Bytes:
@@ -117,7 +123,7 @@ class DirectFile:
             return False
         while begin < end:
             first = begin % BLOCK_BYTES
-            wanted = min(-(-(first + end - begin) // BLOCK_BYTES) * BLOCK_BYTES, _BUFFER_BYTES)
+            wanted = min(in_blocks(first + end - begin), _BUFFER_BYTES)
             found = os.preadv(self.file, [buffer[:wanted].data], begin - first)
             count = min(found - first, end - begin)
             if count <= 0:

@@ -65,7 +65,7 @@ class DiskTier:
     So are files that somebody removes meanwhile.
 
     folder: made where it is missing; several jobs may share it.
-    capacity_bytes: that are reserved at once; fewer where the disk has not so much free.
+    capacity_bytes: that samples may take, reserved at once; fewer where the disk has not so much free.
     fingerprint: of the data, 16 bytes: what another one wrote is not found.
     sizes_bytes: int64[samples], of each sample; -1 for one that may have any.
     about: says what the data are, to whoever lists tiers.
@@ -73,6 +73,7 @@ class DiskTier:
     report: gets a line where something is wrong with the disk.
     is_direct: read samples past the page cache, where the file system and the disk do so.
     is_own: refuse files that another user could write to: whoever reads the samples trusts them.
+    padding_bytes: reserved besides, if free: as long as they last, each sample begins at a block of the disk.
     Raises: ConfigError for a capacity below 1; DataError if no tier can be made in the folder, or is to be trusted.
     """
 
@@ -88,6 +89,7 @@ class DiskTier:
         report: Callable[[str], None] = lambda line: None,
         is_direct: bool = False,
         is_own: bool = False,
+        padding_bytes: int = 0,
     ) -> None:
         check_capacity(capacity_bytes)
         self._sizes_bytes, self._report = sizes_bytes, report
@@ -116,8 +118,14 @@ class DiskTier:
                     self._direct = DirectFile(self.samples_path)
                 if is_own and self._direct is not None:  # it was opened by its name again
                     _check_owner(self._direct.file)
-            self._capacity_bytes = self._reserve(capacity_bytes)
-            self._places = SamplePlaces(self._capacity_bytes)
+            self._file_bytes = self._reserve(capacity_bytes + padding_bytes)
+            self._capacity_bytes = min(capacity_bytes, self._file_bytes)
+            if self._capacity_bytes < capacity_bytes:
+                report(
+                    f"{self.path.parent} has {format_bytes(self._capacity_bytes)} free of the "
+                    f"{format_bytes(capacity_bytes)} that samples were to have: fewer are kept there"
+                )
+            self._places = SamplePlaces(self._file_bytes, self._file_bytes - self._capacity_bytes)
             #: uint64[samples], bool[samples]: of what earlier runs wrote, the checksum, and if it was not compared yet;
             #: how many are left of these, which the lock guards.
             self._checksums = np.zeros(0, np.uint64)
@@ -301,7 +309,7 @@ class DiskTier:
     def _is_whole(self, file: int) -> bool:
         """Return whether nobody cut the file off."""
         # What `fstat` returns takes ten times as long behind a wait for the disk. No read begins where the file stands.
-        return os.lseek(file, 0, os.SEEK_END) >= self._capacity_bytes
+        return os.lseek(file, 0, os.SEEK_END) >= self._file_bytes
 
     def _note_read(self, ids: Ids) -> None:
         """Compare samples of an earlier run with their checksums no more."""
@@ -352,11 +360,6 @@ class DiskTier:
             if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise OSError(number, os.strerror(number))
             os.ftruncate(self._file, capacity_bytes)
-        if capacity_bytes < wanted_bytes:
-            self._report(
-                f"{self.path.parent} has {format_bytes(capacity_bytes)} free of the {format_bytes(wanted_bytes)} that "
-                "samples were to have: fewer are kept there"
-            )
         return capacity_bytes
 
     def _note_gone(self, ids: Ids) -> None:
@@ -400,7 +403,7 @@ class DiskTier:
         begin, nbytes, wanted = entries["begin"], entries["nbytes"], self._sizes_bytes[entries["sample"]]
         file_bytes = os.fstat(self._file).st_size
         is_one = (begin >= 0) & ((nbytes == wanted) | ((wanted < 0) & (nbytes >= 0)))
-        is_there = begin + nbytes <= min(self._capacity_bytes, file_bytes)
+        is_there = begin + nbytes <= min(self._file_bytes, file_bytes)
         if (cut_off := entries["sample"][is_one & ~is_there]).size:
             self._note_gone(cut_off)
         entries = _apart(entries[is_one & is_there])

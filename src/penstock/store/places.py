@@ -7,6 +7,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.store.direct import BLOCK_BYTES, in_blocks
+
 Ids = NDArray[np.int64]
 
 _FEWEST_ROWS = 1024
@@ -15,12 +17,14 @@ _FEWEST_ROWS = 1024
 class SamplePlaces:
     """Takes and gives back places of samples in so many bytes. Space is lost to no other sample than larger ones.
 
-    It takes 4 bytes for each id up to the largest, and 16 for each sample that is there; at times half of that is not
+    It takes 4 bytes for each id up to the largest, and 17 for each sample that is there; at times half of that is not
     in use yet. Any thread may call any method at any time; lookups wait for none.
+
+    padding_bytes: of the capacity, may be left between samples: as long as some are, each begins at a block.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int, padding_bytes: int = 0) -> None:
+        self._capacity_bytes, self._padding_bytes = capacity_bytes, padding_bytes
         #: Guards all below. Lookups do without it: they read `_rows` before `_places`, which has every row that was
         #: ever in `_rows`. Both are replaced when they grow.
         self._lock = threading.Lock()
@@ -29,6 +33,8 @@ class SamplePlaces:
         self._rows = np.zeros(2, np.int32)
         #: int64[rows, 2], begin and end. Row 0 stands for a sample that is not here.
         self._places = np.full((1, 2), -1, np.int64)
+        #: bool[rows]: whether the blocks of a sample have no other.
+        self._is_padded = np.zeros(1, bool)
         #: Rows that were ever used, row 0 included, and those of them that are free again.
         self._row_count = 1
         self._free_rows: list[int] = []
@@ -45,7 +51,7 @@ class SamplePlaces:
     @property
     def nbytes(self) -> int:
         """Memory that all of this takes, about."""
-        return self._rows.nbytes + self._places.nbytes
+        return self._rows.nbytes + self._places.nbytes + self._is_padded.nbytes
 
     def __len__(self) -> int:
         """Return the number of samples that are there."""
@@ -65,7 +71,13 @@ class SamplePlaces:
             rows = self._new_rows(count)
             self._rows[at] = -rows
             is_twice = bool((self._rows[at] != -rows).any())
-            begin = None if is_twice else self._take(nbytes)
+            padding = in_blocks(nbytes) - nbytes
+            is_padded = count == 1 and 0 < self._padding_bytes >= padding
+            begin = None
+            if is_padded and not is_twice:
+                begin = self._take(nbytes + padding, BLOCK_BYTES)
+            if begin is None and not is_twice:
+                is_padded, begin = False, self._take(nbytes)
             if begin is None:
                 self._rows[at] = 0
                 self._free_rows += rows.tolist()
@@ -75,6 +87,8 @@ class SamplePlaces:
             np.cumsum(sizes, out=begins[1:])
             begins[1:] += begin
             self._places[rows, 0], self._places[rows, 1] = begins[:-1], begins[1:]
+            self._is_padded[rows] = is_padded
+            self._padding_bytes -= padding * is_padded
             self._used_bytes += nbytes
         return begins
 
@@ -135,9 +149,15 @@ class SamplePlaces:
             self._rows[ids + 1] = rows
             self._places[rows, 0], self._places[rows, 1] = begins, ends
             self._used_bytes, self._kept = int((ends - begins).sum()), ids.size
-            before = np.concatenate(([0], np.maximum.accumulate(ends[order])[:-1]))
-            is_hole = begins[order] > before
-            self._holes = list(zip(before[is_hole].tolist(), begins[order][is_hole].tolist(), strict=True))
+            begins, ends = begins[order], np.maximum.accumulate(ends[order])
+            whole = in_blocks(ends)
+            is_padded = (begins % BLOCK_BYTES == 0) & (whole <= np.append(begins[1:], self._capacity_bytes))
+            self._is_padded[rows[order]] = is_padded
+            self._padding_bytes -= int((whole - ends)[is_padded].sum())
+            ends = np.where(is_padded, whole, ends)
+            before = np.concatenate(([0], ends[:-1]))
+            is_hole = begins > before
+            self._holes = list(zip(before[is_hole].tolist(), begins[is_hole].tolist(), strict=True))
             self._end = int(ends.max())
 
     def forget(self) -> None:
@@ -151,9 +171,11 @@ class SamplePlaces:
     def _free(self, ids: Ids, rows: Ids) -> None:
         self._rows[ids + 1] = 0
         self._free_rows += rows.tolist()
-        places = self._places[rows]
-        self._used_bytes -= int((places[:, 1] - places[:, 0]).sum())
-        self._give_back([(int(begin), int(end)) for begin, end in places])
+        begins, ends = self._places[rows].T
+        whole = np.where(self._is_padded[rows], in_blocks(ends), ends)
+        self._used_bytes -= int((ends - begins).sum())
+        self._padding_bytes += int((whole - ends).sum())
+        self._give_back(list(zip(begins.tolist(), whole.tolist(), strict=True)))
 
     def _arriving(self, ids: Ids) -> Ids:
         """Return the rows of samples that arrive."""
@@ -178,19 +200,27 @@ class SamplePlaces:
         if self._row_count > len(self._places):
             places = np.full((max(self._row_count, 2 * len(self._places), _FEWEST_ROWS), 2), -1)
             places[: len(self._places)] = self._places
+            self._is_padded = np.append(self._is_padded, np.zeros(len(places) - len(self._places), bool))
             self._places = places
         return rows
 
-    def _take(self, nbytes: int) -> int | None:
-        """Return where so many bytes were free, behind each other, and take them."""
+    def _take(self, nbytes: int, multiple: int = 1) -> int | None:
+        """Return where so many bytes were free, behind each other, and take them. multiple: of which the place is."""
         for index, (begin, end) in enumerate(self._holes):
-            if end - begin >= nbytes:
-                self._holes[index : index + 1] = [(begin + nbytes, end)] if end - begin > nbytes else []
-                return begin
-        if self._end + nbytes > self._capacity_bytes:
+            first = -(-begin // multiple) * multiple
+            if end - first >= nbytes:
+                self._padding_bytes -= first - begin
+                left = [(begin, first), (first + nbytes, end)]
+                self._holes[index : index + 1] = [hole for hole in left if hole[0] < hole[1]]
+                return first
+        first = -(-self._end // multiple) * multiple
+        if first + nbytes > self._capacity_bytes:
             return None
-        self._end += nbytes
-        return self._end - nbytes
+        if first > self._end:
+            self._padding_bytes -= first - self._end
+            self._holes.append((self._end, first))
+        self._end = first + nbytes
+        return first
 
     def _give_back(self, places: list[tuple[int, int]]) -> None:
         holes: list[tuple[int, int]] = []
