@@ -163,12 +163,12 @@ class Beside:
 
 def _nbytes(parts: Sequence[Any]) -> int:
     """Return what the arrays of a batch's parts take."""
-    arrays: list[Any] = []
+    nbytes = 0
     for part in parts:
-        if isinstance(part, Ragged):
-            arrays += part.values, part.offsets
+        if isinstance(part, np.ndarray):
+            nbytes += part.nbytes
+        elif isinstance(part, Ragged):
+            nbytes += part.values.nbytes + part.offsets.nbytes
         elif isinstance(part, Padded):
-            arrays += part.values, part.mask
-        else:
-            arrays.append(part)
-    return sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
+            nbytes += part.values.nbytes + part.mask.nbytes
+    return nbytes

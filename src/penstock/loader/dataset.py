@@ -124,14 +124,14 @@ class DatasetFetcher:
             except Exception as error:  # one by one: whose error it is shows then
                 wrong = f"raises {error!r:.200}"
         make = self._plain or partial(self._one, epoch=epoch)
-        made = map(make, request.one_by_one())
+        following = request.one_by_one()
         values: list[Any] = []
         content: list[bytes] = []
         if self._watched > 0 and len(samples) > 1:
             self._watched -= 1
-            self._add(values, made, samples[:1], make)
+            self._add(values, islice(following, 1), samples, make)
             content = _content_of(values[0])
-        self._add(values, made, samples, make)
+        self._add(values, following, samples, make)
         if content and content != _content_of(values[0]):
             raise DataError(
                 f"{self.describe(samples[0])} changed after it was returned, while another sample was made: those of a "
@@ -149,18 +149,17 @@ class DatasetFetcher:
         return values
 
     def _add(
-        self, values: list[Any], made: Iterator[Any], samples: list[int], make: Callable[[int], Any]
+        self, values: list[Any], following: Iterator[int], samples: list[int], make: Callable[[int], Any]
     ) -> None:
-        """Add what is made of samples, or `Failed`, to the values of the first of them."""
-        while (count := len(values)) < len(samples):
+        """Add what is made of the samples that follow, or `Failed`, to the values of those before them."""
+        add = values.append
+        while len(values) < len(samples):
             try:
-                values.extend(islice(made, len(samples) - count))  # which keeps those before one that fails
-                if len(values) < len(samples):
-                    # What the sample raised ended the loop, and its text is gone: asked again, it says the same.
-                    make(samples[len(values)])
-                    raise StopIteration("raised by a sample's code: an iterator there is exhausted")
+                for sample in following:  # a call from here takes 0.1 us less than one by `map`
+                    add(make(sample))
+                return
             except Exception as error:
-                values.append(Failed(_noted(error, self.describe(samples[len(values)]))))
+                add(Failed(_noted(error, self.describe(samples[len(values)]))))
 
     def _first(self, sample: int) -> Any:
         """Return a sample, before the training begins and threads are started: nobody else draws meanwhile."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import DataError
 
-#: A leaf of several values, and of which types it is.
+#: A leaf of several values, and of which types it is: none for a leaf that may be of any.
 Column = tuple[Sequence[Any], set[type]]
 
 
@@ -39,10 +39,10 @@ class Leaf:
 
     def columns(self, values: Sequence[Any]) -> list[Column] | None:
         """Return each leaf of several values, in the nesting's order; None where some are nested otherwise."""
+        if self.takes_any:
+            return [(values, set())]
         kinds = set(map(type, values))
-        if not self.takes_any and any(map(_is_nested_type, kinds)):
-            return None
-        return [(values, kinds)]
+        return None if any(map(_is_nested_type, kinds)) else [(values, kinds)]
 
     def places(self, where: str = "") -> Iterator[str]:
         """Yield where each leaf is, as an expression behind the value's name: "['image'][0]"."""

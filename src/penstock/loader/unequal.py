@@ -207,7 +207,7 @@ class Joined:
     def join(self, pieces: Sequence[NDArray[Any]]) -> Any:
         """Return what a batch has of its samples: `Ragged`, a padded array or `Padded`. The arrays are new ones."""
         if self._how is None:
-            made = self._ragged([len(piece) for piece in pieces])
+            made = self._ragged(np.fromiter(map(len, pieces), np.int64, len(pieces)))
             if pieces:
                 np.concatenate(pieces, out=made.values)
             return made
@@ -223,11 +223,11 @@ class Joined:
                 mask[there] = True
         return values if mask is None else Padded(values, mask)
 
-    def _ragged(self, lengths: Sequence[int] | NDArray[np.int64]) -> Ragged:
+    def _ragged(self, lengths: NDArray[np.int64]) -> Ragged:
         """Return a batch of samples so long, whose values nobody has written."""
         offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return Ragged(np.empty((offsets[-1], *self._rest), self._dtype), offsets)
+        lengths.cumsum(out=offsets[1:])
+        return Ragged(np.empty((int(offsets[-1]), *self._rest), self._dtype), offsets)
 
     def _padded_rows(self, pieces: Sequence[NDArray[Any]]) -> Any:
         """The same for arrays of one dimension."""
