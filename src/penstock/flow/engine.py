@@ -198,7 +198,6 @@ class _Maker:
     """What the consumer's thread makes batches with. made: how many times. watch: ends the watch over it."""
 
     ring: Ring
-    delay: RunDelay
     made: int = 0
     is_making: bool = False
     watch: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -381,37 +380,29 @@ class Engine:
         steps: int,
         samples: NDArray[np.int64],
         arrays: tuple[NDArray[Any], ...],
+        fetcher: Fetcher,
+        decoder: Decoder,
     ) -> list[StagedBatch]:
         """Make the batches of some steps in the calling thread, of which the scheduler knows nothing: see `seek`.
 
-        samples: int64[steps x local batch]. arrays: for their rows, in no slot. Ctrl-C is let through.
-        Raises: ClosedError; what no sample is to blame for. A timeout does not apply to it, patience does.
+        The engine is usable. samples: int64[steps x local batch]. arrays: for their rows, in no slot. Ctrl-C is let
+        through. fetcher, decoder: that do what the engine's own do for samples of the source.
+        Raises: what no sample is to blame for. A timeout does not apply to it, patience does.
         """
-        self.check_usable()
         if (maker := self._maker) is None:
-            maker = self._maker = _Maker(self._recorder.ring(CONSUMER), RunDelay(None))
+            maker = self._maker = _Maker(self._recorder.ring(CONSUMER))
             self._start_thread("penstock-watch", partial(self._watch_making, maker))
         maker.made += 1
-        count = samples.size
-        rows, no_entry = range(count), [-1] * count
-        load = Load(
-            -maker.made,
-            epoch,
-            step,
-            samples,
-            MADE,
-            rows,
-            [SOURCE] * count,
-            [STAGING] * count,
-            no_entry,
-            steps,
-        )
+        load = Load(-maker.made, epoch, step, samples, MADE, range(samples.size), [], [], [], steps)
         begin = self._clock()
         self._at[CONSUMER] = int(samples[0]), begin
         self._consumer_waits, maker.is_making = (epoch, step, begin), True
         try:
             at = partial(setitem, self._at_quick, CONSUMER)
-            failed, _ = self._fetch_and_decode(load, arrays, at, maker.ring, maker.delay)
+            data = fetcher.fetch(Request(samples, at, epoch=epoch, follows=True))
+            fetched, ring = (begin, self._clock()), maker.ring
+            flow, has_failed = self._record_fetched(ring, fetched, samples, data, SOURCE, epoch, step)
+            failed = self._decode_fetched(decoder, load, data, flow, arrays, at, ring, has_failed=has_failed)
         finally:
             self._at_quick.pop(CONSUMER, None)
             self._at.pop(CONSUMER, None)
@@ -1091,10 +1082,33 @@ class Engine:
                     parts[index] = each
                 found.clear()  # as in `_loaded`
             data = parts
+        # A read is noted where nothing of its group failed: looking through all of them is then spared.
+        has_failed = sum(read.reads for read in own_reads) < len(rows) and _has_failed(data)
+        failed = self._decode_fetched(
+            self._decoder, load, data, flow, arrays, at, ring, has_failed=has_failed
+        )
+        return failed, own_reads
+
+    def _decode_fetched(
+        self,
+        decoder: Decoder,
+        load: Load,
+        data: list[Any] | Pieces,
+        flow: int,
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[Any], None],
+        ring: Ring,
+        *,
+        has_failed: bool,
+    ) -> dict[int, tuple[int, Exception]]:
+        """Decode what there is of the samples of a Load; return what failed, by index in it.
+
+        flow: that all of them came by, or NO_FLOW. has_failed: whether some are `Failed`.
+        """
+        rows, ids = load.rows, load.ids
         failed: dict[int, tuple[int, Exception]] = {}
         had: Sequence[int] = range(len(rows))
-        # A read is noted where nothing of its group failed: looking through all of them is then spared.
-        if sum(read.reads for read in own_reads) < len(rows) and _has_failed(data):
+        if has_failed:
             failed = {
                 index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
             }
@@ -1104,7 +1118,7 @@ class Engine:
             brought.clear()  # as in `_loaded`
         if rows:
             begin = self._clock()
-            wrong = self._decoder.decode(load, Brought(rows, ids, data), arrays, at)
+            wrong = decoder.decode(load, Brought(rows, ids, data), arrays, at)
             count = ids.size
             if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
                 flow = self._recorder.next_flow()
@@ -1122,7 +1136,7 @@ class Engine:
             )
             failed |= {had[index]: (UNDECODED, error) for index, error in wrong}
             wrong.clear()
-        return failed, own_reads
+        return failed
 
     def _brought(
         self,

@@ -297,7 +297,10 @@ class SampleDecoder:
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """Return what a batch is made of, once its arrays hold these rows of the slot."""
-        stacked, beside = iter(arrays), iter(() if all(self._is_array) else self.beside.of(slot, rows))
+        stacked = iter(arrays)
+        if all(self._is_array):
+            return self._structure.build(stacked)
+        beside = iter(self.beside.of(slot, rows))
         return self._structure.build(
             next(stacked) if is_array else next(beside) for is_array in self._is_array
         )
@@ -342,13 +345,14 @@ class SampleDecoder:
 
     def _copy(self, column: Sequence[Any], kinds: set[type], place: NDArray[Any]) -> bool:
         """Copy a leaf of several samples; return False where it is not as the example's. kinds: its types."""
-        if kinds <= {int} or kinds <= {float} or kinds <= {bool}:
+        kind = next(iter(kinds)) if len(kinds) == 1 else None
+        if kind is int or kind is float or kind is bool:
             array = np.array(column)
             if array.dtype != place.dtype or array.shape != place.shape:
                 return False
             place[:] = array
             return True
-        if kinds == {np.ndarray}:
+        if kind is np.ndarray:
             if (found := find(column, place.dtype, place.shape[1:])) is not None:
                 found.copy([slice(0, len(column))], [place])
                 return True
@@ -356,7 +360,7 @@ class SampleDecoder:
                 return False
             np.stack(column, out=place)
             return True
-        return len(kinds) == 1 and self._copy_leaves(column, place)
+        return kind is not None and self._copy_leaves(column, place)
 
     def _store(self, value: Any, arrays: tuple[NDArray[Any], ...], row: int, name: str) -> list[Any]:
         """Copy a sample's arrays into its row; return the leaves that belong beside it."""

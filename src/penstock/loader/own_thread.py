@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.flow.engine import MADE, Engine, StagedBatch
-from penstock.flow.staging import Field
+from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
@@ -153,7 +153,7 @@ class Turns:
 class OwnThread:
     """Takes the batches of a run from the engine, or makes them in the calling thread.
 
-    plan: whose epochs are all equally long. fields: of the arrays of a batch.
+    plan: whose epochs are all equally long. fetcher, decoder: that make a batch as threads do.
     batch_bytes: of several batches that may be made together; None where they are made one by one.
     switching: whether processes load; it does not look at threads while they take turns with this.
     front_end: of the framework, which says how threads compute.
@@ -165,7 +165,8 @@ class OwnThread:
         plan: AccessPlan,
         rank: int,
         engine: Engine,
-        fields: Sequence[Field],
+        fetcher: Fetcher,
+        decoder: Decoder,
         switching: Switching,
         report: Callable[[str], None],
         front_end: FrontEnd,
@@ -174,7 +175,8 @@ class OwnThread:
         batch_bytes: int | None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._plan, self._rank, self._engine, self._fields = plan, rank, engine, tuple(fields)
+        self._plan, self._rank, self._engine, self._fields = plan, rank, engine, decoder.fields
+        self._fetcher, self._decoder = fetcher, decoder
         self._switching, self._front_end, self._beside, self._clock = switching, front_end, beside, clock
         self._turns = Turns(
             lambda: front_end.is_plain_thread() and switching.pause_if_left_to_threads(), report
@@ -241,7 +243,7 @@ class OwnThread:
         samples = steps.ravel()
         arrays = tuple([np.empty((samples.size, *field.shape), field.dtype) for field in self._fields])
         begin = self._clock()
-        make = partial(self._engine.make, *place, len(steps), samples, arrays)
+        make = partial(self._engine.make, *place, len(steps), samples, arrays, self._fetcher, self._decoder)
         self._has_made = True
         if self._front_end.is_plain_thread():
             with self._front_end.as_workers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -67,6 +67,11 @@ class Branch:
     parts: tuple[Leaf | Branch, ...]
     keys: tuple[Hashable, ...] | None = None
     kind: Any = None
+    #: One for each part, which takes it from a value.
+    _getters: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_getters", self._made_getters())
 
     def leaves_of(self, value: Any, where: str, *, is_part: bool = False) -> Iterator[Any]:
         """See `Leaf.leaves_of`. A mapping's parts are found by key, whatever their order."""
@@ -75,7 +80,7 @@ class Branch:
                 f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}"
                 + ("" if is_part else self._or(value))
             )
-        for part, get, place in zip(self.parts, self._getters(), self._steps(), strict=True):
+        for part, get, place in zip(self.parts, self._getters, self._steps(), strict=True):
             yield from part.leaves_of(get(value), where + place, is_part=True)
 
     def columns(self, values: Sequence[Any]) -> list[Column] | None:
@@ -87,7 +92,7 @@ class Branch:
         if not has_attributes and set(map(len, values)) != {len(self.parts)}:
             return None
         try:
-            members = [list(map(get, values)) for get in self._getters()]
+            members = [list(map(get, values)) for get in self._getters]
         except KeyError:
             return None
         found: list[Column] = []
@@ -145,12 +150,12 @@ class Branch:
         fields = f"field{'s' if len(names) > 1 else ''} {' and '.join(names)}"
         return f", or give the {fields} a default by optional="
 
-    def _getters(self) -> list[Callable[[Any], Any]]:
+    def _made_getters(self) -> tuple[Callable[[Any], Any], ...]:
         if self.keys is None:
-            return list(map(itemgetter, range(len(self.parts))))
+            return tuple(map(itemgetter, range(len(self.parts))))
         if self.kind is None:
-            return list(map(itemgetter, self.keys))
-        return list(map(attrgetter, map(str, self.keys)))
+            return tuple(map(itemgetter, self.keys))
+        return tuple(map(attrgetter, map(str, self.keys)))
 
     def _steps(self) -> list[str]:
         if self.keys is None:
@@ -236,10 +241,11 @@ def _made(kind: type, members: Mapping[Any, Any]) -> Any:
     return made
 
 
-def _is_nested_type(kind: type) -> bool:
-    if issubclass(kind, (tuple, list, Mapping)):
-        return True
-    return bool(_field_names(kind))
+def _find_is_nested(kind: type) -> bool:
+    return issubclass(kind, (tuple, list, Mapping)) or bool(_field_names(kind))
+
+
+_is_nested_type: Callable[[type], bool] = functools.lru_cache(maxsize=256)(_find_is_nested)
 
 
 def _named(value: Any) -> str:

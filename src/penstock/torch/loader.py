@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast, final
@@ -131,7 +131,7 @@ def _as_array(leaf: Any) -> NDArray[Any] | None:
     return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
 
-_DTYPE = attrgetter("dtype")
+_DTYPE, _TO_LIST = attrgetter("dtype"), torch.Tensor.tolist
 
 
 def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
@@ -142,8 +142,12 @@ def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
         return False
     # Leaves of several shapes, on a device or with a gradient: one by one, each may say what is wrong.
     try:
-        torch.stack(tuple(leaves), out=out)
-    except RuntimeError:
+        # `stack` would make a tensor with a dimension of each integer first. A list is no integer, but it is a bool.
+        if out.dim() == 1 and place.dtype.kind in "iu":
+            place[:] = np.fromiter(map(_TO_LIST, leaves), place.dtype, len(leaves))
+        else:
+            torch.stack(tuple(leaves), out=out)
+    except (RuntimeError, TypeError, ValueError):
         return False
     return True
 
@@ -186,16 +190,22 @@ def _compute_alone() -> None:
         restoring.join()
 
 
-@contextmanager
-def _as_workers() -> Iterator[None]:
+def _as_workers() -> AbstractContextManager[None]:
     """Have the calling thread run PyTorch's operations by itself for a while: a sum by several has other last bits.
 
     A thread that asks for its number for the first time meanwhile, and is none of a loader's, has one from then on.
     """
-    me, usual = threading.get_ident(), torch.get_num_threads()
-    if usual == 1:
-        yield
-        return
+    usual = torch.get_num_threads()
+    return _ALONE if usual == 1 else _alone(usual)
+
+
+#: Where the thread runs them by itself anyway.
+_ALONE = nullcontext()
+
+
+@contextmanager
+def _alone(usual: int) -> Iterator[None]:
+    me = threading.get_ident()
     try:
         with _intra_op:
             _usual[me] = usual
