@@ -201,11 +201,14 @@ def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_
     how = "past" if is_direct else "through"
     for depth in DEPTHS:
         ours, theirs, bare = list[Rate](), list[float](), list[Rate]()
-        for _ in range(rounds):
-            ours.append(tier_rate(tier, samples, depth, seconds))
-            bare += bare_rate(tier, samples, depth, seconds, is_direct=is_direct)
-            if shutil.which("fio") is not None:
-                theirs.append(fio_reads(tier, samples, depth, seconds, is_direct=is_direct))
+        for number in range(3 * rounds):
+            for which in ("ours", "bare", "fio")[:: -1 if number % 2 else 1]:
+                if which == "ours":
+                    ours.append(tier_rate(tier, samples, depth, seconds))
+                elif which == "bare":
+                    bare += bare_rate(tier, samples, depth, seconds, is_direct=is_direct)
+                elif shutil.which("fio") is not None:
+                    theirs.append(fio_reads(tier, samples, depth, seconds, is_direct=is_direct))
         mine, beside = statistics.median(each.bytes_per_second for each in ours), ""
         for name, rates in (("fio", theirs), ("a bare loop", [each.bytes_per_second for each in bare])):
             if rates:
@@ -338,7 +341,7 @@ def main(words: list[str] | None = None) -> None:
             (folder / f"{sample:05}.bin").write_bytes(draw.bytes(NBYTES))
         trainings(folder, samples, rounds, 0.005 if options.quick else STEP_SECONDS)
         shutil.rmtree(folder)
-        disk_reads(Path(place), 8 * samples, rounds, 0.2 if options.quick else 3.0)
+        disk_reads(Path(place), 8 * samples, rounds, 0.1 if options.quick else 1.0)
 
 
 if __name__ == "__main__":
