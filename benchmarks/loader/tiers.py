@@ -17,7 +17,8 @@ nobody measured. Wanted: within 10 % of the stall, or 1 % of the run.
 The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
 epoch. A tier's reads, 100 KB each, cold, past the page cache and through it, stand beside those of fio (the Debian
 package) and of a bare loop at the same depth and size, in turns, and the processor time of each, cold and warm, beside
-that of the bare loop.
+that of the bare loop. The tier reads to memory such as a loader's threads have (`new_buffer`), the others to pages of 4
+KiB.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
@@ -25,7 +26,6 @@ that of the bare loop.
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import shutil
 import statistics
@@ -53,7 +53,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.pagecache import drop_cached
 from penstock.measure.slow_source import SlowSource
 from penstock.store import FlatFolder
-from penstock.store.direct import BLOCK_BYTES, READ_SAMPLES
+from penstock.store.direct import BLOCK_BYTES, READ_SAMPLES, new_buffer, new_memory
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Ids
 from penstock.store.write_behind import WriteBehind
@@ -268,7 +268,7 @@ class Rate(NamedTuple):
 
 def tier_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> Rate:
     forget(tier)
-    return rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds)
+    return rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds, new_buffer)
 
 
 def forget(tier: DiskTier) -> None:
@@ -288,23 +288,28 @@ def bare_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_di
         return []
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds)]
+        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds, new_memory)]
     finally:
         os.close(file)
 
 
 def rate_of(
-    read: Callable[[Ids, Bytes], None], nbytes: int, samples: int, depth: int, seconds: float
+    read: Callable[[Ids, Bytes], None],
+    nbytes: int,
+    samples: int,
+    depth: int,
+    seconds: float,
+    memory_of: Callable[[int], Bytes],
 ) -> Rate:
     """Return the rate of so many threads that read samples in a random order, each once at most, by groups.
 
-    nbytes: of a sample.
+    nbytes: of a sample. memory_of: makes the memory of each thread, of so many bytes.
     """
     order = iter(np.random.default_rng().permutation(samples // GROUP * GROUP).reshape(-1, GROUP))
     begin, cpu = time.perf_counter(), time.process_time()
 
     def work() -> int:
-        into, done = np.frombuffer(mmap.mmap(-1, GROUP_BYTES), np.uint8), 0
+        into, done = memory_of(2 * GROUP_BYTES), 0
         for ids in order:  # next() of an array's iterator is atomic
             read(ids, into)
             done += ids.size * nbytes

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.interpreters import Interpreters
 
 from penstock.errors import DataError
 from penstock.flow.work import Failed, Request
@@ -200,6 +201,29 @@ def test_samples_are_read_to_memory_of_samples_that_nobody_refers_to_any_more(
     assert len(made) == 2
     found = np.concatenate([*held, *last]).view(np.int64).reshape(4, -1)
     assert (found == content.reshape(4, -1)[[2, 3, 1, 3]]).all()
+
+
+def test_a_forked_process_reads_to_memory_of_its_own(tmp_path: Path, interpreters: Interpreters) -> None:
+    """The memory of its thread's buffer is not there."""
+    np.arange(160_000, dtype=np.int64).tofile(tmp_path / "a.bin")
+    code = """
+        import os, sys
+        import numpy as np
+        from penstock.flow.work import Request
+        from penstock.loader.fetching import SourceFetcher
+        from penstock.store import Records
+        source = Records(sys.argv[1], "<i8", 40_000)
+        fetcher = SourceFetcher(source, {})
+        def is_right():
+            found = list(fetcher.fetch(Request(np.array([2, 3]), lambda sample: None)))
+            return (np.concatenate(found).view(np.int64) == np.arange(80_000, 160_000)).all()
+        assert is_right()
+        forked = os.fork()
+        if not forked:
+            os._exit(0 if is_right() else 1)
+        sys.exit(os.waitpid(forked, 0)[1] != 0 or not is_right())
+    """
+    assert interpreters.start(code, str(tmp_path / "a.bin")).wait() == 0
 
 
 def test_a_sample_read_next_to_merged_ones_is_named_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import threading
 import time
@@ -24,7 +25,7 @@ from penstock.policy import Extents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
-from penstock.store.direct import LEAST_MAPPED_BYTES, new_memory
+from penstock.store.direct import LEAST_MAPPED_BYTES, new_buffer
 from penstock.store.group import Bytes, Ids, was_mapped
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
@@ -332,9 +333,10 @@ class SourceFetcher:
 
     def _buffer(self, nbytes: int, origin: int) -> Bytes:
         """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
-        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault("buffers", {})
+        # A forked process, whose thread has the same locals, has none of this memory.
+        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault(f"buffers of {os.getpid()}", {})
         if origin not in buffers or buffers[origin].size < nbytes:
-            buffers[origin] = new_memory(2 * nbytes)
+            buffers[origin] = new_buffer(2 * nbytes)
         return buffers[origin]
 
 

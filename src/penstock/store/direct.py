@@ -7,6 +7,7 @@ Large samples stay where their blocks were read to, if it does not matter where 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -41,6 +42,8 @@ _CACHED_SHARE = 0.8
 #: From here on new memory is a mapping of its own. The C library would keep the memory of larger ones for each thread
 #: after it is freed: twice the largest file, times 32 readers.
 LEAST_MAPPED_BYTES = 128 << 10
+#: Of the larger pages of most processors.
+_HUGE_BYTES = 2 << 20
 #: Smaller samples are copied: blocks that they have only a part of would take more than an eighth of the memory.
 _LEAST_LOOSE_BYTES = 64 << 10
 
@@ -67,6 +70,25 @@ def new_memory(nbytes: int) -> Bytes:
     if nbytes < LEAST_MAPPED_BYTES:
         return np.empty(nbytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def new_buffer(nbytes: int) -> Bytes:
+    """Return uint8[>= nbytes], for one thread of this process to read to again and again; forked processes lack it.
+
+    It has pages of 2 MB where the kernel has them: a direct read to these is one piece for the disk, not one a block.
+    Measured: direct reads of 98 kB of a virtual disk, 68 us each at best; to pages of 4 KiB 158 us (2026-11-28).
+    """
+    if nbytes < _HUGE_BYTES // 2:
+        return new_memory(nbytes)
+    size = -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES
+    # One more, of which nothing is touched: not all kernels begin a mapping at a multiple of its pages.
+    memory = mmap.mmap(-1, size + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)  # see `new_memory`
+    with contextlib.suppress(OSError):  # a kernel without such pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    first = -array.ctypes.data % _HUGE_BYTES
+    return array[first : first + size]
 
 
 def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids] | None:
