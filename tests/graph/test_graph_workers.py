@@ -46,7 +46,7 @@ from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.mail import Mail
 from penstock.graph.workers.session import WorkerSession
-from penstock.graph.workers.wire import packed, packed_values, unpacked
+from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked_values
 from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
@@ -284,8 +284,12 @@ def test_a_thread_that_waits_receives_itself_and_hears_of_what_others_put() -> N
     there = HostLink(SECRET, "there", lambda parts: received.put(threading.current_thread()))
     here = HostLink(SECRET, "here", lambda parts: None)
     here.connect(["there"])
-    with pytest.raises(Empty):
-        there.get_within(received, 0.0)
+    skipped = []
+    for _ in range(6):
+        with pytest.raises(Empty):
+            there.get_within(received, 1e-9)
+        skipped.append(there._skips)
+    assert skipped == [1, 0, 3, 2, 1, 0]  # of waits that begin with no look, after looks in vain
     by = None
     while (
         by is not threading.current_thread()
@@ -1023,19 +1027,21 @@ def test_arrays_arrive_as_they_were_and_no_size_is_believed() -> None:
         with pytest.raises(CorruptError):
             unpacked(wrong)
     outputs = {0: torch.tensor([1 + 2j]).conj(), 2: torch.arange(6).reshape(2, 3)}
-    heads: dict[Any, Any] = {}
+    packer = ValuesPacker("s", "n")
     for step in (7, 8):  # the second has the head of the first
-        made = packed_values(heads, {"kind": "values", "node": "n"}, step, outputs)
-        parts = [memoryview(bytearray(each)) for each in made]
-        found = unpacked(parts)
-        assert (found["kind"], found["node"], int.from_bytes(found["step"], "little")) == (
-            "values",
-            "n",
-            step,
+        parts = [memoryview(bytearray(each)) for each in packer.packed(step, outputs)]
+        found, slow = unpacked_values(parts), unpacked(parts)
+        assert found is not None
+        assert (
+            found[:3]
+            == ("s", step, "n")
+            == (slow["session"], int.from_bytes(slow["step"], "little"), slow["node"])
         )
-        assert [port for port, _ in found["values"]] == [0, 2]
-        for (_, one), other in zip(found["values"], outputs.values(), strict=True):
-            assert torch.equal(one, other.resolve_conj())
+        assert list(found[3]) == list(outputs)
+        for values in (found[3], dict(slow["values"])):
+            for port, other in outputs.items():
+                assert torch.equal(values[port], other.resolve_conj())
         for each in (parts[:-1], [*parts[:2], parts[3], parts[2]]):
+            assert unpacked_values(each) is None
             with pytest.raises(CorruptError):
                 unpacked(each)

@@ -1,7 +1,6 @@
 """Send and Recv: an edge that leads from one worker to another. They are put in when a graph is cut into parts.
 
-Both are asynchronous kernels: a Send hands its values on and is done, or waits until the Recv asks for them; a Recv
-waits without a thread.
+A Send hands its values on and is done, or waits until the Recv asks for them; a Recv waits. Neither takes a thread.
 Source: Abadi et al. 2015, section 3.2.2.
 """
 
@@ -37,18 +36,19 @@ def _mail(node: Node, resources: Any) -> Any:
     return resources.mail
 
 
-def _send(node: Node, resources: Any) -> Callable[..., Any]:
-    mail, attr = _mail(node, resources), node.attr
+def _send(node: Node, resources: Any) -> Callable[..., tuple[()] | None]:
+    """Return what takes the number of the step, or who waits where the Recv asks, and values."""
+    mail = _mail(node, resources)
+    name, to, ports = node.attr["node"], node.attr["to"], node.attr["ports"]
 
-    def send(waiter: Any, *values: Any) -> tuple[()] | None:
-        sent = dict(zip(attr["ports"], values, strict=True))
-        if attr.get("is_asked"):
-            mail.offer(waiter.step.number, attr["node"], attr["to"], sent, waiter)
-            return None
-        mail.send(attr["to"], waiter.step.number, attr["node"], sent)
+    def send(step: int, *values: Any) -> tuple[()]:
+        mail.send(to, step, name, dict(zip(ports, values, strict=True)))
         return ()
 
-    return send
+    def offer(waiter: Any, *values: Any) -> None:
+        mail.offer(waiter.step.number, name, to, dict(zip(ports, values, strict=True)), waiter)
+
+    return offer if node.attr.get("is_asked") else send
 
 
 def _recv(node: Node, resources: Any) -> Callable[..., None]:

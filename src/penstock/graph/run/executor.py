@@ -35,6 +35,7 @@ from penstock.graph.run.plan import (
     NOTHING,
     RANDOM,
     REGION,
+    SENDING,
     SWITCH,
     WAITING,
     FramePlan,
@@ -281,6 +282,11 @@ class Step:
         kind = unit.kind
         if kind in (REGION, KERNEL):
             outputs = self._call(unit, args)
+        elif kind == WAITING:
+            self._wait(unit, iteration, args)
+            return
+        elif kind == SENDING:
+            outputs = self._call(unit, [self.number, *args])
         elif kind == SWITCH:
             outputs = self._switched(unit, args)
         elif kind == FEED:
@@ -292,9 +298,6 @@ class Step:
             outputs = ()
         elif kind == RANDOM:
             outputs = self._call(unit, [self._key(unit.flat, iteration), *args])
-        elif kind == WAITING:
-            self._wait(unit, iteration, args)
-            return
         elif kind == ENTER:
             self._enter(unit, iteration, args[0])
             return
@@ -329,7 +332,7 @@ class Step:
             if unit.region is not None:
                 flat, args = unit.region.culprit(error) or (flat, [])
             raise self._blamed(error, flat, args) from error
-        if self._slowness > 1:
+        if self._slowness > 1 and unit.kind != SENDING:
             time.sleep((self._slowness - 1) * (time.perf_counter() - begin))
         if self._statistics is not None:
             members = unit.region.members if unit.region else [flat]

@@ -14,7 +14,7 @@ from penstock.graph.run.lower import Flat
 from penstock.graph.run.regions import Region, groups_of, region_of
 
 #: Kinds of units, as the executor tells them apart.
-KERNEL, REGION, WAITING, RANDOM, SWITCH, MERGE, ENTER, LEAVE, NEXT, FETCH, FEED, NOTHING = range(12)
+KERNEL, REGION, WAITING, SENDING, RANDOM, SWITCH, MERGE, ENTER, LEAVE, NEXT, FETCH, FEED, NOTHING = range(13)
 _CONTROL = {
     "Switch": SWITCH,
     "Merge": MERGE,
@@ -202,6 +202,8 @@ def _unit(flat: Flat, resources: Any) -> Unit:
     assert isinstance(node, Node), "what lowering adds is pure, or control"
     table = operation(flat.op)
     kind = {"state": KERNEL, "random": RANDOM, "waiting": WAITING}[table.kind]
+    if flat.op == "Send" and not node.attr.get("is_asked"):
+        kind = SENDING
     return Unit(kind, flat, table.kernel(node)(node, resources), ports=flat.ports)
 
 

@@ -4,10 +4,10 @@
     receiver   uses the block as it lies there, and clears its first byte once nothing refers to it any more
 
 The thread of a step sends. Of the steps that wait, one receives, for all: a tensor that it waits for itself changes no
-thread. Where none waits, a thread of the worker receives, but not as long as steps come back to receive and no other
-depends on them. Nothing is encrypted: the kernel says that both ends are of one user. A socket's address is made of the
-cluster's secret and of that by which the others know the worker, so who is on another host, or behind a proxy, finds
-none and is sent to over ZeroMQ.
+thread, and one that comes soon finds it awake. Where none waits, a thread of the worker receives, but not as long as
+steps come back to receive and no other depends on them. Nothing is encrypted: the kernel says that both ends are of
+one user. A socket's address is made of the cluster's secret and of that by which the others know the worker, so who is
+on another host, or behind a proxy, finds none and is sent to over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ T = TypeVar("T")
 #: Larger parts go by blocks.
 _SMALL_BYTES = 16 << 10
 #: A step that received so lately receives what comes next, too: who is sent to may answer before the step waits.
-_SOON_SECONDS = 1e-3
+_SOON_SECONDS = 2e-3
+#: For so long a step looks for a message before its thread sleeps: about as long as who is woken takes to answer.
+_LOOK_SECONDS = 4e-4
+#: Waits in a row that begin without a look after looks in vain.
+_MOST_SKIPPED = 255
 #: Processes whose connections were refused or cut off, and are reported.
 _MOST_REPORTED = 100
 #: Of a message without its blocks: a socket's buffer holds several.
@@ -101,6 +105,8 @@ class HostLink:
         self._turn, self._turns, self._turns_seen = threading.Lock(), 0, 0
         #: How many threads wait for what others receive; whether the own thread leaves that to steps.
         self._others, self._leaves = 0, False
+        #: Of waits: how many begin without a look still, and did after the last look in vain.
+        self._skips = self._skipped = 0
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-graph-host", daemon=True)
         self._thread.start()
@@ -141,8 +147,11 @@ class HostLink:
         try:
             while True:
                 queue.wake = self._wake
-                left = 0.0 if not queue.empty() else None if until is None else until - time.monotonic()
-                ready = self._first.poll(None if left is None else max(left, 0.0))
+                if not queue.empty():
+                    ready = self._first.poll(0)
+                else:
+                    left = None if until is None else max(until - time.monotonic(), 0.0)
+                    ready = self._look(left) or self._first.poll(left)
                 queue.wake = None
                 for descriptor, _ in ready:
                     self._receive(descriptor)
@@ -153,6 +162,22 @@ class HostLink:
         finally:
             queue.wake = None
             self._turn.release()
+
+    def _look(self, seconds: float | None) -> list[tuple[int, int]]:
+        """Return what comes soon, without sleeping; where nothing did, look ever more seldom.
+
+        To be woken takes a processor about as long as to look: its caches have what ran meanwhile.
+        """
+        if self._skips:
+            self._skips -= 1
+            return []
+        until = time.monotonic() + (_LOOK_SECONDS if seconds is None else min(seconds, _LOOK_SECONDS))
+        while not (ready := self._first.poll(0)):
+            if time.monotonic() >= until:
+                self._skips = self._skipped = min(2 * self._skipped + 1, _MOST_SKIPPED)
+                return []
+        self._skipped = 0
+        return ready
 
     def _get_from_others(self, queue: WakingQueue[T], seconds: float | None) -> T:
         with self._lock:
@@ -209,16 +234,15 @@ class HostLink:
             self._receive(descriptor)
 
     def _receive(self, descriptor: int) -> None:
-        """Receive all messages that have come: epoll may have told no other thread of them."""
-        if descriptor in (self._stir, self._call):
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(descriptor)
-            return
+        """Receive a message that has come. What else has come is there for who waits next at an epoll."""
         connection = self._in.get(descriptor)
         if connection is None:
+            if descriptor in (self._stir, self._call):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(descriptor)
             return
         try:
-            while (parts := connection.receive()) is not None:
+            if (parts := connection.receive()) is not None:
                 self._on_parts(parts)
         except Exception as error:
             # It has ended, or sent what no worker sends: that must not end the others' connections.
@@ -240,7 +264,8 @@ class HostLink:
                 return
             with self._lock:
                 self._in[connection.fileno()] = _In(connection, peer)
-            # EPOLLEXCLUSIVE wakes the first of these in which a thread waits, and no other.
+            # EPOLLEXCLUSIVE wakes the first of these in which a thread waits, and no other; who begins to wait at
+            # either hears of all that is there.
             for epoll in (self._first, self._last):
                 epoll.register(connection, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 

@@ -40,26 +40,35 @@ def packed(message: Mapping[str, Any]) -> list[Any]:
     return parts
 
 
-def packed_values(
-    heads: dict[Any, Any], about: Mapping[str, Any], step: int, values: Mapping[int, Any]
-) -> list[Any]:
-    """Return the parts of a message with outputs of a node, by port, for a step.
+class ValuesPacker:
+    """Packs outputs of a node of a session, by port, for a step after the other."""
 
-    heads: those that were made before, for this `about`: a step's are those of the one before, as long as shapes stay.
-    """
-    number, key = step.to_bytes(8, "little"), list[Any]()
-    parts: list[Any] = [b"", number]
-    for port, value in values.items():
-        if not isinstance(value, torch.Tensor):
-            return packed({**about, "step": number, "values": list(values.items())})
-        key += (port, value.dtype, value.shape)
-        parts.append(_data(_numpy_of(value)))
-    parts[0] = heads.get(tuple(key))
-    if parts[0] is None:
-        if len(heads) >= _MOST_HEADS:
-            heads.clear()
-        parts[0] = heads[tuple(key)] = packed({**about, "step": number, "values": list(values.items())})[0]
-    return parts
+    __slots__ = ("_about", "_heads")
+
+    def __init__(self, session: str, node: str) -> None:
+        self._about = {"kind": "values", "session": session, "node": node}
+        #: Those that were made: a step's is that of the one before, as long as shapes stay.
+        self._heads: dict[Any, bytes] = {}
+
+    def packed(self, step: int, values: Mapping[int, Any]) -> list[Any]:
+        """Return the parts of a message."""
+        number, key = step.to_bytes(8, "little"), list[Any]()
+        parts: list[Any] = [b"", number]
+        for port, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                return self._packed(number, values)
+            key += (port, value.dtype, value.shape)
+            parts.append(_data(_numpy_of(value)))
+        head = self._heads.get(tuple(key))
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            head = self._heads[tuple(key)] = self._packed(number, values)[0]
+        parts[0] = head
+        return parts
+
+    def _packed(self, number: bytes, values: Mapping[int, Any]) -> list[Any]:
+        return packed({**self._about, "step": number, "values": list(values.items())})
 
 
 def halved(values: Mapping[int, Any]) -> dict[int, Any]:
@@ -112,7 +121,10 @@ def _array(array: np.ndarray[Any, Any], parts: list[Any]) -> dict[str, Any]:
 
 
 def _data(array: np.ndarray[Any, Any]) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # not contiguous, complex, or empty
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def _numpy_of(value: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -128,11 +140,7 @@ def unpacked(parts: Sequence[Any]) -> dict[str, Any]:
     Raises: CorruptError if it is malformed, or of another version.
     """
     try:
-        text = bytes(parts[0])
-        known = _layout(text) if len(text) < _MOST_KEPT_BYTES else None
-        if known is not None and (values := _tensors(known, parts)) is not None:
-            return {**known.about, "step": bytes(parts[1]), "values": values}
-        return _message(_head(text), parts)
+        return _message(_head(bytes(parts[0])), parts)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
         if isinstance(error, CorruptError):
             raise
@@ -153,23 +161,41 @@ def _message(head: Any, parts: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
+def unpacked_values(parts: Sequence[Any]) -> tuple[str, int, str, dict[int, torch.Tensor]] | None:
+    """Return the session, step, node and outputs by port of a message by a `ValuesPacker` that has tensors alone.
+
+    None for other messages, and for what is malformed: `unpacked` says why.
+    """
+    text = parts[0]
+    layout = _layout(bytes(text)) if len(text) < _MOST_KEPT_BYTES else None
+    if layout is None or len(parts) != len(layout.tensors) + 2:
+        return None
+    values = {}
+    for place, (port, dtype, shape, nbytes) in enumerate(layout.tensors, 2):
+        if len(parts[place]) != nbytes:
+            return None
+        values[port] = _tensor(np.ndarray(shape, dtype, parts[place]))
+    return layout.session, int.from_bytes(parts[1], "little"), layout.node, values
+
+
 class _Layout(NamedTuple):
-    """The layout that the head of a message by `packed_values` describes: all but the step and the tensors.
+    """The layout that the head of a message by a `ValuesPacker` describes: all but the step and the tensors.
 
     tensors: by part, from the third on: port, dtype, shape and bytes.
     """
 
-    about: dict[str, Any]
+    session: str
+    node: str
     tensors: list[tuple[int, np.dtype[Any], tuple[int, ...], int]]
 
 
 @functools.lru_cache(1 << 10)
 def _layout(text: bytes) -> _Layout | None:
     """Return the layout of a head, which comes again in each step; None if it is of another kind of message."""
-    head = _head(text)
     try:
-        about = {name: value for name, value in head.items() if isinstance(value, str)}
-        if head["step"] != {"$": "bytes", "at": 1} or len(head) != len(about) + 2 or "kind" not in about:
+        head = _head(text)
+        session, node = head["session"], head["node"]
+        if head["kind"] != "values" or head["step"] != {"$": "bytes", "at": 1} or len(head) != 5:
             return None
         tensors = []
         for place, (port, each) in enumerate(head["values"]):
@@ -178,22 +204,10 @@ def _layout(text: bytes) -> _Layout | None:
             if not is_next or not math.prod(shape):
                 return None
             dtype = _numpy(each["dtype"])
-            tensors.append((port, dtype, shape, math.prod(shape) * dtype.itemsize))
-        return _Layout(about, tensors)
-    except (ValueError, TypeError, KeyError, AttributeError, MismatchError):
-        return None  # whoever takes it apart says why
-
-
-def _tensors(layout: _Layout, parts: Sequence[Any]) -> list[tuple[int, torch.Tensor]] | None:
-    """Return the tensors of a message, by port; None where its parts are not what its layout says."""
-    if len(parts) != len(layout.tensors) + 2:
-        return None
-    found = []
-    for place, (port, dtype, shape, nbytes) in enumerate(layout.tensors, 2):
-        if len(parts[place]) != nbytes:
-            return None
-        found.append((port, _tensor(np.ndarray(shape, dtype, parts[place]))))
-    return found
+            tensors.append((int(port), dtype, shape, math.prod(shape) * dtype.itemsize))
+        return _Layout(str(session), str(node), tensors)
+    except (CorruptError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MismatchError):
+        return None  # `unpacked` says why
 
 
 def _tree(value: Any, parts: Sequence[Any]) -> Any:

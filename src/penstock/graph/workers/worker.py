@@ -34,7 +34,7 @@ from penstock.graph.workers.lanes import StepRecorder
 from penstock.graph.workers.link import CLIENT, MOST_PART_BYTES, Link, key_of, offers_of
 from penstock.graph.workers.mail import Mail, Values
 from penstock.graph.workers.nodes import received_nodes
-from penstock.graph.workers.wire import halved, packed, packed_values, unpacked
+from penstock.graph.workers.wire import ValuesPacker, halved, packed, unpacked, unpacked_values
 from penstock.ranks.carrier_zmq import ZmqCarrier
 
 if TYPE_CHECKING:  # of an extra
@@ -156,7 +156,14 @@ class Worker:
 
     def _take_parts(self, parts: list[Any]) -> None:
         """Act on what a worker of this host sent, in the thread of `host` or of a step. Raises: CorruptError."""
-        self._take_values(unpacked(parts))
+        found = unpacked_values(parts)
+        if found is None:
+            self._take_values(unpacked(parts))
+            return
+        session, step, node, values = found
+        hosted = self._sessions.get(session)
+        if hosted is not None:
+            hosted.mail.put(step, node, values)
 
     def _take_values(self, message: dict[str, Any]) -> None:
         try:
@@ -207,15 +214,18 @@ class Worker:
         here = list(others.values()) if message["shares_memory"] else []
         self.host.connect(here)
 
-        heads: dict[str, dict[Any, Any]] = {}
+        session, is_lossy = message["session"], message["is_lossy"]
+        packers: dict[str, ValuesPacker] = {}
 
         def send(to: str, step: int, node: str, values: Values | None) -> None:
-            about = {"kind": "values", "session": message["session"], "node": node}
             if values is None:
-                parts = packed({**about, "kind": "asked", "step": step, "by": self.task})
+                asked = {"kind": "asked", "session": session, "node": node, "step": step, "by": self.task}
+                parts = packed(asked)
             else:
-                sent = halved(values) if message["is_lossy"] else values
-                parts = packed_values(heads.setdefault(node, {}), about, step, sent)
+                packer = packers.get(node)
+                if packer is None:
+                    packer = packers[node] = ValuesPacker(session, node)
+                parts = packer.packed(step, halved(values) if is_lossy else values)
             if here and self.host.send(others[to], parts):
                 return
             if self._mpi is not None and to in self._mpi[1] and sum(map(len, parts)) < MOST_MPI_BYTES:
@@ -223,7 +233,7 @@ class Worker:
             else:
                 self.link.post(numbers[to], parts)
 
-        self._sessions[message["session"]] = _Hosted(self, send, int(message["seed"]))
+        self._sessions[session] = _Hosted(self, send, int(message["seed"]))
         self.link.answer(who, {"kind": "opened", **_about(message)})
 
     def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
