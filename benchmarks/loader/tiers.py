@@ -17,8 +17,8 @@ nobody measured. Wanted: within 10 % of the stall, or 1 % of the run.
 The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
 epoch. A tier's reads, 100 KB each, cold, past the page cache and through it, stand beside those of fio (the Debian
 package) and of a bare loop at the same depth and size, in turns, and the processor time of each, cold and warm, beside
-that of the bare loop. The tier reads to memory such as a loader's threads have (`new_buffer`), the others to pages of 4
-KiB.
+that of the bare loop. The tier reads to memory such as a loader's threads have for groups that they use at once
+(`new_buffer`), the others to pages of 4 KiB.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
