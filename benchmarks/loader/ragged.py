@@ -7,9 +7,9 @@ batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, a
 lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
 times one epoch, after one that is not timed, so that a loader which reads ahead is as far ahead at its end as at its
 begin; sides take turns, in another order each round. Penstock has ten seconds before, and longer where it tries who
-makes the batches, to find out what is fastest. "bare" is the least that there is to do: one loop over the samples
-of a batch and one copy of their bytes into place; "memcpy" copies as many bytes as batches have, padding included, into
-memory that is used again, and calls nothing for a sample.
+makes the batches, to find out what is fastest; a line says what it chose. "bare" is the least that there is to do: one
+loop over the samples of a batch and one copy of their bytes into place; "memcpy" copies as many bytes as batches have,
+padding included, into memory that is used again, and calls nothing for a sample.
 Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
 round; and of the process, without its workers, processor time a sample and pages that the kernel supplied for a batch
 (medians).
@@ -69,7 +69,13 @@ def ragged(samples: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.T
 
 def penstock_side(data: Texts, how: str) -> pt.Loader:
     fields: dict[str, Any] = {"padded": {0: 0}} if how == "padded" else {"ragged": [0]}
-    return pt.Loader(data, batch_size=BATCH, epochs=None, report=None, **fields)
+    return pt.Loader(data, batch_size=BATCH, epochs=None, report=report_choice, **fields)
+
+
+def report_choice(line: str) -> None:
+    """Print who makes the batches from here on."""
+    if "makes batches" in line:
+        print(f"  {line}", flush=True)
 
 
 def bare(data: Texts) -> Iterable[int]:

@@ -34,8 +34,9 @@ _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
 # Rates that decide before the last pair, and after it.
 _CLEAR, _WORTH = 1.2, 1.05
 # The first turn of the training has two batches. A turn goes on until so many seconds of it count. Below this share of
-# the threads' rate it ends at once: such samples wait for a store.
-_LEAST_SECONDS, _HOPELESS = 0.3, 0.2
+# the threads' rate it ends once that has been so for so long: such samples wait for a store. Before, threads still load
+# ahead, and hold the interpreter's lock: it is looked again each so many seconds.
+_LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
 # The training's own work between two batches counts for this at most: a training that validates is no slower.
 _MOST_BETWEEN_SECONDS = 0.1
 # After so long it is looked at again whether a training that makes its batches still waits for them.
@@ -60,6 +61,8 @@ class Turns:
         self._is_own = self.is_trying = self._is_over = False
         #: Samples a second in each turn, of threads and of the training.
         self._rates: tuple[list[float], list[float]] = [], []
+        #: How long the training's first turns were hopeless.
+        self._hopeless_seconds = 0.0
         self._begin_window(0.0)
 
     def given(self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool) -> float:
@@ -122,6 +125,9 @@ class Turns:
             rate = self._all_samples / max(self._all_seconds, 1e-9)
             if rate > _HOPELESS * of_threads[-1]:
                 return self._own_for(_BEGINNING_SECONDS + _TURN_SECONDS, rate)
+            self._hopeless_seconds += self._all_seconds
+            if self._hopeless_seconds < _SURE_SECONDS:
+                return self._own_for(_SHORT_SECONDS, rate)
             self._rates[True].append(rate)
             return self._settle(rate / of_threads[-1])
         self._rates[self._is_own].append(self._rate)
