@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from penstock.measure.calibrate import calibrate
     from penstock.measure.watch import watch
     from penstock.plan import AccessPlan, BundleShuffle, FullShuffle
+    from penstock.plan.recorded import read_trace
     from penstock.store import open_source
-    from penstock.trace import Trace, read_trace
+    from penstock.trace import Trace
 
 __all__ = [
     "AccessPlan",
@@ -52,7 +53,7 @@ _HOMES = {
     "calibrate": "penstock.measure.calibrate",
     "open_source": "penstock.store",
     "predict": "penstock.loader",
-    "read_trace": "penstock.trace",
+    "read_trace": "penstock.plan.recorded",
     "report_waits_on": "penstock.flow.waits",
     "watch": "penstock.measure.watch",
 }

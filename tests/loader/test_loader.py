@@ -22,9 +22,11 @@ import cv2
 import numpy as np
 import PIL
 import pytest
+from tests.for_each import for_each
 from tests.patience import patient, wait_until
 from tests.store.test_ranged import CHUNK, Chunks
 
+import penstock
 import penstock.torch
 from penstock.errors import ClosedError, ConfigError, DataError, StagingError
 from penstock.flow.cpus import CpuLimit
@@ -40,6 +42,7 @@ from penstock.policy import ThreadFacts
 from penstock.policy.loading import Fill, Job, Loading
 from penstock.store import ImageFolder
 from penstock.trace import NO_STEP, SOURCE, Cause, Kind, limiting, read_trace
+from penstock.trace.schema import AS_PLANNED
 
 COUNT = 23
 BATCH = 4
@@ -1138,6 +1141,37 @@ def test_a_trace_says_what_ran_where_and_when_and_what_its_slowest_samples_are_c
     slowest = trace.slowest()
     assert set(slowest["sample"][slowest["kind"] == Kind.READ].tolist()) <= set(trace.names)
     assert trace.names.items() <= names.items()
+
+
+@for_each("workers", [{"decoders": 0}, {"decoders": 1}, {"decoders": 2, "readers": 2}])
+def test_a_trace_knows_the_samples_of_all_groups_and_names_none_that_the_plan_tells(
+    folder: Path, tmp_path: Path, workers: dict[str, int]
+) -> None:
+    given: dict[tuple[int, int], list[int]] = {}
+    with make(folder, epochs=4, trace=tmp_path / "run.trace", **workers) as loader:
+        while loader.position[0] < 4:
+            epoch = loader.position[0]
+            given |= {(epoch, step): numbers(images) for step, (images, _) in enumerate(loader)}
+
+    trace = penstock.read_trace(tmp_path / "run.trace")
+    decodes = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    loaded: dict[tuple[int, int], list[int]] = {}
+    for span in decodes:
+        ids = trace.ids.get((0, int(span["flow"])), np.array([span["sample"]]))
+        assert (ids.size, ids[0]) == (span["samples"], span["sample"])
+        loaded.setdefault((int(span["epoch"]), int(span["step"])), []).extend(ids.tolist())
+    source = ImageFolder(folder)
+    by_first: dict[tuple[int, int], list[int]] = {}
+    for epoch, step in sorted(given):
+        first = max(key for key in loaded if key <= (epoch, step))
+        by_first.setdefault(first, []).extend(ids_of(source, given[epoch, step]))
+    assert {key: sorted(ids) for key, ids in loaded.items()} == {
+        key: sorted(ids) for key, ids in by_first.items()
+    }
+    written = {flow for _, flow in read_trace(tmp_path / "run.trace").ids}
+    told = {flow for flow in trace.spans["flow"].tolist() if flow & AS_PLANNED}
+    assert told
+    assert not told & written
 
 
 def test_saves_that_are_recorded_with_the_loaders_recorder_are_in_its_trace_and_its_sums(

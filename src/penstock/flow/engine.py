@@ -68,7 +68,7 @@ from penstock.policy.decision_state import EVENT
 from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.policy.runnable import LEAST_SLOTS
 from penstock.queues import get_within
-from penstock.trace.schema import CONSUMER, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, STAGING, Kind
+from penstock.trace.schema import AS_PLANNED, CONSUMER, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
@@ -219,6 +219,8 @@ class EngineSettings:
         batch is there, and no thread is started; readers is 0 then, and the scheduler lets one Load run at once.
     ask_every_seconds: how often to find out if threads wait for the interpreter's lock, for `lock_use` and the trace;
         None for never.
+    is_plan_told: whether who reads the trace has the plan, so that ids of samples that follow each other in a batch of
+        it need not be recorded.
     """
 
     readers: int
@@ -226,6 +228,7 @@ class EngineSettings:
     timeout_seconds: float | None
     works_in_own_thread: bool = False
     ask_every_seconds: float | None = None
+    is_plan_told: bool = False
 
 
 class Engine:
@@ -401,7 +404,7 @@ class Engine:
             at = partial(setitem, self._at_quick, CONSUMER)
             data = fetcher.fetch(Request(samples, at, epoch=epoch, follows=True))
             fetched, ring = (begin, self._clock()), maker.ring
-            flow, has_failed = self._record_fetched(ring, fetched, samples, data, SOURCE, epoch, step)
+            flow, has_failed = self._record_fetched(ring, fetched, samples, data, SOURCE, load)
             failed = self._decode_fetched(decoder, load, data, flow, arrays, at, ring, has_failed=has_failed)
         finally:
             self._at_quick.pop(CONSUMER, None)
@@ -979,7 +982,7 @@ class Engine:
             end = self._clock()
             self._at.pop(worker, None)
             self._recent_read_seconds.append((end - begin) / ids.size)
-            flow, _ = self._record_fetched(ring, (begin, end), ids, data, move.origin, move.epoch, move.step)
+            flow, _ = self._record_fetched(ring, (begin, end), ids, data, move.origin, move)
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))
             del data, move  # an idle thread keeps no sample's bytes
             self._drive()
@@ -1037,8 +1040,9 @@ class Engine:
             if loop is not None:
                 self._compiled = None
                 self._inbox.append(partial(self._use, loop))
-        every = self._settings.ask_every_seconds
-        asked_seconds = None if every is None else self._ask_for_lock(worker, ring, load, delay, every)
+        every, asked_seconds = self._settings.ask_every_seconds, None
+        if every is not None and self._clock() >= self._next_ask.get(worker, 0.0):
+            asked_seconds = self._ask_for_lock(worker, ring, load, delay, every)
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
@@ -1121,8 +1125,7 @@ class Engine:
             wrong = decoder.decode(load, Brought(rows, ids, data), arrays, at)
             count = ids.size
             if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
-                flow = self._recorder.next_flow()
-                ring.record_ids(flow, ids)
+                flow = self._flow_of(ring, ids, load)
             ring.record(
                 Kind.DECODE,
                 begin,
@@ -1165,7 +1168,7 @@ class Engine:
         request = Request(ids, at, origin, rests, into=into, epoch=load.epoch, follows=follows)
         data = self._fetcher.fetch(request)
         end, computed = self._clock(), time.thread_time() - computed
-        flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load.epoch, load.step)
+        flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load)
         if not has_failed:
             # What was in memory was waited for nowhere: whatever else it took, the interpreter's lock or another guest
             # of this host did, and not the store.
@@ -1183,10 +1186,10 @@ class Engine:
         ids: NDArray[np.int64],
         data: list[Any] | Pieces,
         origin: int,
-        epoch: int,
-        step: int,
+        work: Move | Load,
     ) -> tuple[int, bool]:
         """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
+        epoch, step = work.epoch, work.step
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
         place, peer = self._scheduler.where(origin)
@@ -1206,28 +1209,40 @@ class Engine:
             nbytes = data.joined.nbytes
         else:
             nbytes = sum(map(_NBYTES, data)) if kinds - {Failed} == {np.ndarray} else 0
-        flow = self._recorder.next_flow()
-        if len(data) > 1:
-            ring.record_ids(flow, ids)
+        flow = self._flow_of(ring, ids, work)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
         ring.record(
             kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=len(data), peer=peer, flow=flow
         )
         return flow, has_failed
 
+    def _flow_of(self, ring: Ring, ids: NDArray[np.int64], work: Move | Load) -> int:
+        """Return the flow of a group, and record which samples it is unless the plan tells that."""
+        flow = self._recorder.next_flow()
+        if ids.size > 1:
+            if self._settings.is_plan_told and isinstance(work, Load) and _is_planned(ids, work):
+                return flow | AS_PLANNED
+            ring.record_ids(flow, ids)
+        return flow
+
     def _ask_for_lock(
         self, worker: int, ring: Ring, load: Load, delay: RunDelay, every_seconds: float
     ) -> float | None:
-        """Record what `ask_for_lock` returns, and return it where another Load runs; None if it is not due."""
-        begin = self._clock()
-        if begin < self._next_ask.get(worker, begin):
-            return None
+        """Record what `ask_for_lock` returns, and return it where another Load runs, else None."""
         asked_seconds = ask_for_lock(self._clock, delay)
         end = self._clock()
         self._next_ask[worker] = end + every_seconds
         ring.record(Kind.LOCK, end - asked_seconds, end, epoch=load.epoch, step=load.step, samples=0)
         # Without `_lock`: a number that is a moment old does as well.
         return asked_seconds if self._scheduler.loads_running > 1 else None
+
+
+def _is_planned(ids: NDArray[np.int64], load: Load) -> bool:
+    """Whether samples of a Load are all of it, follow each other, and begin where the first of them first comes."""
+    rows = load.rows
+    if not isinstance(rows, range) or ids.size != len(rows):
+        return False
+    return not rows.start or ids[0] not in load.samples[: rows.start]
 
 
 def _has_failed(data: list[Any] | Pieces) -> bool:

@@ -56,7 +56,7 @@ from penstock.machine import Machine
 from penstock.plan import AccessPlan
 from penstock.plan.growing import Growing
 from penstock.plan.orders import even_from
-from penstock.plan.serialise import write_plan
+from penstock.plan.serialise import is_told, write_plan
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks
 from penstock.ranks.transport_of_job import rank_of_this_process
@@ -336,6 +336,7 @@ class Loader:
                 timeout_seconds=self._config.timeout_seconds,
                 works_in_own_thread=setup.works_in_own_thread,
                 ask_every_seconds=ASK_EVERY_SECONDS if setup.calls_python else asks_for_trace,
+                is_plan_told=is_told(plan),
             ),
             begin=partial(
                 _begin,

@@ -431,7 +431,7 @@ def _kept_later(
         keys = np.array(list(ids), np.uint64).reshape(-1, 2)
         members = np.isin(_group_keys(keys[:, 0], keys[:, 1]), groups)
         if members.any():
-            taken = [group for group, is_member in zip(ids.values(), members, strict=True) if is_member]
+            taken = [ids[key] for key, is_member in zip(ids, members, strict=True) if is_member]
             is_kept |= np.isin(read, np.concatenate(taken))
     return read[is_kept]
 
@@ -654,7 +654,7 @@ def _moments(
     """Return moments in the order of the candidates, their samples by number and name."""
     reads = [each.read for each in worst if each.read is not None]
     keys = {(int(read["rank"]), int(read["flow"])) for read in reads}
-    ids = {key: group for some in run.ids() for key, group in some.items() if key in keys} if keys else {}
+    ids = {key: some[key] for some in run.ids() for key in keys.intersection(some)} if keys else {}
     return tuple(
         _moment(replace(each.outline, names={**run.outline.names, **each.outline.names}), ids, each, describe)
         for each in worst

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.trace import NO_STEP, Kind, Spans, Trace, read_trace
+from penstock.plan.recorded import join_ids, planned_ids, read_trace, with_planned_ids
+from penstock.trace import JSON, NO_STEP, Kind, Spans, Trace
 from penstock.trace.file import ids_in, read_outline, spans_in
-from penstock.trace.schema import NO_EPOCH, NO_FLOW, SPAN, GroupIds, choose_spans, join_spans
+from penstock.trace.schema import AS_PLANNED, NO_EPOCH, NO_FLOW, SPAN, GroupIds, choose_spans, join_spans
 from penstock.trace.summary import Summary, joined_epochs
 
 #: What is looked at for a wait begins this long before it, at the latest.
@@ -63,6 +64,7 @@ class Run:
     @classmethod
     def of(cls, trace: Trace) -> Run:
         """Return a trace as a run of one piece."""
+        trace = with_planned_ids(trace)
         outline = replace(trace, spans=np.empty(0, SPAN))
         return cls(outline, (Part(outline, lambda: [trace.spans], lambda: [trace.ids], lambda: trace),))
 
@@ -102,7 +104,7 @@ class Run:
 
 
 def _read(outline: Trace, parts: Sequence[Part]) -> Trace:
-    ids = {key: samples for part in parts for some in part.ids() for key, samples in some.items()}
+    ids = join_ids(some for part in parts for some in part.ids())
     return replace(outline, spans=join_spans(spans for part in parts for spans in part.spans()), ids=ids)
 
 
@@ -138,7 +140,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         Part(
             _outline_later(each.outline, moved),
             partial(_spans_later, each.path, moved),
-            partial(_ids_later, each.path, moved),
+            partial(_ids_later, each.path, each.outline.meta, moved),
             partial(read_trace, each.path),
             each.rank,
             each.path.name,
@@ -352,7 +354,7 @@ def _extent_of(file: Path, outline: Trace) -> _Extent:
     for spans in spans_in(file):
         epochs = spans["epoch"][spans["epoch"] != NO_EPOCH]
         first, last = min(first, int(epochs.min(initial=2**31 - 1))), max(last, int(epochs.max(initial=-1)))
-        flow = max(flow, int(spans["flow"].max(initial=0)))
+        flow = max(flow, int((spans["flow"] & np.uint64(AS_PLANNED - 1)).max(initial=0)))
         has_waits = has_waits or bool((spans["kind"] == Kind.WAIT).any())
         seconds = max(seconds, float(spans["end"].max(initial=0.0)))
     return _Extent(min(first, max(last, 0)), last, flow, has_waits, seconds)
@@ -435,9 +437,27 @@ def _later(spans: Spans, moved: _Moved) -> Spans:
     return spans
 
 
-def _ids_later(file: Path, moved: _Moved) -> Iterator[GroupIds]:
-    for ids in ids_in(file):
-        yield {(rank + moved.ranks, flow + moved.flows): samples for (rank, flow), samples in ids.items()}
+def _ids_later(file: Path, meta: Mapping[str, JSON], moved: _Moved) -> Iterator[GroupIds]:
+    """Yield the groups that a file names, and those that its plan tells, as those of a run."""
+    planned = (planned_ids(meta, spans) for spans in spans_in(file))
+    return (_IdsLater(ids, moved) for ids in chain(ids_in(file), planned))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IdsLater(Mapping[tuple[int, int], NDArray[np.int64]]):
+    """Groups of a file as those of a run; none is looked up before it is asked for."""
+
+    ids: GroupIds
+    moved: _Moved
+
+    def __getitem__(self, key: tuple[int, int]) -> NDArray[np.int64]:
+        return self.ids[key[0] - self.moved.ranks, key[1] - self.moved.flows]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((rank + self.moved.ranks, flow + self.moved.flows) for rank, flow in self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 def _outline_later(outline: Trace, moved: _Moved) -> Trace:

@@ -17,6 +17,7 @@ from penstock.loader.setup import with_memory
 from penstock.machine import Machine
 from penstock.measure.from_trace import decode_rate_in
 from penstock.plan import AccessPlan
+from penstock.plan.recorded import with_planned_ids
 from penstock.plan.serialise import read_plan
 from penstock.policy import StagingLimits
 from penstock.policy.forms import CropForm
@@ -251,7 +252,7 @@ def replay_of(trace: Trace) -> Replay:
     limits = _made(StagingLimits, meta, "limits")
     form = None if meta.get("keep") is None else _made(CropForm, meta, "keep")
     stored = trace.spans if form is None else trace.spans[trace.spans["place"] != form.TIER]
-    sizes_bytes, unknown, together = _sizes_bytes(stored, trace.ids, plan.samples)
+    sizes_bytes, unknown, together = _sizes_bytes(stored, with_planned_ids(trace).ids, plan.samples)
     number = _numbers(plan, rank, first)
     recorded = _steps_of(number, waits, trace.spans)
     # Of a run that keeps only its last steps, nobody knows how it began.

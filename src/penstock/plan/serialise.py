@@ -7,7 +7,8 @@ function or split) is not written; the recorded spans tell it.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -51,6 +52,41 @@ def write_plan(plan: AccessPlan) -> dict[str, JSON]:
     }
 
 
+def is_told(plan: AccessPlan) -> bool:
+    """Whether `write_plan` says all of a plan."""
+    return _is_told(write_plan(plan))
+
+
+def _is_told(written: Mapping[str, Any]) -> bool:
+    return written["order"] is not None and written["split"] is not None
+
+
+def told_plan(written: Mapping[str, Any], last_epoch: int) -> AccessPlan | None:
+    """Return the plan that was written; None where order or split was not.
+
+    last_epoch: of the run so far; the plan of a run without end has the epochs up to it.
+    Raises: ConfigError if the values are not those of `write_plan`.
+    """
+    with _values_of_plan():
+        if not _is_told(written):
+            return None
+        order, split = _read_order(written["order"]), _read_split(written["split"])
+        batch_size, ranks = int(written["batch_size"]), int(written["ranks"])
+        epochs = last_epoch + 1 if written["epochs"] is None else int(written["epochs"])
+        drop_last, last_steps = bool(written["drop_last"]), written.get("last_steps")
+    return AccessPlan(order, batch_size, epochs, ranks, split, drop_last, last_steps)
+
+
+@contextmanager
+def _values_of_plan() -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the plan is not one that this Penstock wrote ({error!r}): read it with the Penstock that wrote it"
+        ) from error
+
+
 def read_plan(
     written: Mapping[str, Any], rank: int, spans: Spans, ids: GroupIds | None = None
 ) -> tuple[AccessPlan, int]:
@@ -66,21 +102,12 @@ def read_plan(
     Raises: ConfigError if the values are not those of `write_plan`, or the spans are needed and read nothing, or do not
         tell which samples a group was.
     """
-    try:
-        order = None if written["order"] is None else _read_order(written["order"])
-        split = None if written["split"] is None else _read_split(written["split"])
-        sizes = {name: int(written[name]) for name in ("samples", "batch_size", "ranks")}
-        epochs = written["epochs"]
-        epochs = int(spans["epoch"].max(initial=0)) + 1 if epochs is None else int(epochs)
-        drop_last, last_steps = bool(written["drop_last"]), written.get("last_steps")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the plan is not one that this Penstock wrote ({error!r}): read it with the Penstock that wrote it"
-        ) from error
-    if order is None or split is None:
-        return _replayed(spans, sizes["samples"], ids or {}), 0
-    plan = AccessPlan(order, sizes["batch_size"], epochs, sizes["ranks"], split, drop_last, last_steps)
-    return plan, rank
+    plan = told_plan(written, int(spans["epoch"].max(initial=0)))
+    if plan is not None:
+        return plan, rank
+    with _values_of_plan():
+        samples = int(written["samples"])
+    return _replayed(spans, samples, ids or {}), 0
 
 
 def write_order(order: Order) -> JSON:

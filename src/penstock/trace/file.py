@@ -9,6 +9,8 @@
            | "SLOW", spans, the slowest among those
     end    = "DONE", spans dropped u64
 
+Ids of groups whose flow has the bit `AS_PLANNED` are not in the file: the plan in its meta tells them.
+
 Each of them has version 1. A reader skips a chunk that it does not know, tag and version.
 
 Spans are appended. Once they fill half of what the file may take, the next half begins; once that is full, too, the
@@ -188,6 +190,8 @@ def path_in_run() -> Path | None:
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace file, one that breaks off included: its spans up to the last intact chunk.
+
+    Of groups whose samples the plan tells, which the file does not name, see `penstock.plan.recorded`.
 
     Memory: what the trace takes, and twice a chunk of at most 4 MiB.
     Raises: FormatError, naming file and offset, when it is no trace, breaks off within its header,

@@ -46,7 +46,9 @@ class Kind(IntEnum):
     and in traces of versions that did not say so.
 
     `flow` links what was done with the same bytes: the `READ` or `HIT` of a group and the `DECODE` of what it brought
-    have the same number, and no other group of that rank has it. It is 0 where nothing is linked. The spans of one
+    have the same number, and no other group of that rank has it. It is 0 where nothing is linked. Where it has the bit
+    `AS_PLANNED`, the plan tells which samples the group is: those of its batch from `sample` on, where that first
+    comes in the batch, and on into the steps that were loaded with it. The spans of one
     batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
     `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier of another
@@ -54,7 +56,8 @@ class Kind(IntEnum):
 
     `LOCK` is a sample: a worker that has work asks every 20 ms at most, or every 100 ms where the trace alone wants to
     know, releasing the lock before. `CONSUMER`, the training's thread, records how late it woke, from 50 ms on: one
-    call held the lock. What either waited for a processor is not in it.
+    call held the lock. Of a wait of a millisecond and more, what was
+    waited for a processor is not in it.
 
     `THREADS` is of threads that read where its place is the source, of those that load where it is the staging buffer,
     and of the batch slots in use, by which batches are read ahead, where it has none. With how many a run began, its
@@ -99,6 +102,8 @@ NO_SAMPLE = -1
 NO_PEER = -1
 #: Flow of a span that is linked to no other.
 NO_FLOW = 0
+#: Bit of the flow of a group that needs no ids: its samples follow each other in the plan.
+AS_PLANNED = 1 << 39
 #: Step of what is for no batch: a background read, a wait that got none.
 NO_STEP = -1
 #: Epoch of what is of no epoch: saves and restores.

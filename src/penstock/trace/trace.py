@@ -33,6 +33,7 @@ class Trace:
     #: Of earlier spans, which a long run keeps only the sums of; `epochs` and `slowest` count them.
     left_out: Summary = field(default_factory=Summary)
     #: int64[samples] of groups, by (rank, flow): which samples they are, in the order that they were asked for.
+    #: `penstock.read_trace` adds those that the plan tells; `penstock.trace.read_trace` has those of the file alone.
     ids: GroupIds = field(default_factory=dict)
     #: Of samples that the slowest spans name: a path, or what else the source calls them.
     names: Mapping[int, str] = field(default_factory=dict)
