@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -20,6 +21,9 @@ _MOST_GROUPS = 1 << 14
 #: Spans are summed up together that came within so long, but not more of them: 1 MiB. A call of its own for each of
 #: many short epochs costs more than recording does.
 _TOGETHER_SECONDS, _MOST_TOGETHER = 1.0, 1 << 14
+#: The slowest samples are named in the file once so much time was recorded, and at its end: a run of short epochs finds
+#: others in each of them.
+_NAME_SECONDS = 1.0
 
 
 class Collector:
@@ -51,6 +55,7 @@ class Collector:
         #: Of the slowest samples, by id, in the file; and the spans that these were the samples of.
         self._names: dict[int, str] = {}
         self._named: Spans | None = None
+        self._names_due = -math.inf
         #: Given by `name`: all; those that the file does not have yet.
         self._given: dict[int, str] = {}
         self._new: dict[int, str] = {}
@@ -104,7 +109,7 @@ class Collector:
                 self._sum_up()
             if self._writer is not None:
                 try:
-                    self._write(self._writer, spans, ids)
+                    self._write(self._writer, spans, ids, ends)
                     if ends:
                         self._writer.close()
                 except OSError as error:
@@ -139,9 +144,12 @@ class Collector:
         for group in list(self._ids)[:-_MOST_GROUPS]:  # that could not be had, or never end
             del self._ids[group]
 
-    def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds) -> None:
+    def _write(self, writer: TraceWriter, spans: Spans, ids: GroupIds, ends: bool) -> None:
         writer.append(spans, self._recorder.dropped, ids)
-        new, self._new = self._name_slowest() | self._new, {}
+        new, self._new = self._new, {}
+        now = float(spans["end"][-1]) if spans.size else -math.inf
+        if ends or now >= self._names_due or writer.is_turn_due:
+            new, self._names_due = self._name_slowest() | new, now + _NAME_SECONDS
         has_new, self._has_new_choice = self._has_new_choice, False
         writer.name(new, {} if self._are_hosts_written else self._hosts, self._choices if has_new else {})
         self._are_hosts_written = True

@@ -98,10 +98,15 @@ class RunDelay:
 
 
 def ask_for_lock(clock: Callable[[], float], delay: RunDelay) -> float:
-    """Release the interpreter's lock and return the seconds until this thread has it back, but for its run delay."""
+    """Release the interpreter's lock and return the seconds until this thread has it back, but for its run delay.
+
+    Below `KEPT_SECONDS`, where the thread was not kept from the lock, the kernel is not asked for the run delay.
+    """
     delayed_before, begin = delay.seconds(), clock()
     time.sleep(0)
     waited_seconds = clock() - begin
+    if waited_seconds < KEPT_SECONDS:
+        return waited_seconds
     return max(0.0, waited_seconds - (delay.seconds() - delayed_before))
 
 

@@ -160,7 +160,8 @@ def epoch_metrics(spans: Spans, loaded: Spans | None = None) -> list[EpochMetric
 
 def is_of_snapshots(spans: Spans) -> NDArray[np.bool_]:
     """Return which spans are of saves and restores, not of batches: bool[n]."""
-    beside: NDArray[np.bool_] = (spans["kind"] >= _SAVE) & (spans["kind"] <= _LOAD)
+    # The kinds are neighbours; what is below them wraps around.
+    beside: NDArray[np.bool_] = np.ascontiguousarray(spans["kind"]) - np.uint8(_SAVE) <= _LOAD - _SAVE
     return beside
 
 

@@ -23,6 +23,8 @@ K = TypeVar("K", bound=Hashable)
 _MOST_EPOCHS = 512
 #: Spans of snapshots that wait for a batch to be summed up with, at most: where nobody asks for batches, none comes.
 _MOST_BESIDE = 1 << 14
+#: Spans that are looked through together for slow ones, about: those of many short epochs.
+_MOST_UNSEEN = 1 << 13
 #: How many of the slowest spans of each kind are kept.
 SLOWEST = 64
 # As plain numbers, see `penstock.trace.metrics`.
@@ -122,7 +124,8 @@ class RunningMetrics:
         self._ahead, done = choose_spans(spans, ~consumed), choose_spans(spans, consumed)
         more = self._sum_up(join_spans([done, self._beside]) if self._beside.size else done, self._joint)
         self._epochs = _bounded(joined_epochs(self._epochs, more))
-        joint = choose_spans(done, (done["kind"] == _DECODE) & (done["bytes"] > 0))
+        decodes = choose_spans(done, done["kind"] == _DECODE)
+        joint = choose_spans(decodes, decodes["bytes"] > 0)
         if joint.size or self._joint.size:
             joint = join_spans([self._joint, joint])
             self._joint = choose_spans(
@@ -173,21 +176,37 @@ class _Slowest:
     """The slowest spans of each kind that were added, and some others."""
 
     def __init__(self) -> None:
-        self.spans: Spans = np.empty(0, SPAN)
+        self._spans: Spans = np.empty(0, SPAN)
+        #: Not looked through yet, and how many they are.
+        self._more: list[Spans] = []
+        self._count = 0
         #: By kind: what is quicker is not among the slowest.
         self._least_seconds = np.full(256, -np.inf)
 
     def add(self, spans: Spans) -> None:
+        self._more.append(spans)
+        self._count += spans.size
+        if self._count > _MOST_UNSEEN:
+            self._look_through()
+
+    @property
+    def spans(self) -> Spans:
+        if self._count:
+            self._look_through()
+        return self._spans
+
+    def _look_through(self) -> None:
+        spans, self._more, self._count = join_spans(self._more), [], 0
         seconds = spans["end"] - spans["start"]
         slow = choose_spans(spans, seconds > self._least_seconds[spans["kind"]])
         if not slow.size:
             return
-        self.spans = join_spans([self.spans, slow])
-        if np.bincount(self.spans["kind"]).max() > 2 * SLOWEST:
-            self.spans = slowest_of(self.spans, SLOWEST)
-            kinds, counts = np.unique(self.spans["kind"], return_counts=True)
+        self._spans = join_spans([self._spans, slow])
+        if np.bincount(self._spans["kind"]).max() > 2 * SLOWEST:
+            self._spans = slowest_of(self._spans, SLOWEST)
+            kinds, counts = np.unique(self._spans["kind"], return_counts=True)
             for kind in kinds[counts == SLOWEST]:
-                of_kind = self.spans[self.spans["kind"] == kind]
+                of_kind = self._spans[self._spans["kind"] == kind]
                 self._least_seconds[kind] = (of_kind["end"] - of_kind["start"]).min()
 
 
