@@ -395,17 +395,19 @@ def test_what_was_measured_in_a_moment_is_said_to_be() -> None:
     assert "was read within" not in long
 
 
-def test_a_limit_that_was_not_reached_is_said() -> None:
+def test_a_limit_that_was_not_reached_and_one_client_alone_are_said() -> None:
     few = Level(1, np.full(9, 1000), np.full(9, 0.01), 1e5)
-    source = SharedStore(clients=None, read=Curve.flat(2e5))
-    machine = Machine(source, (StorageClass("staging", 1, 1, Curve.flat(1e9)),))
 
-    def written(most_bytes_per_second: float) -> str:
+    def written(most_bytes_per_second: float, clients: Curve | None = None) -> str:
+        source = SharedStore(clients=clients, read=Curve.flat(2e5))
+        machine = Machine(source, (StorageClass("staging", 1, 1, Curve.flat(1e9)),))
         most = Level(2, np.full(9, 1000), np.full(9, 0.01), most_bytes_per_second)
         return Calibration(machine, (few, most), PageCache.UNKNOWN, unreadable=0).to_toml()
 
     assert "limit was not reached" in written(1.9e5)
     assert "limit was not reached" not in written(1.2e5)
+    assert "One client was measured" in written(1.2e5, Curve.flat(2e5))
+    assert "One client was measured" not in written(1.2e5, Curve(((1, 1e5), (2, 2e5))))
 
 
 # -- The progress bar ----------------------------------------------------------------------------------

@@ -90,8 +90,12 @@ class Calibration:
         lines = [
             f"Measured by penstock calibrate from {reads:,} samples of {format_bytes(mean_bytes)} in the mean.",
             CACHE_REMARKS[self.page_cache],
-            "One client was measured; that all clients share its best rate (source.clients) is the worst case.",
         ]
+        clients = self.machine.source.clients
+        if clients is None or len(clients.points) == 1:  # no ranks read side by side
+            lines.append(
+                "One client was measured; that all clients share its best rate (source.clients) is the worst case."
+            )
         read_seconds = sum(level.reads * level.mean_bytes / level.bytes_per_second for level in self.levels)
         if read_seconds < _FEW_SECONDS:
             lines.append(
