@@ -40,7 +40,7 @@ from penstock.graph import (
     gradients,
     write_tfrecords,
 )
-from penstock.graph.workers import LocalWorkers, SessionConfig
+from penstock.graph.workers import LocalWorkers, SessionConfig, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.host import HostLink
@@ -887,6 +887,24 @@ def test_a_process_that_is_killed_or_stopped_is_lost_within_five_seconds(how: si
         with pytest.raises(WorkerLostError, match=rf"node 'far' .*{TASKS[1]} \(process"):
             session.run(far, timeout_seconds=1 + patient(5))
         os.kill(session.processes[TASKS[1]], signal.SIGCONT if how is signal.SIGSTOP else 0)
+
+
+def test_tensors_that_are_too_large_to_be_sent_are_refused_as_such(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [None], name="x")
+    with graph.on_device(TASKS[0]):
+        total = graph.add("Sum", x, name="total")
+        twice = graph.add("Concat", x, x, axis=0, name="twice")
+    with graph.on_device(TASKS[1]):
+        there = graph.add("Sum", twice, name="there")
+    monkeypatch.setattr(wire, "MOST_PART_BYTES", 400)
+    with opened(graph, workers, shares_memory=False) as session:
+        for fetch, count in ((total, 101), (twice, 100), (there, 100)):
+            with pytest.raises(MismatchError, match=r"bytes, and 400 can be sent to or from a worker"):
+                session.run(fetch, {x: np.ones(count, np.float32)})
+            assert session.run(there, {x: np.ones(50, np.float32)}) == 100
 
 
 def test_who_has_another_secret_reaches_nobody(

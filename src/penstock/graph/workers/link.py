@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # of an extra
 
 #: Number of a client among those who may connect; workers have those of their places in the list of workers.
 CLIENT = -1
-#: Bytes of a tensor at most.
-MOST_PART_BYTES = 1 << 33
 _RETRY_SECONDS = 0.005
 
 
@@ -75,12 +73,8 @@ class Link:
         if new:
             self._do(None, partial(self._connect, new))
 
-    def ask(self, number: int, message: Mapping[str, Any]) -> int:
-        """Send a message to a worker that is connected, and return its bytes.
-
-        Raises: MismatchError, TypeError for what cannot be sent.
-        """
-        parts = packed(message)
+    def ask(self, number: int, parts: list[Any]) -> int:
+        """Send the parts of a message to a worker that is connected, and return its bytes."""
         self._do(number, lambda carrier: carrier.ask(number, parts))
         return sum(memoryview(part).nbytes for part in parts)
 
@@ -91,7 +85,7 @@ class Link:
             self._do(number, lambda carrier: carrier.ask(number, parts))
 
     def answer(self, who: Any, message: Mapping[str, Any]) -> None:
-        """Send a message back to who sent one."""
+        """Send a message back to who sent one. Raises: MismatchError, TypeError for what cannot be sent."""
         parts = packed(message)
         self._do(who, lambda carrier: carrier.answer(who, parts))
 

@@ -34,8 +34,9 @@ from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.placing import known_of_devices, place_graph, placed_nodes
 from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
 from penstock.graph.workers.lanes import StepWriter
-from penstock.graph.workers.link import MOST_PART_BYTES, Link, key_of, offers_of
+from penstock.graph.workers.link import Link, key_of, offers_of
 from penstock.graph.workers.nodes import sent_nodes
+from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import Placement
 from penstock.policy.graph_receives import receive_order
@@ -462,13 +463,16 @@ class WorkerSession:
             self.load(read_state(self._folder))
 
     def _tell(self, task: str, message: Mapping[str, Any]) -> None:
-        nbytes = self._link.ask(self.tasks.index(task), {"session": self._name, **message})
+        self._send(task, packed({"session": self._name, **message}))
+
+    def _send(self, task: str, parts: list[Any]) -> None:
+        nbytes = self._link.ask(self.tasks.index(task), parts)
         self._silence.send(task, nbytes, time.monotonic())
 
     def _ask(
         self, messages: Mapping[str, Mapping[str, Any]], holds: Mapping[str, list[str]] | None = None
     ) -> _Ask:
-        """Send each worker a request; what returns collects the answers."""
+        """Send each worker a request, or none if one cannot be sent; what returns collects the answers."""
         with self._lock:
             if self._lost is not None and holds is not None:
                 raise self._lost
@@ -476,8 +480,14 @@ class WorkerSession:
             number = self._next
             ask = self._asks[number] = _Ask(self, number, list(messages), dict(holds or {}))
             oldest = min(self._asks)
-        for task, message in messages.items():
-            self._tell(task, {**message, "ask": number, "step": number, "oldest": oldest})
+        about = {"session": self._name, "ask": number, "step": number, "oldest": oldest}
+        try:
+            made = {task: packed({**message, **about}) for task, message in messages.items()}
+        except BaseException:
+            self.forget(number)
+            raise
+        for task, parts in made.items():
+            self._send(task, parts)
         return ask
 
     def _abort(self, ask: _Ask, why: str) -> None:
@@ -526,7 +536,7 @@ class WorkerSession:
                 asks_busy = self._config.node_seconds is not None
                 ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
                 ping["sent"] = time.monotonic()
-                self._link.ask(self.tasks.index(task), ping)
+                self._link.ask(self.tasks.index(task), packed(ping))
 
     def _notice(self, number: int) -> None:
         """Act on a connection that was cut, in the link's thread."""

@@ -24,6 +24,8 @@ from penstock.graph.state.tensors import decode, encode
 from penstock.graph.tools.lossy import from_upper_half, to_upper_half
 
 VERSION = 1
+#: Of a tensor: who sends more is disconnected.
+MOST_PART_BYTES = 1 << 33
 _MOST_DIMENSIONS, _ALIGNMENT = 64, 8
 _MOST_HEADS = 64
 _NESTED = (dict, list)
@@ -31,7 +33,10 @@ _MOST_KEPT_BYTES = 1 << 12
 
 
 def packed(message: Mapping[str, Any]) -> list[Any]:
-    """Return the parts of a message: its head, and buffers."""
+    """Return the parts of a message: its head, and buffers.
+
+    Raises: MismatchError for what is too large to be sent; TypeError.
+    """
     parts: list[Any] = [b""]
     head = [VERSION, _plain(message, parts)]
     text = json.dumps(head, separators=(",", ":")).encode("utf-8")
@@ -116,6 +121,11 @@ def _plain(value: Any, parts: list[Any]) -> Any:
 
 
 def _array(array: np.ndarray[Any, Any], parts: list[Any]) -> dict[str, Any]:
+    if array.nbytes > MOST_PART_BYTES:
+        raise MismatchError(
+            f"a tensor of shape {list(array.shape)} has {array.nbytes:,} bytes, and {MOST_PART_BYTES:,} can be sent to "
+            "or from a worker: send it in pieces"
+        )
     parts.append(_data(array))
     return {"at": len(parts) - 1, "shape": list(array.shape)}
 

@@ -31,10 +31,17 @@ from penstock.graph.run.timeline import name_of
 from penstock.graph.state.resources import Resources
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.lanes import StepRecorder
-from penstock.graph.workers.link import CLIENT, MOST_PART_BYTES, Link, key_of, offers_of
+from penstock.graph.workers.link import CLIENT, Link, key_of, offers_of
 from penstock.graph.workers.mail import Mail, Values
 from penstock.graph.workers.nodes import received_nodes
-from penstock.graph.workers.wire import ValuesPacker, halved, packed, unpacked, unpacked_values
+from penstock.graph.workers.wire import (
+    MOST_PART_BYTES,
+    ValuesPacker,
+    halved,
+    packed,
+    unpacked,
+    unpacked_values,
+)
 from penstock.ranks.carrier_zmq import ZmqCarrier
 
 if TYPE_CHECKING:  # of an extra
@@ -262,10 +269,9 @@ class Worker:
 
         def answer() -> None:
             try:
-                found = {"kind": "done", **_about(message), **act(message)}
+                self.link.answer(who, {"kind": "done", **_about(message), **act(message)})
             except Exception as error:
-                found = {"kind": "failed", **_about(message), "error": _error(error)}
-            self.link.answer(who, found)
+                self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(error)})
 
         self._start(answer)
 
