@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,12 @@ class Normalized:
         self.threads.add(torch.get_num_threads())
         values = torch.rand(50_000, generator=torch.Generator().manual_seed(index))
         return ((values - values.mean()) / values.std())[:5]
+
+
+def test_samples_made_together_are_too_few_to_wake_the_collector_of_garbage() -> None:
+    with load([(torch.zeros(2), torch.tensor(1))] * COUNT, ragged=()) as loader:
+        most = loader._own_thread._most_samples
+        assert 3 * most <= gc.get_threshold()[0] < 4 * most, "a tuple and two tensors each"
 
 
 @for_each(("is_plain",), [(True,), (False,)])

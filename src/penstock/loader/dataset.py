@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -240,6 +241,8 @@ class SampleDecoder:
             for name, leaves in zip(self._names, zip(*examples, strict=True), strict=True)
         ]
         _check_names(unequal, self._names)
+        #: Of a sample, that the collector of garbage follows, about: what holds its leaves, and some of these.
+        self.sample_objects = 1 + sum(map(gc.is_tracked, examples[0]))
         leaves = [
             None if joined else as_array(leaf) for leaf, joined in zip(examples[0], self._joined, strict=True)
         ]

@@ -10,6 +10,7 @@ makes itself, and wait there with what their slots hold: a turn is a range of st
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from penstock.flow.engine import MADE, Engine, StagedBatch
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
+from penstock.loader.dataset import SampleDecoder
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
@@ -197,6 +199,9 @@ class OwnThread:
         self._ready: dict[tuple[int, int], StagedBatch] = {}
         self._has_made = False
         self._sample_seconds = math.inf
+        # Samples that are there at once wake the collector of garbage from so many objects on; it frees none of them.
+        objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
+        self._most_samples = min(_TOGETHER, (gc.get_threshold()[0] or _TOGETHER) // objects)
         self._most_steps = 1
         if batch_bytes is not None:
             together_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
@@ -271,7 +276,9 @@ class OwnThread:
                 epoch, first, self._ids = next(self._following)
             self._first = epoch, first
         begin, size = step - first, self._ids.shape[1]
-        count = min(self._most_steps, int(min(_TOGETHER, _TOGETHER_SECONDS / self._sample_seconds)) // size)
+        count = min(
+            self._most_steps, int(min(self._most_samples, _TOGETHER_SECONDS / self._sample_seconds)) // size
+        )
         return self._ids[begin : begin + max(1, count)]
 
 
