@@ -45,6 +45,7 @@ from pyarrow import parquet as pq
 from records import BATCH, Seconds, epoch_of, epochs_of, print_cases, timed
 
 from penstock.compiling import without_plain_forms
+from penstock.flow.engine import DECISIONS
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import BundleShuffle
 from penstock.store import ArrowFiles, ArrowTable, Hdf5, MosaicShards, ParquetFiles, TFRecords
@@ -178,6 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         place = Path(folder)
         write_data(place, samples)
+        DECISIONS.ask()  # else a worker of the first loader waits for the compiler, in an epoch that is timed
         cases, peers = cases_of(place, samples), start_peers(place, options.peers, workers)
         if (place / "mds").exists():
             cases["MDS"] = epochs_of(partial(MosaicShards, place / "mds"), **RAW)

@@ -15,7 +15,7 @@ from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
-from penstock.flow.engine import DECISIONS, Engine, EngineSettings
+from penstock.flow.engine import DECISIONS, Engine, EngineSettings, compiled_decisions
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
@@ -106,7 +106,7 @@ class Run:
             self.staging.grow()
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
-        compiled = settings.pop("compiled", lambda: None)
+        compiled = settings.pop("compiled", lambda samples: None)
         self.recorder = Recorder(1024, clock=settings.pop("clock", time.perf_counter))
         self.engine = Engine(
             scheduler,
@@ -195,16 +195,11 @@ def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[.
             assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
 
 
-def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(
-    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.flow.engine._WORTH_COMPILING_SAMPLES", 20)
+def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(run: Callable[..., Run]) -> None:
     loop = DECISIONS.wait()
-    asked: list[bool] = []
 
-    def compiled() -> Loop | None:
-        asked.append(True)
-        return loop if len(asked) > 2 else None
+    def compiled(samples: int) -> Loop | None:
+        return loop if samples >= 20 else None
 
     plan = AccessPlan(FullShuffle(101, 3), 8, 3)
     running = run(plan, compiled=compiled)
@@ -213,6 +208,16 @@ def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(
         for step in range(plan.steps(epoch)):
             assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
     assert running.engine._scheduler._bound is not None
+
+
+@pytest.mark.parametrize(("is_cached", "least"), [(True, 1_000), (False, 10_000)])
+def test_decisions_that_were_compiled_before_are_loaded_long_before_others_are_worth_compiling(
+    monkeypatch: pytest.MonkeyPatch, is_cached: bool, least: int
+) -> None:
+    monkeypatch.setattr(type(DECISIONS), "is_cached", property(lambda part: is_cached))
+    monkeypatch.setattr(DECISIONS, "ask", lambda: "compiled")
+
+    assert [compiled_decisions(samples) is None for samples in (least - 1, least)] == [True, False]
 
 
 class GivenCount:

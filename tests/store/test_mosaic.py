@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def test_an_index_that_is_wrong_is_an_error(tmp_path: Path, changes: dict[str, A
     write_mds(tmp_path, TWO, **changes)
 
     with pytest.raises(DataError, match=message):
+        MosaicShards(tmp_path)
+
+
+def test_a_shard_of_other_columns_is_an_error(tmp_path: Path) -> None:
+    _, second = write_mds(tmp_path, TWO)
+    index = json.loads((tmp_path / "index.json").read_text())
+    index["shards"][1]["column_names"] = ["picture", "label", "weight"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+
+    with pytest.raises(DataError, match=f"{second} has other columns than the first shard"):
         MosaicShards(tmp_path)
 
 

@@ -86,8 +86,11 @@ _QUICK_SAMPLES = 16
 # Samples after which decisions are worth compiling, which takes 10 to 25 s of a processor. A job that is over soon, or
 # whose samples take milliseconds, has better use for it, such as compiling how pictures are resampled.
 _WORTH_COMPILING_SAMPLES = 10_000
+# And after which they are worth loading where they were compiled before, which takes 0.06 s: plain Python takes 0.1 s
+# and more for a thousand samples that are read together.
+_WORTH_LOADING_SAMPLES = 1_000
 
-#: What decides, compiled: for `Engine(compiled=DECISIONS.ask)`.
+#: What decides, compiled.
 DECISIONS = Part(
     "penstock.policy._decisions_kernels",
     "event",
@@ -95,6 +98,12 @@ DECISIONS = Part(
     "what decides which sample is read when",
     "plain Python does it",
 )
+
+
+def compiled_decisions(samples: int) -> Loop | None:
+    """Return what decides, compiled: once there is that, and a run which has loaded so many samples is worth it."""
+    is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and DECISIONS.is_cached
+    return DECISIONS.ask() if is_worth_loading or samples >= _WORTH_COMPILING_SAMPLES else None
 
 
 #: Of batches that are in no slot.
@@ -237,7 +246,7 @@ class Engine:
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     begin: called by each decode worker before its first Load.
-    compiled: returns the compiled decisions once there are any.
+    compiled: returns the compiled decisions once there are any; it is given how many samples were loaded.
     ahead: what copies batches to a device, in a thread of its own; None without one.
     progress: returns lines of how far the run is, which come before its waits.
     peers: what other ranks keep for this one; None where they keep nothing for it.
@@ -263,7 +272,7 @@ class Engine:
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
-        compiled: Callable[[], Loop | None] = lambda: None,
+        compiled: Callable[[int], Loop | None] = lambda samples: None,
         ahead: CopyAhead | None = None,
         progress: Callable[[], list[str]] = list,
         peers: Peers | None = None,
@@ -274,7 +283,7 @@ class Engine:
         self._report, self._collect, self._when_finished = report, collect, finish
         self._ahead, self._progress, self._peers = ahead, progress, peers
         #: None once the scheduler has the compiled decisions.
-        self._compiled: Callable[[], Loop | None] | None = compiled
+        self._compiled: Callable[[int], Loop | None] | None = compiled
         self._owner: _Owner | None = None
         self._samples_of, self._pid = samples_of, os.getpid()
 
@@ -1035,11 +1044,9 @@ class Engine:
     def _done(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> Event:
         """Do a Load; return the event that says so."""
         self._note(worker, int(load.ids[0]))
-        if self._compiled is not None and self._loaded_samples >= _WORTH_COMPILING_SAMPLES:
-            loop = self._compiled()
-            if loop is not None:
-                self._compiled = None
-                self._inbox.append(partial(self._use, loop))
+        if self._compiled is not None and (loop := self._compiled(self._loaded_samples)) is not None:
+            self._compiled = None
+            self._inbox.append(partial(self._use, loop))
         every, asked_seconds = self._settings.ask_every_seconds, None
         if every is not None and self._clock() >= self._next_ask.get(worker, 0.0):
             asked_seconds = self._ask_for_lock(worker, ring, load, delay, every)

@@ -24,7 +24,7 @@ from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
 from penstock.flow.collector import Collector
 from penstock.flow.cpus import memory_limit_bytes
-from penstock.flow.engine import DECISIONS, Departure, Engine, EngineSettings, StagedBatch
+from penstock.flow.engine import Departure, Engine, EngineSettings, StagedBatch, compiled_decisions
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, ASK_FOR_TRACE_SECONDS
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer
@@ -349,7 +349,7 @@ class Loader:
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
-            compiled=DECISIONS.ask,
+            compiled=compiled_decisions,
             ahead=self._ahead,
             peers=None if setup.sharing is None else setup.sharing.peers,
         )
