@@ -204,10 +204,10 @@ def test_samples_are_read_to_memory_of_samples_that_nobody_refers_to_any_more(
 
 
 def test_a_forked_process_reads_to_memory_of_its_own(tmp_path: Path, interpreters: Interpreters) -> None:
-    """The memory of its thread's buffer is not there."""
+    """And when it frees the buffer that its thread had, nothing else goes."""
     np.arange(160_000, dtype=np.int64).tofile(tmp_path / "a.bin")
     code = """
-        import os, sys
+        import mmap, os, sys
         import numpy as np
         from penstock.flow.work import Request
         from penstock.loader.fetching import SourceFetcher
@@ -220,7 +220,12 @@ def test_a_forked_process_reads_to_memory_of_its_own(tmp_path: Path, interpreter
         assert is_right()
         forked = os.fork()
         if not forked:
-            os._exit(0 if is_right() else 1)
+            others = [mmap.mmap(-1, 2 << 20) for _ in range(8)]
+            right = is_right()
+            del fetcher
+            for other in others:
+                other[:] = bytes(len(other))
+            os._exit(not right)
         sys.exit(os.waitpid(forked, 0)[1] != 0 or not is_right())
     """
     assert interpreters.start(code, str(tmp_path / "a.bin")).wait() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import threading
 import time
@@ -333,8 +332,7 @@ class SourceFetcher:
 
     def _buffer(self, nbytes: int, origin: int) -> Bytes:
         """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
-        # A forked process, whose thread has the same locals, has none of this memory.
-        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault(f"buffers of {os.getpid()}", {})
+        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault("buffers", {})
         if origin not in buffers or buffers[origin].size < nbytes:
             buffers[origin] = new_buffer(2 * nbytes)
         return buffers[origin]

@@ -7,7 +7,6 @@ Large samples stay where their blocks were read to, if it does not matter where 
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import threading
@@ -44,6 +43,8 @@ _CACHED_SHARE = 0.8
 LEAST_MAPPED_BYTES = 128 << 10
 #: Of the larger pages of most processors.
 _HUGE_BYTES = 2 << 20
+#: madvise(2), MADV_WIPEONFORK, which the module mmap does not name.
+_WIPE_ON_FORK = 18
 #: Smaller samples are copied: blocks that they have only a part of would take more than an eighth of the memory.
 _LEAST_LOOSE_BYTES = 64 << 10
 
@@ -73,7 +74,7 @@ def new_memory(nbytes: int) -> Bytes:
 
 
 def new_buffer(nbytes: int) -> Bytes:
-    """Return uint8[>= nbytes], for one thread of this process to read to again and again; forked processes lack it.
+    """Return uint8[>= nbytes], for one thread of this process to read to again and again; in forked ones it is zero.
 
     It has pages of 2 MB where the kernel has them: a direct read to these is one piece for the disk, not one a block.
     Measured: direct reads of 98 kB of a virtual disk, 68 us each at best; to pages of 4 KiB 158 us (2026-11-28).
@@ -83,9 +84,12 @@ def new_buffer(nbytes: int) -> Bytes:
     size = -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES
     # One more, of which nothing is touched: not all kernels begin a mapping at a multiple of its pages.
     memory = mmap.mmap(-1, size + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)  # see `new_memory`
-    with contextlib.suppress(OSError):  # a kernel without such pages
+    try:
+        # See `new_memory`. With MADV_DONTFORK a forked process that frees the array would unmap what it has there.
+        memory.madvise(_WIPE_ON_FORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without the one or the other
+        return new_memory(nbytes)
     array = np.frombuffer(memory, np.uint8)
     first = -array.ctypes.data % _HUGE_BYTES
     return array[first : first + size]
