@@ -7,8 +7,8 @@ tier: samples of 4 KB from memory and from files of the page cache, and JPEG ima
 reports a line at the end of an epoch, as a loader does unless told otherwise.
 Printed is the ratio of the processor time of a sample, as the median of all pairs with its 95 % interval. A loader
 without `trace=` records spans, too, for its line at the end of an epoch. So each part is also timed by itself, by the
-processor time of its thread, which other programs disturb little: recording spans, summing them up, and what `trace=`
-adds, that is writing and asking for the interpreter's lock. Aim: 1 % for all parts together.
+processor time of its thread, which other programs disturb little: recording spans and which samples they are, summing
+them up, and what `trace=` adds, that is writing and asking for the interpreter's lock. Aim: 1 % for all parts together.
 
 Then a day's run is recorded as fast as it goes: --samples in batches of 256, each read and decoded in groups of 64,
 over 86,400 seconds. Printed are the size of its file, aim 64 MB at most, and the time and memory of
@@ -118,7 +118,7 @@ def compare(
     """Take epochs with a trace and without in turn, of two loaders side by side; print what recording costs."""
     ratios, spans = [], 0
     parts: dict[str, deque[float]] = {
-        name: deque() for name in ("_collect", "_summed", "_write", "_ask_for_lock")
+        name: deque() for name in ("_collect", "_summed", "_write", "_ask_for_lock", "_flow_of")
     }
     total = samples = 0.0
     with make(trace) as recording, make(None) as bare:
@@ -141,15 +141,15 @@ def compare(
         gc.enable()
     of_all = Spread.of(ratios)
     recorded = spans * seconds_of_a_span() / total
-    collecting, summed, writing, asking = (sum(parts[name]) / total for name in parts)
+    collecting, summed, writing, asking, naming = (sum(parts[name]) / total for name in parts)
     collecting += summed
-    # Asked before each load, and mostly not due: reading the clock of a thread then takes longer than what it times.
-    asking -= len(parts["_ask_for_lock"]) * seconds_of_timing() / total
+    # Reading the clock of a thread takes as long as what it times.
+    naming -= len(parts["_flow_of"]) * seconds_of_timing() / total
     print(
         f"{case}: {1e6 * total / samples:.2f} CPU us a sample; with trace= {of_all.median:.3f} of that without "
-        f"({of_all.low:.3f} to {of_all.high:.3f}); by parts {recorded + collecting + asking:.2%}: recording "
-        f"{spans / samples:.3f} spans a sample {recorded:.2%}, summing up {collecting - writing:.2%}, writing "
-        f"{writing:.2%}, asking for the lock {asking:.2%}",
+        f"({of_all.low:.3f} to {of_all.high:.3f}); by parts {recorded + naming + collecting + asking:.2%}: "
+        f"recording {spans / samples:.3f} spans a sample {recorded:.2%}, which samples they are {naming:.2%}, "
+        f"summing up {collecting - writing:.2%}, writing {writing:.2%}, asking for the lock {asking:.2%}",
         flush=True,
     )
 
@@ -181,6 +181,7 @@ def timing(parts: dict[str, deque[float]], loader: Loader) -> Iterator[deque[int
         timed(Collector, "_summed"),
         timed(Collector, "_write"),
         timed(engine.Engine, "_ask_for_lock"),
+        timed(engine.Engine, "_flow_of"),
         patch.object(loader.recorder, "drain", drain),
     ):
         yield drained
