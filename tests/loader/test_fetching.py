@@ -231,6 +231,42 @@ def test_a_forked_process_reads_to_memory_of_its_own(tmp_path: Path, interpreter
     assert interpreters.start(code, str(tmp_path / "a.bin")).wait() == 0
 
 
+@pytest.mark.parametrize(("samples", "group"), [(4, 1), (16, 2)], ids=["mapped", "buffered"])
+def test_a_process_and_one_forked_from_it_read_to_different_memory(
+    tmp_path: Path, interpreters: Interpreters, samples: int, group: int
+) -> None:
+    """What each has read stays as it is while the other reads, and what the first gave back is free for neither."""
+    length = 160_000 // samples
+    np.repeat(np.arange(samples, dtype=np.int64), length).tofile(tmp_path / "a.bin")
+    code = """
+        import os, sys
+        import numpy as np
+        from penstock.flow.work import Request
+        from penstock.loader.fetching import SourceFetcher
+        from penstock.store import Records
+        length, group = map(int, sys.argv[2:])
+        fetcher = SourceFetcher(Records(sys.argv[1], "<i8", length), {})
+        def read(first):
+            return list(fetcher.fetch(Request(np.arange(first, first + group), lambda sample: None)))
+        def is_first(samples, first):
+            return [sample.view(np.int64)[0] for sample in samples] == list(range(first, first + group))
+        read(0)
+        held, (told, tell), (done, end) = read(0) if group == 1 else None, os.pipe(), os.pipe()
+        forked = os.fork()
+        if not forked:
+            mine = read(group)
+            os.write(tell, b"x")
+            os.read(done, 1)
+            os._exit(not (is_first(mine, group) and (held is None or is_first(held, 0))))
+        os.read(told, 1)
+        del held
+        also = [read(2), read(3)] if group == 1 else [read(4)]
+        os.write(end, b"x")
+        sys.exit(os.waitpid(forked, 0)[1] != 0)
+    """
+    assert interpreters.start(code, str(tmp_path / "a.bin"), str(length), str(group)).wait() == 0
+
+
 def test_a_sample_read_next_to_merged_ones_is_named_too() -> None:
     source = Units(40, broken=-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import threading
 import time
@@ -332,7 +333,8 @@ class SourceFetcher:
 
     def _buffer(self, nbytes: int, origin: int) -> Bytes:
         """Return memory of this thread's own, until its next call for the same origin: one Load may have several."""
-        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault("buffers", {})
+        # A forked process, whose thread has the same locals, may share this memory.
+        buffers: dict[int, Bytes] = self._threads.__dict__.setdefault(f"buffers of {os.getpid()}", {})
         if origin not in buffers or buffers[origin].size < nbytes:
             buffers[origin] = new_buffer(2 * nbytes)
         return buffers[origin]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 _LEAST_BYTES = 64 << 10
 #: Sizes are rounded up to so many steps between powers of two, so that memory fits arrays of about one size.
 _STEPS = 8
+#: Of all of them, so that a fork finds none at work.
+_LOCK = threading.Lock()
+_ALL: weakref.WeakSet[Reused] = weakref.WeakSet()
 
 
 class _Lent(weakref.ref["NDArray[Any]"]):
@@ -33,11 +38,12 @@ class Reused:
     A page that the kernel has to supply takes longer than what is copied there, and of memory that one thread allocates
     and another frees the C library gives most back at once. Any thread may call it. A pickled copy begins empty.
 
+    Memory of arrays that there are at a fork, which both processes then share, is used again in neither.
+
     Measured: docs/benchmarks.md, "Arrays of unequal length".
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         #: Kept here, as a weak reference that is gone itself calls nobody.
         self._lent: dict[int, _Lent] = {}
         #: References whose arrays are gone. The callback is the queue's own: in a Python frame Ctrl-C would be lost.
@@ -45,6 +51,7 @@ class Reused:
         #: Memory that waits, by size.
         self._idle: dict[int, list[mmap.mmap]] = {}
         self._lent_bytes = self._idle_bytes = self._most_bytes = 0
+        _ALL.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reused, ()
@@ -56,7 +63,7 @@ class Reused:
             return np.empty(shape, dtype)
         step = 1 << (nbytes.bit_length() - 1) >> _STEPS.bit_length() - 1
         size = -(-nbytes // step) * step
-        with self._lock:
+        with _LOCK:
             memory = self._memory_of(size)
         # Over a mapping: a view of an array refers to the array, unless the memory is an array, too.
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)
@@ -67,16 +74,25 @@ class Reused:
 
     def close(self) -> None:
         """Keep no memory any more, and take none back: it goes with the arrays."""
-        with self._lock:
-            self._lent.clear()
-            self._returned.clear()
-            self._idle.clear()
-            self._lent_bytes = self._idle_bytes = self._most_bytes = 0
+        with _LOCK:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._forget()
+        self._idle.clear()
+        self._idle_bytes = self._most_bytes = 0
+
+    def _forget(self) -> None:
+        """Take no memory back that is lent."""
+        self._lent.clear()
+        self._returned.clear()
+        self._lent_bytes = 0
 
     def _memory_of(self, size: int) -> mmap.mmap:
         while self._returned:
             lent = self._returned.popleft()
-            del self._lent[id(lent)]
+            if self._lent.pop(id(lent), None) is None:
+                continue
             returned = len(lent.memory)
             self._lent_bytes, self._idle_bytes = self._lent_bytes - returned, self._idle_bytes + returned
             self._idle.setdefault(returned, []).append(lent.memory)
@@ -91,3 +107,18 @@ class Reused:
             self._idle[other].pop()
             self._idle_bytes -= other
         return mmap.mmap(-1, size)
+
+
+def _after_fork(forget: Callable[[Reused], None]) -> None:
+    try:
+        for each in list(_ALL):
+            forget(each)
+    finally:
+        _LOCK.release()
+
+
+os.register_at_fork(
+    before=_LOCK.acquire,
+    after_in_parent=partial(_after_fork, Reused._forget),
+    after_in_child=partial(_after_fork, Reused._clear),
+)
