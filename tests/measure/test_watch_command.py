@@ -38,7 +38,8 @@ class Host:
     """The kernel's files of a host with one disk, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.proc, self.sys, self.now = folder / "proc", folder / "sys", 0.0
+        self.proc, self.sys = folder / "proc", folder / "sys"
+        self.now = self.others_seconds = 0.0
         (self.proc / "net").mkdir(parents=True)
         (self.proc / "net" / "dev").write_text(
             "Inter-| Receive\n face |bytes\n lo: 5 0 0 0 0 0 0 0 6 0\neth0: 100 0 0 0 0 0 0 0 50 0\n"
@@ -74,13 +75,14 @@ class Host:
 
     def sampler(self, tree_of: Callable[[int], list[int]], cost_seconds: float = 0.0) -> Sampler:
         """Return a sampler to which looking through a tree, or reading it, takes so long."""
+        costs = itertools.count(step=cost_seconds)
         return Sampler(
             7,
             proc=self.proc,
             sys=self.sys,
             tree_of=tree_of,
             clock=lambda: self.now,
-            cost_clock=itertools.count(step=cost_seconds).__next__,
+            cost_clock=lambda: self.others_seconds + next(costs),
         )
 
 
@@ -166,6 +168,23 @@ def test_a_large_tree_is_read_and_looked_through_each_two_seconds_and_its_new_pr
     assert [each["tree:processes"] for each in rows] == [1, 1, 2, 2, 2, 2]
     assert [each["tree:cpu_ticks"] for each in rows] == [3, 3, 12, 12, 14, 15]
     assert [each["tree:nanoseconds"] / 1e9 for each in rows] == [0.0, 0.0, 2.0, 2.0, 4.0, 4.5]
+
+
+@pytest.mark.parametrize(("others_seconds", "least", "most"), [(2e-4, 50, 50), (4e-4, 7, 25), (6e-4, 3, 6)])
+def test_processes_are_read_for_each_row_unless_all_together_takes_too_much_of_a_core(
+    tmp_path: Path, others_seconds: float, least: int, most: int
+) -> None:
+    """Ten rows a second, each of which takes so long without the processes; reading these takes 0.1 ms."""
+    host = Host(tmp_path)
+    sampler = host.sampler(lambda _: [], cost_seconds=1e-4)
+
+    times = []
+    for number in range(100):
+        host.now, host.others_seconds = number / 10, number * others_seconds
+        times.append(sampled(sampler)["tree:nanoseconds"])
+    sampler.close()
+
+    assert least <= len(set(times[50:])) <= most
 
 
 def test_a_command_is_recorded_to_its_end_and_its_status_passed_on(

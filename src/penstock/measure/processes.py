@@ -17,15 +17,9 @@ _IO = b"rchar:", b"read_bytes:", b"write_bytes:"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class _Pace:
-    """When something is due again: as often as it takes a share of a core, between two periods."""
-
-    def __init__(self, share: float, least_seconds: float, most_seconds: float) -> None:
-        self._share, self._least, self._most = share, least_seconds, most_seconds
-        self.due = -math.inf
-
-    def took(self, seconds: float, now: float) -> None:
-        self.due = now + min(max(self._least, seconds / self._share), self._most)
+#: What looking for new processes takes of a core at most; and reading counters, with all else that the thread does, as
+#: far as reading them less often keeps it there. Seconds after which either is done in any case.
+_LOOKING_SHARE, _ALL_SHARE, _MOST_SECONDS = 5e-4, 4.5e-3, 2.0
 
 
 class _Process:
@@ -64,8 +58,8 @@ class _Process:
 class Processes:
     """Sums the counters of a process and its descendants.
 
-    The bytes that they moved are read as often as that takes 0.05 % of a core, but every two seconds at least. New
-    processes are looked for, and processor time and memory are read, each second or two.
+    The bytes that they moved are read each time, unless the thread took more than 0.45 % of a core then; but every two
+    seconds at least. New processes are looked for, and processor time and memory are read, each second or two.
     The kernel adds a process's counters to its parent's when the parent waits for it: those that went so are counted
     there. Parents are read before their children, so that none counts twice.
     Source: proc_pid_io(5); proc_pid_stat(5), cutime and cstime.
@@ -79,8 +73,11 @@ class Processes:
         cost_clock: Callable[[], float],
     ) -> None:
         self._pid, self._proc, self._tree_of, self._cost_clock = pid, proc, tree_of, cost_clock
-        self._looks = _Pace(share=5e-4, least_seconds=1.0, most_seconds=2.0)
-        self._reads = _Pace(share=5e-4, least_seconds=0.0, most_seconds=2.0)
+        self._look_due = self._read_due = -math.inf
+        #: What else the thread takes of a core, and since when that is counted; reading since then.
+        self._others_share = _ALL_SHARE - _LOOKING_SHARE
+        self._since = math.inf, 0.0
+        self._reading_seconds = 0.0
         #: By process id, each after its parent.
         self._processes: dict[int, _Process] = {}
         #: Sums over those that ended and that no process of the tree waited for; over all, as they were read last.
@@ -90,12 +87,12 @@ class Processes:
     @property
     def due(self) -> float:
         """When they are to be read again."""
-        return min(self._looks.due, self._reads.due)
+        return min(self._look_due, self._read_due)
 
     def read(self, now: float, everything: bool) -> list[int]:
         """Return `OF_PROCESSES`. everything: as if all were due."""
         begin = looked = self._cost_clock()
-        looks = everything or now >= self._looks.due
+        looks = everything or now >= self._look_due
         if looks:
             for pid in (self._pid, *self._tree_of(self._pid)):
                 if pid not in self._processes:
@@ -103,9 +100,14 @@ class Processes:
             looked = self._cost_clock()
         self._update(looks)
         ended = self._cost_clock()
-        self._reads.took(ended - looked, now)
+        self._reading_seconds += ended - looked
         if looks:
-            self._looks.took(ended - begin, now)
+            self._look_due = now + min(max(1.0, (ended - begin) / _LOOKING_SHARE), _MOST_SECONDS)
+            if (seconds := now - self._since[0]) > 0:
+                self._others_share = (ended - self._since[1] - self._reading_seconds) / seconds
+            self._since, self._reading_seconds = (now, ended), 0.0
+        left = max(_ALL_SHARE - self._others_share, 1e-9)
+        self._read_due = now + min((ended - looked) / left, _MOST_SECONDS)
         return self._sums
 
     def close(self) -> None:

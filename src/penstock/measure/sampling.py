@@ -34,8 +34,9 @@ class Sampler:
         processor time of this thread.
     columns: names of what `rows` returns; "tree:asked_bytes" counts what was read from the page cache as well.
     Every sample reads the disks. The network is read eleven times a second at most, the pressure twice. What the
-    processes read and wrote is read as often as that takes 0.05 % of a core, but every two seconds at least. New ones
-    are looked for, and processor time and memory are read, each second or two. A row has what was read last:
+    processes read and wrote is read for every sample, too, unless this thread took more than 0.45 % of a core then; but
+    every two seconds at least. New ones are looked for, and processor time and memory are read, each second or two. A
+    row has what was read last:
     "net:nanoseconds" and "tree:nanoseconds" say when. What a process did before it was found counts, and so does what
     one did that was not found, once its parent has waited for it.
     Used by one thread; close it.
