@@ -12,7 +12,7 @@ after an epoch, with the processors that the next side is measured on. All give 
 before.
 
 Printed: samples per second of the best DataLoader, and both ratios to it, as medians with the least and the most over
-rounds; at the end the least median. Nothing else should run.
+rounds, and who makes `Loader`'s batches, once that is decided; at the end the least median. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -103,15 +103,16 @@ def best_of_torch(kind: str, count: int, seconds: float) -> tuple[int, Side]:
     return found[0][1:]
 
 
-def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, list[Side]]:
-    """Return DataLoader's best number of workers, and the three sides."""
+def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, list[Side], list[str]]:
+    """Return DataLoader's best number of workers, the three sides, and what `Loader` said of who makes its batches."""
     data, usual, collate = KINDS[kind]
     count = max(BATCH, int(usual * share))
+    lines: list[str] = []
     with ExitStack() as opened:
         workers, best = best_of_torch(kind, count, seconds)
         one_line = of_torch(kind, count, workers, penstock.torch.DataLoader)
         loader = penstock.torch.Loader(
-            data(count), batch_size=BATCH, epochs=None, collate_fn=collate, report=None
+            data(count), batch_size=BATCH, epochs=None, collate_fn=collate, report=lines.append
         )
         sides = [best, one_line, Side(opened.enter_context(loader), count)]
         expected = sums_of(best.batches)
@@ -124,7 +125,7 @@ def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, 
         for number in range(rounds):
             for side in random.Random(number).sample(sides, len(sides)):
                 side.rates.append(side.run(0.7 * seconds))
-    return workers, sides
+    return workers, sides, [line for line in lines if "x as fast:" in line]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -149,14 +150,14 @@ def main(argv: list[str] | None = None) -> None:
     for name, kind in PROMISED.items():
         if kind not in options.data:
             continue
-        workers, (best, *ours) = measure(kind, rounds, share, seconds)
+        workers, (best, *ours), choices = measure(kind, rounds, share, seconds)
         found = f"{statistics.median(best.rates):,.0f}, {workers} workers"
         for side in ours:
             ratios = sorted(mine / theirs for mine, theirs in zip(side.rates, best.rates, strict=True))
             median = statistics.median(ratios)
             least = min(least, median)
             found += f"{f'{median:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})':>24}"
-        print(f"{name:38}{found:>72}", flush=True)
+        print("\n    ".join([f"{name:38}{found:>72}", *choices]), flush=True)
     print(f"\nleast of the medians: {least:.2f} (promised {KEPT})")
     if least < KEPT and not options.quick:
         sys.exit(1)
