@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.interpreters import Interpreters
 
 from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.store.disk import DiskTier, disk_tiers, remove_tier
+from penstock.store.places import SamplePlaces
 
 SIZES = np.array([5, 300, 0, 4096, 17, 100_000, 1, 999], np.int64)
 CONTENTS = [np.random.default_rng(sample).bytes(size) for sample, size in enumerate(SIZES.tolist())]
@@ -203,7 +205,7 @@ class TestLaterRuns:
         tier = reopen(int(SIZES.sum()), padding_bytes=int((-SIZES % 4096).sum()))
 
         def are_at_blocks() -> bool:
-            return not (tier._places.of(np.arange(2, SIZES.size))[:, 0] % 4096).any()
+            return not (tier._places.of(np.flatnonzero(SIZES)[2:])[:, 0] % 4096).any()
 
         put_all(tier)
         assert are_at_blocks()
@@ -212,6 +214,25 @@ class TestLaterRuns:
             assert tier.put(sample, CONTENTS[sample])
         assert are_at_blocks()
         assert found_in(tier) == found_in(reopen()) == dict(enumerate(CONTENTS))
+
+    def test_as_many_samples_begin_at_blocks_however_often_others_take_their_places(self) -> None:
+        draw = np.random.default_rng(0)
+        sizes = draw.integers(20_000, 120_000, 60)
+        sizes[0] = 0
+        padding_bytes = int((-sizes % 4096).sum())
+        places = SamplePlaces(int(sizes.sum()) + padding_bytes, padding_bytes)
+        # An earlier version wrote half of them, one behind the other.
+        ends, old = np.cumsum(sizes), np.arange(30)
+        places.restore(old, (ends - sizes)[old], ends[old])
+        for sample in [*range(30, 60), *draw.integers(60, size=3_000)]:
+            ids = np.array([sample])
+            places.evict(ids)
+            if places.take(ids, sizes[ids]) is not None:
+                places.keep(ids)
+
+        begins = places.of(np.arange(1, 60))[:, 0]
+        assert np.mean(begins[begins >= 0] % 4096 == 0) > 0.7
+        assert all(one[1] < other[0] for one, other in pairwise(places._holes))
 
 
 class TestDamage:

@@ -41,6 +41,8 @@ class SamplePlaces:
         #: Behind the last sample, where the next one begins, and what is free before: begins and ends, ascending.
         self._end = 0
         self._holes: list[tuple[int, int]] = []
+        #: Of holes, what counts as padding: those smaller than a block, as before samples that begin at one.
+        self._small_bytes = 0
         self._used_bytes = self._kept = 0
 
     @property
@@ -72,10 +74,11 @@ class SamplePlaces:
             self._rows[at] = -rows
             is_twice = bool((self._rows[at] != -rows).any())
             padding = in_blocks(nbytes) - nbytes
-            is_padded = count == 1 and 0 < self._padding_bytes >= padding
+            left_bytes = self._padding_bytes - self._small_bytes
+            is_padded = count == 1 and nbytes > 0 and 0 < left_bytes >= padding
             begin = None
             if is_padded and not is_twice:
-                begin = self._take(nbytes + padding, BLOCK_BYTES)
+                begin = self._take(nbytes + padding, BLOCK_BYTES, left_bytes - padding)
             if begin is None and not is_twice:
                 is_padded, begin = False, self._take(nbytes)
             if begin is None:
@@ -158,6 +161,7 @@ class SamplePlaces:
             before = np.concatenate(([0], ends[:-1]))
             is_hole = begins > before
             self._holes = list(zip(before[is_hole].tolist(), begins[is_hole].tolist(), strict=True))
+            self._small_bytes = _small_bytes(self._holes)
             self._end = int(ends.max())
 
     def forget(self) -> None:
@@ -204,20 +208,23 @@ class SamplePlaces:
             self._places = places
         return rows
 
-    def _take(self, nbytes: int, multiple: int = 1) -> int | None:
-        """Return where so many bytes were free, behind each other, and take them. multiple: of which the place is."""
+    def _take(self, nbytes: int, multiple: int = 1, most_before: int = 0) -> int | None:
+        """Return where so many bytes were free, behind each other, and take them.
+
+        multiple: of which the place is. most_before: bytes that may stay free before it for that.
+        """
         for index, (begin, end) in enumerate(self._holes):
             first = -(-begin // multiple) * multiple
-            if end - first >= nbytes:
-                self._padding_bytes -= first - begin
+            if end - first >= nbytes and first - begin <= most_before:
                 left = [(begin, first), (first + nbytes, end)]
+                self._small_bytes += _small_bytes(left) - _small_bytes([(begin, end)])
                 self._holes[index : index + 1] = [hole for hole in left if hole[0] < hole[1]]
                 return first
         first = -(-self._end // multiple) * multiple
-        if first + nbytes > self._capacity_bytes:
+        if first + nbytes > self._capacity_bytes or first - self._end > most_before:
             return None
         if first > self._end:
-            self._padding_bytes -= first - self._end
+            self._small_bytes += first - self._end
             self._holes.append((self._end, first))
         self._end = first + nbytes
         return first
@@ -231,4 +238,8 @@ class SamplePlaces:
                 holes.append((begin, end))
         if holes and holes[-1][1] == self._end:
             self._end = holes.pop()[0]
-        self._holes = holes
+        self._holes, self._small_bytes = holes, _small_bytes(holes)
+
+
+def _small_bytes(holes: list[tuple[int, int]]) -> int:
+    return sum(end - begin for begin, end in holes if end - begin < BLOCK_BYTES)
