@@ -1,6 +1,6 @@
 """Data three times the memory, the rest on a local disk: reads of the store and stall beside LRU; the disk beside fio.
 
-    make bench NAME=loader/tiers                 # about two minutes; ARGS="--rounds 5" for more
+    make bench NAME=loader/tiers                 # about three minutes; ARGS="--rounds 5" for more
 
 The store (`SlowSource`): 10 ms a read, which overlap, and one wire of 50 MB/s. Samples of 100 KB that nothing
 is computed of, batches of 32, 3 epochs; a step is a sleep. Runs take turns:
@@ -16,9 +16,11 @@ nobody measured. Wanted: within 10 % of the stall, or 1 % of the run.
 
 The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
 epoch. A tier's reads, 100 KB each, cold, past the page cache and through it, stand beside those of fio (the Debian
-package) and of a bare loop at the same depth and size, in turns, and the processor time of each, cold and warm, beside
-that of the bare loop. The tier reads to memory such as a loader's threads have for groups that they use at once
-(`new_buffer`), the others to pages of 4 KiB.
+package) and of a bare loop at the same depth and size, in turns. A direct read is faster to large pages, so that each
+is beside one that reads to the same kind: the tier and the bare loop to memory such as a loader's threads have for
+groups that they use at once (`new_buffer`: pages of 2 MB where the kernel has them); the tier again, and fio, to pages
+of 4 KiB, as what readers bring for later lies in. The processor time of the tier, cold and warm, stands beside that of
+the bare loop.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
@@ -26,6 +28,7 @@ that of the bare loop. The tier reads to memory such as a loader's threads have 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -200,24 +203,30 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
 def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_direct: bool) -> None:
     how = "past" if is_direct else "through"
     for depth in DEPTHS:
-        ours, theirs, bare = list[Rate](), list[float](), list[Rate]()
+        turn = tier, samples, depth, seconds
+        turns: dict[str, Callable[[], list[Rate]]] = {
+            "large": partial(tier_rate, *turn, new_buffer),
+            "bare": partial(bare_rate, *turn, is_direct=is_direct),
+            "small": partial(tier_rate, *turn, new_memory),
+            "fio": partial(fio_reads, *turn, is_direct=is_direct),
+        }
+        found: dict[str, list[Rate]] = {name: [] for name in turns}
         for number in range(3 * rounds):
-            for which in ("ours", "bare", "fio")[:: -1 if number % 2 else 1]:
-                if which == "ours":
-                    ours.append(tier_rate(tier, samples, depth, seconds))
-                elif which == "bare":
-                    bare += bare_rate(tier, samples, depth, seconds, is_direct=is_direct)
-                elif shutil.which("fio") is not None:
-                    theirs.append(fio_reads(tier, samples, depth, seconds, is_direct=is_direct))
-        mine, beside = statistics.median(each.bytes_per_second for each in ours), ""
-        for name, rates in (("fio", theirs), ("a bare loop", [each.bytes_per_second for each in bare])):
-            if rates:
-                rate = statistics.median(rates)
-                beside += f", {name} {rate / 1e6:6.0f} MB/s: {mine / rate:.2f} (wanted 0.9)"
-        print(f"cold reads {how} the page cache, {depth} at once: {mine / 1e6:6.0f} MB/s{beside}")
-        if bare:
-            times = [each.cpu_seconds for each in ours], [each.cpu_seconds for each in bare]
-            print_cpu(f"a cold read {how} the page cache, {depth} at once", *times)
+            for name in list(turns)[:: -1 if number % 2 else 1]:
+                found[name] += turns[name]()
+        what = f"{how} the page cache, {depth} at once"
+        for pages, ours, theirs, name in (
+            ("2 MB", "large", "bare", "a bare loop"),
+            ("4 KiB", "small", "fio", "fio"),
+        ):
+            mine, beside = statistics.median(each.bytes_per_second for each in found[ours]), ""
+            if found[theirs]:
+                rate = statistics.median(each.bytes_per_second for each in found[theirs])
+                beside = f", {name} {rate / 1e6:6.0f} MB/s: {mine / rate:.2f} (wanted 0.9)"
+            print(f"cold reads {what}, to pages of {pages}: {mine / 1e6:6.0f} MB/s{beside}")
+        if found["bare"]:
+            times = ([each.cpu_seconds for each in found[name]] for name in ("large", "bare"))
+            print_cpu(f"a cold read {what}, to pages of 2 MB", *times)
 
 
 def print_cpu(what: str, ours: list[float], bare: list[float]) -> None:
@@ -266,9 +275,11 @@ class Rate(NamedTuple):
     cpu_seconds: float
 
 
-def tier_rate(tier: DiskTier, samples: int, depth: int, seconds: float) -> Rate:
+def tier_rate(
+    tier: DiskTier, samples: int, depth: int, seconds: float, memory_of: Callable[[int], Bytes]
+) -> list[Rate]:
     forget(tier)
-    return rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds, new_buffer)
+    return [rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds, memory_of)]
 
 
 def forget(tier: DiskTier) -> None:
@@ -288,7 +299,7 @@ def bare_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_di
         return []
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds, new_memory)]
+        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds, new_buffer)]
     finally:
         os.close(file)
 
@@ -322,11 +333,17 @@ def rate_of(
     return Rate(total / (time.perf_counter() - begin), (time.process_time() - cpu) * NBYTES / total)
 
 
-def fio_reads(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> float:
-    """Return the rate of fio's reads of the same file, of which each thread has a part, and none a block twice."""
+def fio_reads(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> list[Rate]:
+    """Return the rate of fio's reads of the same file, of which each thread has a part, and none a block twice.
+
+    Nothing where fio is not installed. It reads to pages of 4 KiB; large ones it takes only of those set apart by root.
+    """
+    if shutil.which("fio") is None:
+        return []
     part_bytes = samples // depth * NBYTES
     options = f"--readonly --invalidate=1 --direct={is_direct:d} --offset_increment={part_bytes}"
-    return fio_rate(str(tier.samples_path), part_bytes, NBYTES, depth, seconds, options)
+    rate = fio_rate(str(tier.samples_path), part_bytes, NBYTES, depth, seconds, options)
+    return [Rate(rate, math.nan)]
 
 
 def main(words: list[str] | None = None) -> None:
