@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -382,12 +383,23 @@ def test_what_a_run_left_for_other_tiers_makes_room_for_a_disks_own_samples(
 def test_on_a_full_disk_the_part_that_needs_less_than_before_makes_room_for_the_one_that_needs_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int]
 ) -> None:
-    """All eight blocks of a disk are an earlier run's, four for each of its two tiers."""
+    """All eight blocks of a disk are an earlier run's, four for each of its two tiers.
+
+    Whether or not the file system of the test reserves space: a file takes as much as it has bytes.
+    """
     contents = {each: Content(bytes([each] * 16), np.full(9, -1), "") for each in (True, False)}
     free = 8 * 4096
 
     def free_bytes(folder: Path) -> int:
-        return free - sum(each.stat().st_blocks * 512 for each in folder.glob("*.samples"))
+        return free - sum(each.stat().st_size for each in folder.glob("*.samples"))
+
+    def reserving(stat: Callable[..., os.stat_result]) -> Callable[..., SimpleNamespace]:
+        def found(*arguments: Any) -> SimpleNamespace:
+            of_file = stat(*arguments)
+            fields = {name: getattr(of_file, name) for name in dir(of_file) if name.startswith("st_")}
+            return SimpleNamespace(**fields | {"st_blocks": of_file.st_size // 512})
+
+        return found
 
     def opened(sizes: tuple[int, int]) -> list[int]:
         parts = [
@@ -404,5 +416,7 @@ def test_on_a_full_disk_the_part_that_needs_less_than_before_makes_room_for_the_
         return [disk.storage.capacity_bytes // 4096 for disk in disks]
 
     monkeypatch.setattr(store_disk, "free_bytes", free_bytes)
+    patched_os = vars(os) | {"stat": reserving(os.stat), "fstat": reserving(os.fstat)}
+    monkeypatch.setattr(store_disk, "os", SimpleNamespace(**patched_os))
     assert opened((4, 4)) == [4, 4]
     assert opened(blocks) == list(blocks)
