@@ -308,6 +308,33 @@ def test_a_thread_that_waits_receives_itself_and_hears_of_what_others_put() -> N
         link.close()
 
 
+def test_a_thread_that_slept_receives_all_that_has_come_for_others_too() -> None:
+    """As kernels before 5.7 tell nobody else of what came until it ran."""
+    received: WakingQueue[threading.Thread] = WakingQueue()
+    is_away, gate = threading.Event(), threading.Event()
+
+    def take(parts: list[Any]) -> None:
+        if threading.current_thread() is there._thread:
+            is_away.set()
+            gate.wait()
+        else:
+            received.put(threading.current_thread())
+
+    there = HostLink(SECRET, "there", take)
+    here = HostLink(SECRET, "here", lambda parts: None)
+    here.connect(["there"])
+    here.send("there", [b"some"])
+    is_away.wait()
+    for _ in range(3):
+        here.send("there", [b"some"])
+    there._skips = 1  # no look
+    there.get_within(received, None)
+    gate.set()
+    for link in (here, there):
+        link.close()
+    assert received.qsize() == 2
+
+
 class ClosingFirst:
     """The epoll of waiting steps, one of which receives the end of the first connection while that is accepted."""
 
@@ -414,6 +441,31 @@ def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str,
             peaks.append(max(own))
     assert peaks[0] <= 3 * 4000 < peaks[1]
     assert all(np.array_equal(each, 28 * feeds[x]) for each in found)
+
+
+class Waiting:
+    """Notes what a node that waits is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def finish(self, values: Any) -> None:
+        self.told.append(values)
+
+    def fail(self, error: BaseException) -> None:
+        self.told.append(error)
+
+
+def test_a_tensor_that_was_asked_for_and_cannot_be_sent_fails_its_step() -> None:
+    error, waiter = MismatchError("too large"), Waiting()
+
+    def send(*_: Any) -> None:
+        raise error
+
+    mail = Mail(send)
+    mail.offer(1, "x", TASKS[1], {}, waiter)
+    mail.asked(1, "x", TASKS[1])
+    assert waiter.told == [error]
 
 
 def test_lossy_sends_lose_the_lower_halves_between_workers_alone(workers: dict[str, str]) -> None:
@@ -897,14 +949,22 @@ def test_tensors_that_are_too_large_to_be_sent_are_refused_as_such(
     with graph.on_device(TASKS[0]):
         total = graph.add("Sum", x, name="total")
         twice = graph.add("Concat", x, x, axis=0, name="twice")
+        less = graph.add("Neg", x, name="less")
     with graph.on_device(TASKS[1]):
-        there = graph.add("Sum", twice, name="there")
+        busy = graph.add("Neg", graph.add("Neg", less, name="busy"), name="busier")
+        there = graph.add("Sum", graph.add("Concat", busy, twice, axis=0, name="both"), name="there")
     monkeypatch.setattr(wire, "MOST_PART_BYTES", 400)
-    with opened(graph, workers, shares_memory=False) as session:
-        for fetch, count in ((total, 101), (twice, 100), (there, 100)):
-            with pytest.raises(MismatchError, match=r"bytes, and 400 can be sent to or from a worker"):
-                session.run(fetch, {x: np.ones(count, np.float32)})
-            assert session.run(there, {x: np.ones(50, np.float32)}) == 100
+    slow = ("busy", "busier", "both", "there")
+    costs = {
+        name: {"cost": {f"{task}/device:cpu:0": float(name in slow) for task in TASKS}, "bytes": 400}
+        for name in graph.nodes
+    }
+    for known in (None, costs):  # with costs, a worker asks for what it needs late
+        with opened(graph, workers, shares_memory=False, costs=known) as session:
+            for fetch, count in ((total, 101), (twice, 100), (there, 100)):
+                with pytest.raises(MismatchError, match=r"bytes, and 400 can be sent to or from a worker"):
+                    session.run(fetch, {x: np.ones(count, np.float32)})
+                assert session.run(there, {x: np.ones(50, np.float32)}) == 50
 
 
 def test_who_has_another_secret_reaches_nobody(

@@ -146,15 +146,20 @@ class HostLink:
         until = None if seconds is None else time.monotonic() + seconds
         try:
             while True:
+                has_slept = False
                 queue.wake = self._wake
                 if not queue.empty():
                     ready = self._first.poll(0)
                 else:
                     left = None if until is None else max(until - time.monotonic(), 0.0)
-                    ready = self._look(left) or self._first.poll(left)
+                    ready = self._look(left)
+                    if not ready:
+                        has_slept, ready = True, self._first.poll(left)
                 queue.wake = None
                 for descriptor, _ in ready:
-                    self._receive(descriptor)
+                    # Before Linux 5.7 nobody else hears of what came between the wake of this thread and its run.
+                    while self._receive(descriptor) and has_slept:
+                        pass
                 if not queue.empty():
                     return queue.get_nowait()
                 if until is not None and time.monotonic() >= until:
@@ -233,17 +238,18 @@ class HostLink:
         else:
             self._receive(descriptor)
 
-    def _receive(self, descriptor: int) -> None:
-        """Receive a message that has come. What else has come is there for who waits next at an epoll."""
+    def _receive(self, descriptor: int) -> bool:
+        """Receive a message, and return whether there was one. What else came is there for who waits next."""
         connection = self._in.get(descriptor)
         if connection is None:
             if descriptor in (self._stir, self._call):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(descriptor)
-            return
+            return False
         try:
-            if (parts := connection.receive()) is not None:
-                self._on_parts(parts)
+            if (parts := connection.receive()) is None:
+                return False
+            self._on_parts(parts)
         except Exception as error:
             # It has ended, or sent what no worker sends: that must not end the others' connections.
             with self._lock:
@@ -252,6 +258,8 @@ class HostLink:
             connection.close()
             if not isinstance(error, EOFError):
                 self._complain(connection.peer, f"was cut off: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def _accept(self, listening: socket.socket) -> None:
         # Who connected has left; a step that listens may have closed the connection by now.

@@ -78,8 +78,12 @@ class Mail:
                 self._asked.add(key)
                 return
         waiter, values = offer
-        self.send(by, step, node, values)
-        waiter.finish(())
+        try:
+            self.send(by, step, node, values)
+        except Exception as error:  # nobody else hears of it: whose thread this is only brings messages
+            waiter.fail(error)
+        else:
+            waiter.finish(())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
