@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -185,10 +184,14 @@ class Normalized:
         return ((values - values.mean()) / values.std())[:5]
 
 
-def test_samples_made_together_are_too_few_to_wake_the_collector_of_garbage() -> None:
+@for_each(("is_on", "threshold", "most"), [(True, 700, 700 // 3), (False, 700, 512), (True, 0, 512)])
+def test_samples_made_together_are_too_few_to_wake_the_collector_of_garbage(
+    monkeypatch: pytest.MonkeyPatch, is_on: bool, threshold: int, most: int
+) -> None:
+    monkeypatch.setattr("gc.isenabled", lambda: is_on)
+    monkeypatch.setattr("gc.get_threshold", lambda: (threshold, 10, 10))
     with load([(torch.zeros(2), torch.tensor(1))] * COUNT, ragged=()) as loader:
-        most = loader._own_thread._most_samples
-        assert 3 * most <= gc.get_threshold()[0] < 4 * most, "a tuple and two tensors each"
+        assert loader._own_thread._most_samples == most, "a tuple and two tensors each"
 
 
 @for_each(("is_plain",), [(True,), (False,)])

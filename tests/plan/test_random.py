@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,10 @@ def test_a_generator_is_that_of_numpys_philox_with_the_key_and_can_be_pickled_as
     of_numpy = np.random.Generator(np.random.Philox(key=key, counter=[0, 3, 99, 0]))
     assert generator.random(5).tolist() == of_numpy.random(5).tolist()
     assert pickle.loads(pickle.dumps(generator)).random(3).tolist() == of_numpy.random(3).tolist()
+    seed: Any = generator.bit_generator.seed_seq
+    for other in (np.random.PCG64, np.random.MT19937):
+        with pytest.raises(ValueError, match="no seed for others"):
+            other(seed)
 
 
 def test_a_seed_of_numpys_draws_what_the_same_whole_number_draws() -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -100,10 +101,15 @@ DECISIONS = Part(
 )
 
 
-def compiled_decisions(samples: int) -> Loop | None:
-    """Return what decides, compiled: once there is that, and a run which has loaded so many samples is worth it."""
-    is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and DECISIONS.is_cached
-    return DECISIONS.ask() if is_worth_loading or samples >= _WORTH_COMPILING_SAMPLES else None
+def compiled_decisions() -> Callable[[int], Loop | None]:
+    """Return what gives a run that has loaded so many samples what decides, compiled: once it is there and worth it."""
+    are_cached = functools.cache(lambda: DECISIONS.is_cached)  # who asks for each Load looks for files once
+
+    def ask(samples: int) -> Loop | None:
+        is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and are_cached()
+        return DECISIONS.ask() if is_worth_loading or samples >= _WORTH_COMPILING_SAMPLES else None
+
+    return ask
 
 
 #: Of batches that are in no slot.

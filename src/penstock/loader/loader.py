@@ -349,7 +349,7 @@ class Loader:
             collect=self._collector.collect,
             finish=self._collector.close,
             samples_of=partial(plan.local_batch, rank),
-            compiled=compiled_decisions,
+            compiled=compiled_decisions(),
             ahead=self._ahead,
             peers=None if setup.sharing is None else setup.sharing.peers,
         )

@@ -201,7 +201,8 @@ class OwnThread:
         self._sample_seconds = math.inf
         # Samples that are there at once wake the collector of garbage from so many objects on; it frees none of them.
         objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
-        self._most_samples = min(_TOGETHER, (gc.get_threshold()[0] or _TOGETHER) // objects)
+        waking = gc.get_threshold()[0] if gc.isenabled() else 0
+        self._most_samples = min(_TOGETHER, waking // objects) if waking else _TOGETHER
         self._most_steps = 1
         if batch_bytes is not None:
             together_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)

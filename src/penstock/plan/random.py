@@ -133,5 +133,9 @@ class _Key(ISeedSequence):
         self._key = key
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        """Return uint64[2], the key."""
+        """Return uint64[2], the key. Raises: ValueError for all that no Philox asks for."""
+        if n_words != 2 or np.dtype(dtype) != np.uint64:
+            raise ValueError(
+                "an item's generator has no seed for others: draw one from it, by `integers(2**63)`"
+            )
         return np.array([self._key, 0], np.uint64)

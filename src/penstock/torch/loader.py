@@ -140,7 +140,7 @@ def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
     out = torch.from_numpy(place)
     if set(map(_DTYPE, leaves)) != {out.dtype} or leaves[0].shape != out.shape[1:]:
         return False
-    # Leaves of several shapes, on a device or with a gradient: one by one, each may say what is wrong.
+    # Leaves of several shapes, floats on a device or with a gradient: one by one, each may say what is wrong.
     try:
         # `stack` would make a tensor with a dimension of each integer first. A list is no integer, but it is a bool.
         if out.dim() == 1 and place.dtype.kind in "iu":
