@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.spans import spans_of
 
 from penstock.flow.engine import _is_planned
+from penstock.measure.recorded import open_run
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Mixture, Order, TorchDistributed
-from penstock.plan.recorded import planned_ids, with_planned_ids
-from penstock.plan.serialise import is_told, write_plan
+from penstock.plan import recorded as module
+from penstock.plan.recorded import RecordedPlan, with_planned_ids
+from penstock.plan.serialise import is_told, told_plan, write_plan
 from penstock.policy.scheduler import Load
-from penstock.trace import JSON, NO_PLACE, Kind, Trace
+from penstock.trace import JSON, NO_PLACE, Kind, Trace, TraceWriter
 from penstock.trace.schema import AS_PLANNED
 
 RANK = 1
@@ -73,7 +77,43 @@ def test_groups_of_a_plan_that_is_not_known_are_known_by_their_first_samples() -
         {"rank": 0, "plan": {"order": 3, "split": 3}},
         {"rank": 0, "plan": written},
     ):
-        assert not planned_ids(meta, spans)
+        assert not RecordedPlan(meta, lambda: 9).ids(spans)
     spans["epoch"], spans["sample"] = 0, 7
-    ids = planned_ids({"rank": 0, "plan": written}, spans)
+    ids = RecordedPlan({"rank": 0, "plan": written}, lambda: 9).ids(spans)
     assert [group.tolist() for group in ids.values()] == [[7]]
+
+
+def test_a_plan_is_read_once_for_all_pieces_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its epochs may be tables: with a plan for each piece, a long run would take all memory."""
+    plan, stream = (
+        AccessPlan(TorchDistributed(24, ranks=2, seed=4), 6, 2, ranks=2, split="strided"),
+        AccessPlan.stream,
+    )
+    batches = [(*divmod(number, 4), number + 1 | AS_PLANNED) for number in range(8)]
+    groups = {(RANK, flow): plan.local_batch(RANK, epoch, step).tolist() for epoch, step, flow in batches}
+    with TraceWriter(
+        tmp_path / "a.trace", {"plan": {**write_plan(plan), "epochs": None}, "rank": RANK}
+    ) as writer:
+        for epoch, step, flow in batches:
+            about = (epoch, step, Kind.DECODE, NO_PLACE, 3, RANK, 3, -1, flow)
+            writer.append(spans_of([(0.0, 1.0, groups[RANK, flow][0], 0, *about)]))
+    told, asked = [], []
+
+    def counted(written: Any, last_epoch: int) -> AccessPlan | None:
+        told.append(last_epoch)
+        return told_plan(written, last_epoch)
+
+    def counted_stream(self: AccessPlan, *place: int) -> NDArray[np.int64]:
+        asked.append(place)
+        return stream(self, *place)
+
+    monkeypatch.setattr(module, "told_plan", counted)
+    monkeypatch.setattr(AccessPlan, "stream", counted_stream)
+
+    read = open_run(tmp_path / "a.trace").trace().ids
+
+    assert {key: ids.tolist() for key, ids in read.items()} == groups
+    assert told == [1]
+    assert [place[:2] for place in asked] == [(RANK, 0), (RANK, 1)], "once for each epoch"

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan.recorded import join_ids, planned_ids, read_trace, with_planned_ids
-from penstock.trace import JSON, NO_STEP, Kind, Spans, Trace
+from penstock.plan.recorded import RecordedPlan, join_ids, read_trace, with_planned_ids
+from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.trace.file import ids_in, read_outline, spans_in
 from penstock.trace.schema import AS_PLANNED, NO_EPOCH, NO_FLOW, SPAN, GroupIds, choose_spans, join_spans
 from penstock.trace.summary import Summary, joined_epochs
@@ -140,7 +140,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         Part(
             _outline_later(each.outline, moved),
             partial(_spans_later, each.path, moved),
-            partial(_ids_later, each.path, each.outline.meta, moved),
+            partial(_ids_later, each.path, each.outline, moved),
             partial(read_trace, each.path),
             each.rank,
             each.path.name,
@@ -437,9 +437,10 @@ def _later(spans: Spans, moved: _Moved) -> Spans:
     return spans
 
 
-def _ids_later(file: Path, meta: Mapping[str, JSON], moved: _Moved) -> Iterator[GroupIds]:
+def _ids_later(file: Path, outline: Trace, moved: _Moved) -> Iterator[GroupIds]:
     """Yield the groups that a file names, and those that its plan tells, as those of a run."""
-    planned = (planned_ids(meta, spans) for spans in spans_in(file))
+    plan = RecordedPlan(outline.meta, lambda: _extent_of(file, outline).last_epoch)
+    planned = map(plan.ids, spans_in(file))
     return (_IdsLater(ids, moved) for ids in chain(ids_in(file), planned))
 
 

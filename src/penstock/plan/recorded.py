@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from penstock import trace as traces
 from penstock.errors import ConfigError
 from penstock.plan.access import AccessPlan
 from penstock.plan.serialise import told_plan
-from penstock.trace.schema import AS_PLANNED, GroupIds, Spans, choose_spans
+from penstock.trace.schema import AS_PLANNED, NO_EPOCH, GroupIds, Spans, choose_spans
 from penstock.trace.trace import Trace
 
 #: Samples that a plan is asked for at once.
@@ -35,7 +36,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 def with_planned_ids(trace: Trace) -> Trace:
     """Return a trace of one rank whose `ids` also have the groups that its plan tells."""
-    planned = planned_ids(trace.meta, trace.spans)
+    spans = trace.spans
+    planned = RecordedPlan(trace.meta, lambda: int(spans["epoch"].max(initial=NO_EPOCH))).ids(spans)
     return replace(trace, ids=join_ids([planned, trace.ids])) if planned else trace
 
 
@@ -44,35 +46,65 @@ def join_ids(pieces: Iterable[GroupIds]) -> GroupIds:
     return _Joined({key: piece for piece in pieces for key in piece})
 
 
-def planned_ids(meta: Mapping[str, Any], spans: Spans) -> GroupIds:
-    """Return which samples groups are that a plan tells, by (rank, flow); each is computed when it is asked for.
+class RecordedPlan:
+    """The plan of a trace, which tells the samples of groups. One for all pieces of a trace: its epochs may be tables.
 
-    meta: of the trace that the spans are of, and of a loader, with its plan; groups of another plan are left out.
+    meta: of the trace of a loader, with its plan. last_epoch: returns the last one in it, for a plan without end.
     """
-    groups = choose_spans(spans, (spans["flow"] & np.uint64(AS_PLANNED)) != 0)
-    written, rank = meta.get("plan"), meta.get("rank")
-    if not groups.size or not isinstance(written, dict) or not isinstance(rank, int):
-        return {}
-    try:
-        plan = told_plan(written, int(groups["epoch"].max()))
-    except ConfigError:  # of a newer Penstock: the first sample of each group is known
-        return {}
-    if plan is None or rank >= plan.ranks:
-        return {}
-    _, first = np.unique(groups["flow"], return_index=True)
-    groups = groups.take(first)
-    return _Planned(
-        plan, rank, choose_spans(groups, (groups["epoch"] >= 0) & (groups["epoch"] < plan.epochs))
-    )
+
+    def __init__(self, meta: Mapping[str, Any], last_epoch: Callable[[], int]) -> None:
+        self._meta, self._last_epoch = meta, last_epoch
+
+    def ids(self, spans: Spans) -> GroupIds:
+        """Return which samples groups are that the plan tells, by (rank, flow); each is computed when asked for.
+
+        spans: of the trace, or of a piece of it. Groups of another plan are left out.
+        """
+        groups = choose_spans(spans, (spans["flow"] & np.uint64(AS_PLANNED)) != 0)
+        stretches = self._stretches if groups.size else None
+        if stretches is None:
+            return {}
+        _, first = np.unique(groups["flow"], return_index=True)
+        groups = groups.take(first)
+        is_told = (groups["epoch"] >= 0) & (groups["epoch"] < stretches.epochs)
+        return _Planned(stretches, choose_spans(groups, is_told))
+
+    @cached_property
+    def _stretches(self) -> _Stretches | None:
+        written, rank = self._meta.get("plan"), self._meta.get("rank")
+        if not isinstance(written, dict) or not isinstance(rank, int):
+            return None
+        try:
+            plan = told_plan(written, self._last_epoch())
+        except ConfigError:  # of a newer Penstock: the first sample of each group is known
+            return None
+        return None if plan is None or rank >= plan.ranks else _Stretches(plan, rank)
+
+
+class _Stretches:
+    """Samples of a plan from a step on. The stretch that was asked for last is kept for the next."""
+
+    def __init__(self, plan: AccessPlan, rank: int) -> None:
+        self._plan, self._rank, self.epochs = plan, rank, plan.epochs
+        #: Epoch and step that it begins with; its samples.
+        self._stretch = -1, -1, np.empty(0, np.int64)
+
+    def samples(self, epoch: int, step: int, count: int) -> NDArray[np.int64]:
+        """Return the next samples from the start of a step on, fewer where the run ends before."""
+        of_epoch, since, samples = self._stretch
+        # All steps of an epoch are of one size but the last, as of any plan that is a function of a few numbers.
+        begin = (step - since) * self._plan.local_batch_size(self._rank, epoch, 0)
+        if epoch != of_epoch or begin < 0 or begin + count > samples.size:
+            samples, begin = self._plan.stream(self._rank, epoch, step, max(count, _AT_ONCE)), 0
+            self._stretch = epoch, step, samples
+        return samples[begin : begin + count]
 
 
 class _Planned(Mapping[tuple[int, int], NDArray[np.int64]]):
-    """Groups of a rank, one span of each, by flow. The stretch of the plan that has one is kept for the next."""
+    """Groups of a rank, one span of each, by flow."""
 
-    def __init__(self, plan: AccessPlan, rank: int, groups: Spans) -> None:
-        self._plan, self._rank, self._groups = plan, rank, groups
-        #: Epoch and step that it begins with; its samples.
-        self._stretch = -1, -1, np.empty(0, np.int64)
+    def __init__(self, stretches: _Stretches, groups: Spans) -> None:
+        self._stretches, self._groups = stretches, groups
 
     def __getitem__(self, key: tuple[int, int]) -> NDArray[np.int64]:
         groups = self._groups
@@ -83,23 +115,13 @@ class _Planned(Mapping[tuple[int, int], NDArray[np.int64]]):
         size = count
         while True:
             # Of a part of a batch, or of steps that were loaded together, the place is not known beforehand.
-            samples = self._samples(epoch, step, size)
+            samples = self._stretches.samples(epoch, step, size)
             places = np.flatnonzero(samples == first)
             if places.size and samples.size - places[0] >= count:
                 return samples[places[0] : places[0] + count].copy()
             if samples.size < size:
                 return np.array([first])  # of another plan
             size *= 2
-
-    def _samples(self, epoch: int, step: int, count: int) -> NDArray[np.int64]:
-        """Return the next samples from the start of a step on, fewer where the run ends before."""
-        of_epoch, since, samples = self._stretch
-        # All steps of an epoch are of one size but the last, as of any plan that is a function of a few numbers.
-        begin = (step - since) * self._plan.local_batch_size(self._rank, epoch, 0)
-        if epoch != of_epoch or begin < 0 or begin + count > samples.size:
-            samples, begin = self._plan.stream(self._rank, epoch, step, max(count, _AT_ONCE)), 0
-            self._stretch = epoch, step, samples
-        return samples[begin : begin + count]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._groups["rank"].tolist(), self._groups["flow"].tolist(), strict=True)
