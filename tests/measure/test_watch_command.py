@@ -22,6 +22,7 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.measure import watch_command as module
 from penstock.measure.explain import Reason, explain
+from penstock.measure.kernel_file import KernelFile
 from penstock.measure.recorded import read_run
 from penstock.measure.sampling import Sampler
 from penstock.measure.watch_command import watch_command
@@ -130,7 +131,10 @@ def test_counters_are_those_of_disks_network_and_processes(tmp_path: Path) -> No
     assert back == [GONE, 512], "put back"
 
 
-def test_what_a_process_read_counts_once_when_its_parent_waits_for_it(tmp_path: Path) -> None:
+def test_what_a_process_read_counts_once_when_its_parent_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits after its own counters were read, and before those of the process are."""
     host = Host(tmp_path)
     host.process(8, 10, parent=7)
     sampler = host.sampler(lambda _: [8])
@@ -139,8 +143,16 @@ def test_what_a_process_read_counts_once_when_its_parent_waits_for_it(tmp_path: 
     host.process(8, 12, parent=7, state="Z", asked=1500)
     ended = sampled(sampler, everything=True)
     host.end(8)
-    between = sampled(sampler)
-    host.process(7, 4, waited_for=15, asked=2500)
+    read = KernelFile.read
+
+    def read_and_waited_for(file: KernelFile) -> bytes:
+        if file._path == host.proc / "8" / "stat":
+            host.process(7, 4, waited_for=15, asked=2500)
+        return read(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KernelFile, "read", read_and_waited_for)
+        between = sampled(sampler)
     waited_for = sampled(sampler, everything=True)
     sampler.close()
 
@@ -148,6 +160,43 @@ def test_what_a_process_read_counts_once_when_its_parent_waits_for_it(tmp_path: 
     assert [each["tree:asked_bytes"] for each in rows] == [2000, 2500, 2500, 2500]
     assert [each["tree:cpu_ticks"] for each in rows] == [20, 22, 22, 22]
     assert [each["tree:processes"] for each in rows] == [2, 1, 1, 1]
+
+
+def test_what_a_process_read_counts_where_its_parent_is_ended_with_it(tmp_path: Path) -> None:
+    """A rank and its worker are killed, whose launcher waits for the rank alone and starts another one."""
+    host, tree = Host(tmp_path), [8, 9]
+    host.process(8, 1, parent=7, asked=100)
+    host.process(9, 5, parent=8, asked=50_000)
+    sampler = host.sampler(lambda _: tree)
+
+    rows = [sampled(sampler)]
+    host.end(8)
+    host.end(9)
+    host.process(7, 4, waited_for=4, asked=1100)
+    rows.append(sampled(sampler, everything=True))
+    tree[:] = [10]
+    for asked in (0, 10_000, 60_000):
+        host.process(10, 0, parent=7, asked=asked)
+        rows.append(sampled(sampler, everything=True))
+    sampler.close()
+
+    assert [each["tree:asked_bytes"] for each in rows] == [51_100, 51_100, 51_100, 61_100, 111_100]
+    assert [each["tree:cpu_ticks"] for each in rows] == [19, 19, 22, 22, 22]
+    assert [each["tree:processes"] for each in rows] == [3, 1, 2, 2, 2]
+
+
+def test_what_processes_read_counts_where_their_parent_waits_for_none(tmp_path: Path) -> None:
+    host, tree = Host(tmp_path), [8]
+    sampler = host.sampler(lambda _: tree)
+
+    rows = []
+    for tree[0] in (8, 9, 10):
+        host.process(tree[0], 0, parent=7, asked=100_000)
+        rows.append(sampled(sampler, everything=True)["tree:asked_bytes"])
+        host.end(tree[0])
+    sampler.close()
+
+    assert rows == [101_000, 201_000, 301_000]
 
 
 def test_a_large_tree_is_read_and_looked_through_each_two_seconds_and_its_new_processes_at_once(

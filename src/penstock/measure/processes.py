@@ -60,8 +60,10 @@ class Processes:
 
     The bytes that they moved are read each time, unless the thread took more than 0.45 % of a core then; but every two
     seconds at least. New processes are looked for, and processor time and memory are read, each second or two.
-    The kernel adds a process's counters to its parent's when the parent waits for it: those that went so are counted
-    there. Parents are read before their children, so that none counts twice.
+    The kernel adds a process's counters to its parent's when the parent waits for it, before the process is gone: those
+    that went so are counted there. Parents are read before their children, so that none counts twice. Of one that
+    nobody waits for, as its parent ended before it or ignores SIGCHLD, what was read last counts: up to two seconds of
+    it are lost.
     Source: proc_pid_io(5); proc_pid_stat(5), cutime and cstime.
     """
 
@@ -116,17 +118,37 @@ class Processes:
             process.close()
 
     def _update(self, looks: bool) -> None:
-        gone = {pid: process for pid, process in self._processes.items() if not process.update(looks)}
+        before = {pid: process.counters.copy() for pid, process in self._processes.items()}
+        gone: dict[int, _Process] = {}
+        while new := {pid: process for pid, process in self._processes.items() if not process.update(looks)}:
+            for pid, process in new.items():
+                process.close()
+                del self._processes[pid]
+            gone |= new
+            looks = True  # again: a parent may have waited after it was read
+        self._count(gone, before)
+        self._sums = _sum(self._ended, *(process.counters for process in self._processes.values()))
+
+    def _count(self, gone: dict[int, _Process], before: dict[int, list[int]]) -> None:
+        """Count those that are gone which nobody waited for. before: the counters of all as they were read before.
+
+        Who waited for one has grown by what it did, at least.
+        """
+        owed: dict[int, list[int]] = {}
         for process in gone.values():
-            if process.parent not in self._processes:
-                process.counters[_GROWING:] = 0, 0
-                self._ended = _sum(self._ended, process.counters)
-            process.close()
-        for pid in gone:
-            del self._processes[pid]
-        sums = _sum(self._ended, *(process.counters for process in self._processes.values()))
-        # Less than before where a child was waited for after its parent had been read.
-        self._sums = [*map(max, self._sums[:_GROWING], sums), *sums[_GROWING:]]
+            pid = process.parent
+            while pid in gone:
+                pid = gone[pid].parent
+            owed[pid] = _sum(owed.get(pid, [0] * len(OF_PROCESSES)), process.counters)
+        for pid, counters in owed.items():
+            if pid in self._processes:
+                now = self._processes[pid].counters
+                counters = [
+                    max(0, own - (new - old))
+                    for own, new, old in zip(counters, now, before[pid], strict=True)
+                ]
+            counters[_GROWING:] = 0, 0
+            self._ended = _sum(self._ended, counters)
 
 
 def _sum(*counters: list[int]) -> list[int]:

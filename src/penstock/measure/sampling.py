@@ -38,7 +38,8 @@ class Sampler:
     every two seconds at least. New ones are looked for, and processor time and memory are read, each second or two. A
     row has what was read last:
     "net:nanoseconds" and "tree:nanoseconds" say when. What a process did before it was found counts, and so does what
-    one did that was not found, once its parent has waited for it.
+    one did that was not found, once its parent has waited for it; what one that nobody waits for did since it was read
+    last is lost.
     Used by one thread; close it.
     """
 
