@@ -50,11 +50,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="for each period (%(default)s)")
     parser.add_argument("--seconds", type=float, default=14.0, help="measured in each (%(default)s)")
     options = parser.parse_args(arguments)
-    rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
+    rounds, begin, seconds = (
+        (1, 0.0, 0.5) if options.quick else (options.rounds, BEGIN_SECONDS, options.seconds)
+    )
     shares: dict[int, list[float]] = {10: [], 20: []}
     for _ in range(rounds):
         for rate, found in shares.items():
-            found.append(share_of_a_core(rate, options.processes, seconds))
+            found.append(share_of_a_core(rate, options.processes, begin, seconds))
     print(f"{date.today()}, {platform.machine()}, Python {platform.python_version()}")
     for rate, found in shares.items():
         print(
@@ -63,15 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
         )
 
 
-def share_of_a_core(rate: int, processes: int, seconds: float) -> float:
-    """Return the processor time of `penstock watch` in a second, beside the program."""
-    program = [sys.executable, "-c", PROGRAM, str(processes), str(BEGIN_SECONDS + seconds + 1.0)]
+def share_of_a_core(rate: int, processes: int, begin_seconds: float, seconds: float) -> float:
+    """Return the processor time of `penstock watch` in a second, beside the program, once that runs so long."""
+    program = [sys.executable, "-c", PROGRAM, str(processes), str(begin_seconds + seconds + 1.0)]
     with tempfile.TemporaryDirectory() as folder:
         watch = [sys.executable, "-m", "penstock", "watch", "--period", f"{1000 // rate}ms", "--out"]
         with subprocess.Popen([*watch, f"{folder}/run", "--", *program], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(BEGIN_SECONDS)
+            time.sleep(begin_seconds)
             used, begin = cpu_seconds(process.pid), time.monotonic()
             time.sleep(seconds)
             share = (cpu_seconds(process.pid) - used) / (time.monotonic() - begin)

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.bijection import as_ids
 from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples
-from penstock.trace.schema import GroupIds, Kind, Spans
+from penstock.trace.schema import AS_PLANNED, GroupIds, Kind, Spans
 from penstock.units import is_integer
 
 Ids = NDArray[np.int64]
@@ -234,9 +234,15 @@ def _samples_of(spans: Spans, ids: GroupIds) -> NDArray[np.int64]:
         if span["samples"] <= 1 and group not in ids:
             of_batch.append(np.array([span["sample"]], np.int64))
         elif group not in ids:
+            is_planned = int(span["flow"]) & AS_PLANNED
+            known = (
+                "its plan does, so read it by penstock.read_trace"
+                if is_planned
+                else "give the order that the run had"
+            )
             raise ConfigError(
                 f"{span['samples']} samples from {span['sample']} on were loaded by one call, and the trace does not "
-                "say which: give the order that the run had"
+                f"say which: {known}"
             )
         elif group not in seen:
             seen.add(group)

@@ -48,16 +48,15 @@ class Kind(IntEnum):
     `flow` links what was done with the same bytes: the `READ` or `HIT` of a group and the `DECODE` of what it brought
     have the same number, and no other group of that rank has it. It is 0 where nothing is linked. Where it has the bit
     `AS_PLANNED`, the plan tells which samples the group is: those of its batch from `sample` on, where that first
-    comes in the batch, and on into the steps that were loaded with it. The spans of one
-    batch are linked by rank, epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
+    comes in the batch, and on into the steps that were loaded with it. The spans of one batch are linked by rank,
+    epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
     `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier of another
     rank it is a group in which that many samples were not had, and which were read from the source then.
 
     `LOCK` is a sample: a worker that has work asks every 20 ms at most, or every 100 ms where the trace alone wants to
     know, releasing the lock before. `CONSUMER`, the training's thread, records how late it woke, from 50 ms on: one
-    call held the lock. Of a wait of a millisecond and more, what was
-    waited for a processor is not in it.
+    call held the lock. Of what took a millisecond and more, the wait for a processor is left out.
 
     `THREADS` is of threads that read where its place is the source, of those that load where it is the staging buffer,
     and of the batch slots in use, by which batches are read ahead, where it has none. With how many a run began, its
