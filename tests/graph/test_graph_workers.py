@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty
 from random import Random
@@ -1115,3 +1116,26 @@ def test_arrays_arrive_as_they_were_and_no_size_is_believed() -> None:
             assert unpacked_values(each) is None
             with pytest.raises(CorruptError):
                 unpacked(each)
+
+
+def test_a_step_ends_that_another_worker_gave_up_while_it_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = Graph()
+    one = graph.constant(1.0)
+    session = Session(graph)
+    with contextlib.closing(new_worker(TASKS[0])) as worker, contextlib.closing(session):
+        hosted = hosting._Hosted(worker, lambda *message: None, seed=0)
+        hosted.parts[1] = Future()
+        hosted.parts[1].set_result(session)
+        plan = session._plan
+
+        def interrupted(*arguments: Any, **how: Any) -> Any:
+            hosted.abort(5, "worker 2 is lost")
+            return plan(*arguments, **how)
+
+        monkeypatch.setattr(session, "_plan", interrupted)
+        message = {"step": 5, "part": 1, "oldest": 5, "counts": False, "records": False}
+
+        with pytest.raises(CancelledError, match="worker 2 is lost"):
+            hosted.run({**message, "fetches": one, "feeds": {}, "targets": []})

@@ -118,6 +118,7 @@ class Session:
         timeout_seconds: float | None = None,
         number: int = 0,
         lane: Lane | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> Any:
         """Run what the fetches and targets need, and return the fetched values.
 
@@ -126,6 +127,7 @@ class Session:
         feeds: arrays in place of outputs, by edge or text; they are copied. targets: operations that run besides.
         statistics: filled with what ran. timeout_seconds: None waits for ever. number: by which `cancel` and nodes that
             send and receive tell this run from others. lane: records this run in place of the session's trace.
+        begun: called as soon as `cancel` finds this run; what it raises ends it.
         Returns: NumPy arrays, the caller's own, arranged as `fetches` is.
         Raises: GraphErrors; WaitTimeout; KeyboardInterrupt passes. The session stays usable.
         """
@@ -155,6 +157,8 @@ class Session:
             self._steps.add(step)
         try:
             self._check_open()
+            if begun is not None:
+                begun()
             results = step.run()
             if lane is not None:
                 lane.finish()

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -360,21 +361,19 @@ class _Hosted:
             stack.callback(self._end, step)
             if statistics is not None:
                 stack.enter_context(self.mail.watched())
-            session = self.parts[message["part"]].result()
-            with self._lock:
-                why = self._aborted.get(step)
-                self._aborted = {
-                    each: text for each, text in self._aborted.items() if each >= message["oldest"]
-                }
-            if why is not None:
-                raise CancelledError(why)
-            values = session.run(
-                message["fetches"],
-                message["feeds"],
-                message["targets"],
-                statistics=statistics,
-                number=step,
-                lane=None if recorder is None else recorder.lane,
+            values = (
+                self.parts[message["part"]]
+                .result()
+                .run(
+                    message["fetches"],
+                    message["feeds"],
+                    message["targets"],
+                    statistics=statistics,
+                    number=step,
+                    lane=None if recorder is None else recorder.lane,
+                    # Not before: what comes between a look and the step's begin would end nothing.
+                    begun=partial(self._check, step, message["oldest"]),
+                )
             )
         found: dict[str, Any] = {"values": values}
         if recorder is not None:
@@ -387,6 +386,14 @@ class _Hosted:
                 "received_bytes": self.mail.peak_bytes,
             }
         return found
+
+    def _check(self, step: int, oldest: int) -> None:
+        """Raise what `abort` said of a step; forget what it said of those before the oldest one."""
+        with self._lock:
+            why = self._aborted.get(step)
+            self._aborted = {each: text for each, text in self._aborted.items() if each >= oldest}
+        if why is not None:
+            raise CancelledError(why)
 
     def _end(self, step: int) -> None:
         self.mail.end(step)
