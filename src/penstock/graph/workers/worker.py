@@ -361,19 +361,16 @@ class _Hosted:
             stack.callback(self._end, step)
             if statistics is not None:
                 stack.enter_context(self.mail.watched())
-            values = (
-                self.parts[message["part"]]
-                .result()
-                .run(
-                    message["fetches"],
-                    message["feeds"],
-                    message["targets"],
-                    statistics=statistics,
-                    number=step,
-                    lane=None if recorder is None else recorder.lane,
-                    # Not before: what comes between a look and the step's begin would end nothing.
-                    begun=partial(self._check, step, message["oldest"]),
-                )
+            session = self.parts[message["part"]].result()
+            values = session.run(
+                message["fetches"],
+                message["feeds"],
+                message["targets"],
+                statistics=statistics,
+                number=step,
+                lane=None if recorder is None else recorder.lane,
+                # Not before: what comes between a look and the step's begin would end nothing.
+                begun=partial(self._check, step, message["oldest"]),
             )
         found: dict[str, Any] = {"values": values}
         if recorder is not None:
