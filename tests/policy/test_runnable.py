@@ -20,11 +20,12 @@ from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.orders import ENDLESS
+from penstock.plan.recorded import read_trace
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy, NotSupported
 from penstock.policy.push import decide_push
 from penstock.policy.runnable import LOADER_POLICIES, placement_of, prepared, shared_by, why_not_run
 from penstock.simulate.policies import POLICY_NAMES, policy_named
-from penstock.trace import Kind, read_trace
+from penstock.trace import Kind
 from penstock.trace.schema import SOURCE
 
 
