@@ -7,9 +7,9 @@ tier: samples of 4 KB from memory and from files of the page cache, and JPEG ima
 reports a line at the end of an epoch, as a loader does unless told otherwise.
 Printed is the ratio of the processor time of a sample, as the median of all pairs with its 95 % interval. It varies by
 more than what recording costs. So each part is also timed by itself, by the processor time of its thread, which other
-programs disturb little: recording spans, which samples they are with their flow, and what `trace=` adds, that is writing and asking
-for the interpreter's lock. Aim: 1 % together. Beside it, what summing up for the line at the end of an epoch takes,
-with `trace=` or without; of 65,536 samples from memory an epoch takes 0.3 s.
+programs disturb little: recording spans, which samples they are with their flow, and what `trace=` adds, that is
+writing and asking for the interpreter's lock. Aim: 1 % together. Beside it, what summing up for the line at the end of
+an epoch takes, with `trace=` or without; of 65,536 samples from memory an epoch takes 0.3 s.
 
 Then a day's run is recorded as fast as it goes: --samples in batches of 256, each read and decoded in groups of 64,
 over 86,400 seconds. Printed are the size of its file, aim 64 MB at most, and the time and memory of
