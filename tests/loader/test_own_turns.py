@@ -269,6 +269,17 @@ def test_first_batches_that_come_late_do_not_leave_the_others_to_threads() -> No
     assert "it makes them" in lines[0]
 
 
+def test_a_turn_after_the_few_samples_that_end_an_epoch_has_a_batch() -> None:
+    """Of 70 samples the second batch has 6. A turn of none would tell nothing, and be begun again with each batch."""
+    data = torch.utils.data.TensorDataset(torch.arange(70.0))
+    with penstock.torch.Loader(data, batch_size=64, epochs=None, report=None) as loader:
+        own = loader._own_thread
+        assert own is not None
+        assert own._place_after((0, 1), 2.0 * 6) == (1, 1)
+        assert own._place_after((0, 0), 1.0) == (1, 0)
+        assert own._place_after((0, 1), 128.0) == (2, 0)
+
+
 def test_a_training_that_does_not_wait_has_no_turns() -> None:
     turns = Turns(lambda: True, lambda line: pytest.fail(line))
 

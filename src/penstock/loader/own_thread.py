@@ -242,7 +242,8 @@ class OwnThread:
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
         size = max(1, self._plan.local_batch_size(self._rank, epoch, 0))
-        epochs, step = divmod(step + 1 + int(samples / size), self._plan.steps(epoch))
+        # One at least, also after the last of an epoch, which may have few samples: a turn of none tells nothing.
+        epochs, step = divmod(step + 1 + max(1, int(samples / size)), self._plan.steps(epoch))
         if epoch + epochs >= self._plan.epochs:
             return self._plan.epochs, 0
         return self._plan.first_read_from(self._rank, epoch + epochs, step)
