@@ -163,7 +163,7 @@ def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: st
 
 def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
     with (
-        load(Fatal("hangs"), workers=1, timeout_seconds=patient(4), shuffle=False) as loader,
+        load(Fatal("hangs"), workers=1, timeout_seconds=patient(8), shuffle=False) as loader,
         pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"),
     ):
         list(loader)
