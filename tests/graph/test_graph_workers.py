@@ -445,7 +445,7 @@ def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str,
 
 
 class Waiting:
-    """Notes what a node that waits is told."""
+    """Stands for a node that waits: keeps the values or the error that it was given."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

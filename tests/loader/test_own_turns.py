@@ -1,4 +1,4 @@
-"""Batches that the training's thread makes in its turns are those that threads make; the faster of the two goes on."""
+"""The training's thread makes the same batches as the loader's threads; whichever is faster makes the rest."""
 
 from __future__ import annotations
 
