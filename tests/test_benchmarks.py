@@ -108,7 +108,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
 ]
 #: Those that take a second at most; the slow tests have the others.
-QUICK = ("tracing", "policies --tiers", "loader/records")
+QUICK = ("tracing", "loader/records")
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch.export

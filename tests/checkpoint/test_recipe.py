@@ -45,7 +45,7 @@ def layouts_of(catalog: Catalog, step: int = 1) -> list[Layout]:
 
 
 @pytest.mark.parametrize("scheme", ["progressive", "chain", "complete"])
-@pytest.mark.parametrize("snap_dis", [1, 2, 4])
+@pytest.mark.parametrize("snap_dis", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_references_are_those_of_the_paper_also_over_restarts(
     folder: Path, scheme: Scheme, snap_dis: int
 ) -> None:

@@ -53,7 +53,14 @@ def large(step: int) -> dict[str, Any]:
     return {"weight": weight, "half": half, "again": half.copy(), "step": step}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.slow] * (way["threads"] == 1 and way["scheme"] != "progressive"))
+        for way in WAYS
+    ],
+    ids=lambda way: "-".join(map(str, way.values())),
+)
 def test_each_snapshot_comes_back_bit_for_bit(folder: Path, way: dict[str, Any]) -> None:
     with opened(folder, snap_dis=3, **way) as store:
         for step in range(5):

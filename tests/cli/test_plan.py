@@ -364,6 +364,7 @@ def told_through(pipe: Path, process: subprocess.Popen[str]) -> int:
         os.close(ended)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_and_a_policy_of_ones_own_is_run(scenario: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_POLICY)
     os.mkfifo(tmp_path / "hangs")

@@ -1,11 +1,10 @@
-"""What every loading policy must do; a new one is added to `POLICIES` and has all of these tests."""
+"""What every loading policy must do; a new one is added to `POLICIES`."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +16,6 @@ from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy, NotSuppor
 from penstock.policy.runnable import placement_of
 from penstock.simulate.policies import POLICY_NAMES, is_policy, policy_named
 from penstock.trace.schema import SOURCE
-
-#: Each for all policies.
-FEW = settings(max_examples=3)
 
 
 class LastFirst:
@@ -83,80 +79,69 @@ def fills_of(loading: Loading | None, rank: int) -> list[tuple[int, str, bool, l
     ]
 
 
-@pytest.fixture(params=POLICIES, scope="class")
-def policy(request: pytest.FixtureRequest) -> LoadingPolicy:
-    return POLICIES[request.param]
+def test_all_are_known_for_policies() -> None:
+    assert all(is_policy(policy) and policy.name for policy in POLICIES.values())
 
 
-class TestLoadingPolicyContract:
-    def test_it_is_known_for_a_policy(self, policy: LoadingPolicy) -> None:
-        assert is_policy(policy)
-        assert policy.name
-
-    @FEW
-    @given(job=jobs())
-    def test_what_a_rank_keeps_fits_and_is_kept_once(self, policy: LoadingPolicy, job: Job) -> None:
-        loading = answer(policy, job)
-        if loading is None:
-            return
-
-        nbytes, held = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-        for fill in loading.fills:
-            assert 0 <= fill.rank < job.ranks
-            assert 1 <= fill.tier < len(job.machine.storage)
-            nbytes[fill.rank, fill.tier] += int(job.sizes_bytes[fill.samples].sum())
-            held.update((fill.rank, sample) for sample in fill.samples.tolist())
-        for (_, tier), used in nbytes.items():
-            assert used <= job.machine.storage[tier].capacity_bytes
-        assert set(held.values()) <= {1}
-        assert {sample for _, sample in held} <= set(range(job.plan.samples))
-
-    @FEW
-    @given(job=jobs())
-    def test_where_it_changes_who_reads_what_each_rank_reads_as_often(
-        self, policy: LoadingPolicy, job: Job
-    ) -> None:
-        loading = answer(policy, job)
-        if loading is None or loading.strings is None:
-            return
-
-        assert [string.size for string in loading.strings] == [string.size for string in job.strings]
-        for string in loading.strings:
-            assert ((string >= 0) & (string < job.plan.samples)).all()
-
-    @FEW
-    @given(job=jobs())
-    def test_it_decides_the_same_again(self, policy: LoadingPolicy, job: Job) -> None:
-        once, again = answer(policy, job), answer(policy, job)
-
-        for rank in range(job.ranks):
-            assert fills_of(once, rank) == fills_of(again, rank)
-        if once is not None and once.strings is not None:
-            assert again is not None
-            assert again.strings is not None
-            assert all(map(np.array_equal, once.strings, again.strings))
-
-    @FEW
-    @given(job=jobs(), which=st.integers(0, 4))
-    def test_a_rank_that_asks_for_itself_is_told_what_all_are(
-        self, policy: LoadingPolicy, job: Job, which: int
-    ) -> None:
-        rank = which % job.ranks
-
-        assert fills_of(answer(policy, for_rank(job, rank)), rank) == fills_of(answer(policy, job), rank)
-
-    @FEW
-    @given(job=jobs(), which=st.integers(0, 4))
-    def test_what_the_loader_runs_of_it_is_what_it_decided_or_it_says_what_it_does_not_run(
-        self, policy: LoadingPolicy, job: Job, which: int
-    ) -> None:
-        rank = which % job.ranks
+@settings(max_examples=64)
+@given(job=jobs(), which=st.integers(0, 4))
+def test_each_decides_what_can_be_done_and_each_rank_alone_decides_the_same(job: Job, which: int) -> None:
+    rank = which % job.ranks
+    for name, policy in POLICIES.items():
         try:
-            placement = placement_of(policy, for_rank(job, rank), rank)
-        except ConfigError as error:
-            check_names(policy, error)
-            return
+            loading = answer(policy, job)
+            if loading is not None:
+                check_kept(loading, job)
+                check_strings(loading, job)
+            check_same(loading, answer(policy, job), job)
+            assert fills_of(answer(policy, for_rank(job, rank)), rank) == fills_of(loading, rank)
+            check_run(policy, fills_of(loading, rank), job, rank)
+        except BaseException as error:
+            error.add_note(f"policy: {name}")
+            raise
 
-        kept = {sample: tier for tier, *_, ids in fills_of(answer(policy, job), rank) for sample in ids}
-        assert placement.tier_of.tolist() == [kept.get(sample, SOURCE) for sample in range(job.plan.samples)]
-        assert sorted(placement.fill_order.tolist()) == sorted(kept)
+
+def check_kept(loading: Loading, job: Job) -> None:
+    """What a rank keeps fits, and is kept once."""
+    nbytes, held = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for fill in loading.fills:
+        assert 0 <= fill.rank < job.ranks
+        assert 1 <= fill.tier < len(job.machine.storage)
+        nbytes[fill.rank, fill.tier] += int(job.sizes_bytes[fill.samples].sum())
+        held.update((fill.rank, sample) for sample in fill.samples.tolist())
+    for (_, tier), used in nbytes.items():
+        assert used <= job.machine.storage[tier].capacity_bytes
+    assert set(held.values()) <= {1}
+    assert {sample for _, sample in held} <= set(range(job.plan.samples))
+
+
+def check_strings(loading: Loading, job: Job) -> None:
+    """Where a policy changes who reads what, each rank reads as often."""
+    if loading.strings is None:
+        return
+    assert [string.size for string in loading.strings] == [string.size for string in job.strings]
+    for string in loading.strings:
+        assert ((string >= 0) & (string < job.plan.samples)).all()
+
+
+def check_same(once: Loading | None, again: Loading | None, job: Job) -> None:
+    for rank in range(job.ranks):
+        assert fills_of(once, rank) == fills_of(again, rank)
+    if once is not None and once.strings is not None:
+        assert again is not None
+        assert again.strings is not None
+        assert all(map(np.array_equal, once.strings, again.strings))
+
+
+def check_run(
+    policy: LoadingPolicy, fills: list[tuple[int, str, bool, list[int]]], job: Job, rank: int
+) -> None:
+    """What the loader runs of a policy is what it decided, or it says what it does not run."""
+    try:
+        placement = placement_of(policy, for_rank(job, rank), rank)
+    except ConfigError as error:
+        check_names(policy, error)
+        return
+    kept = {sample: tier for tier, *_, ids in fills for sample in ids}
+    assert placement.tier_of.tolist() == [kept.get(sample, SOURCE) for sample in range(job.plan.samples)]
+    assert sorted(placement.fill_order.tolist()) == sorted(kept)

@@ -372,11 +372,37 @@ class TestSourceContract(SourceContract):
         with pytest.raises(ConfigError, match=f"{size:,} bytes cannot hold"):
             stored.source.read_into(4, memoryview(bytearray(size)))
 
-    def test_a_group_is_read_at_once_and_a_bad_file_does_not_spoil_its_neighbours(
+    def test_a_sample_is_described_by_its_path(self, stored: Opened) -> None:
+        assert [stored.source.describe(sample) for sample in range(len(SIZES))] == [
+            f"{f}{stored.within}" for f in stored.files
+        ]
+
+    def test_what_is_wrong_with_a_file_is_named_and_does_not_spoil_its_neighbours(
         self, opened: Opened
     ) -> None:
+        """Files that nobody has read before: one after the other, alone and in a group."""
+        sizes = [file.stat().st_size for file in opened.files]
         opened.files[3].unlink()
-        ids = np.array([5, 3, 0, 5, 8])
+        self.expect_data_error(opened, 3, "has vanished")
+        self.expect_all_but_one_of_a_group(opened, np.array([0, 3, 1, 0, 2]))
+
+        os.truncate(opened.files[4], 4000)
+        self.expect_data_error(opened, 4, f"has shrunk from {sizes[4]:,} to 4,000 bytes")
+
+        os.truncate(opened.files[5], 0)
+        self.expect_data_error(opened, 5, f"has shrunk from {sizes[5]:,} to 0 bytes")
+
+        with opened.files[6].open("ab") as file:
+            file.write(b"x")
+        self.expect_data_error(opened, 6, f"has grown from {sizes[6]:,} to {sizes[6] + 1:,} bytes")
+
+        opened.files[7].unlink()
+        opened.files[7].mkdir()
+        self.expect_data_error(opened, 7, "cannot be read: Is a directory")
+
+        assert bytes(opened.source.read(8)) == opened.contents[8]
+
+    def expect_all_but_one_of_a_group(self, opened: Opened, ids: np.ndarray) -> None:
         begins = np.concatenate(([0], np.cumsum(opened.source.sizes_bytes[ids])))
         into = np.zeros(begins[-1], np.uint8)
 
@@ -386,48 +412,6 @@ class TestSourceContract(SourceContract):
         assert str(error).startswith(f"{opened.files[3]} has vanished")
         for sample, (begin, end) in zip(ids.tolist(), pairwise(begins), strict=True):
             assert sample == 3 or into[begin:end].tobytes() == opened.contents[sample]
-
-    def test_a_sample_is_described_by_its_path(self, stored: Opened) -> None:
-        assert [stored.source.describe(sample) for sample in range(len(SIZES))] == [
-            f"{f}{stored.within}" for f in stored.files
-        ]
-
-    def test_a_vanished_file_is_named(self, opened: Opened) -> None:
-        opened.files[3].unlink()
-
-        self.expect_data_error(opened, 3, "has vanished")
-
-    def test_a_file_that_has_shrunk_is_named(self, opened: Opened) -> None:
-        size = opened.files[3].stat().st_size
-        os.truncate(opened.files[3], 4000)
-
-        self.expect_data_error(opened, 3, f"has shrunk from {size:,} to 4,000 bytes")
-
-    def test_a_file_that_is_empty_by_now_is_named(self, opened: Opened) -> None:
-        size = opened.files[3].stat().st_size
-        os.truncate(opened.files[3], 0)
-
-        self.expect_data_error(opened, 3, f"has shrunk from {size:,} to 0 bytes")
-
-    def test_a_file_that_has_grown_is_named(self, opened: Opened) -> None:
-        size = opened.files[3].stat().st_size
-        with opened.files[3].open("ab") as file:
-            file.write(b"x")
-
-        self.expect_data_error(opened, 3, f"has grown from {size:,} to {size + 1:,} bytes")
-
-    def test_a_folder_in_the_files_place_is_named(self, opened: Opened) -> None:
-        opened.files[3].unlink()
-        opened.files[3].mkdir()
-
-        self.expect_data_error(opened, 3, "cannot be read: Is a directory")
-
-    def test_a_bad_file_does_not_spoil_its_neighbours(self, opened: Opened) -> None:
-        opened.files[3].unlink()
-        with pytest.raises(DataError):
-            opened.source.read(3)
-
-        assert bytes(opened.source.read(4)) == opened.contents[4]
 
     def expect_data_error(self, opened: Opened, sample: int, message: str) -> None:
         for read in (

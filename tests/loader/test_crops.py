@@ -105,7 +105,12 @@ RANDOM = (RandomResizedCrop(20), RandomHorizontalFlip(), RandomVerticalFlip(0.3)
 @pytest.mark.parametrize(
     ("transforms", "keep", "how"),
     [
-        ((*FIXED, ToTensor(), NORMALIZE), "crops", {"layout": "NHWC", "dtype": "bfloat16", "decoders": 0}),
+        pytest.param(
+            (*FIXED, ToTensor(), NORMALIZE),
+            "crops",
+            {"layout": "NHWC", "dtype": "bfloat16", "decoders": 0},
+            marks=pytest.mark.slow,
+        ),
         pytest.param((*FIXED, ColorJitter(0.4), ToTensor()), "crops", {}, marks=pytest.mark.slow),
         pytest.param(
             (*RANDOM, ToTensor()), "2 crops", {"dtype": "float16", "decoders": 0}, marks=pytest.mark.slow

@@ -134,7 +134,7 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
         pytest.param(2, 1, "4 MB", None, marks=pytest.mark.slow),
         (4, 1, "5 kB", None),
         pytest.param(2, 2, "4 MB", None, marks=pytest.mark.slow),
-        (4, 2, "4 MB", None),
+        pytest.param(4, 2, "4 MB", None, marks=pytest.mark.slow),
         pytest.param(4, 4, "5 kB", None, marks=pytest.mark.slow),
         (4, 2, "4 MB", "hash-home"),
         pytest.param(4, 1, "5 kB", "cover", marks=pytest.mark.slow),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,7 +179,8 @@ def test_of_a_run_too_long_for_its_file_all_epochs_are_drawn_and_the_steps_that_
         draw([("", replace(long, spans=trace.spans[:0]))])
 
 
-@pytest.mark.parametrize("epochs", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", [3, 40])
 def test_the_file_is_a_picture_with_something_on_it(tmp_path: Path, epochs: int) -> None:
     trace = a_run([[0.5, 0.25]] * epochs)
 
@@ -206,15 +205,3 @@ def test_nothing_to_draw_is_an_error_that_says_what_is_missing(tmp_path: Path) -
     with pytest.raises(ConfigError, match="0 runs were given"):
         plot_trace([], tmp_path / "runs.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never() -> None:
-    """A figure made through pyplot stays alive until somebody closes it, and may want a display."""
-    code = (
-        "import sys; import penstock.measure.plot as plot; assert 'matplotlib' not in sys.modules;"
-        "import numpy as np; from penstock.trace import SPAN, Trace; trace = Trace(np.zeros(1, SPAN));"
-        "plot.draw([('', trace)]); assert 'matplotlib' in sys.modules;"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -114,6 +114,7 @@ def ordered(bits_of_float: int, bits: int) -> int:
     return zero + magnitude if bits_of_float == magnitude else zero - magnitude - 1
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_codecs_checks_times_and_judges(
     benchmark_named: Callable[[str], Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ def test_the_papers_table_has_the_means_and_ranges_that_are_cited() -> None:
     np.testing.assert_allclose(rows.max(axis=0), [13.14, 37.75])
 
 
+@pytest.mark.slow
 def test_table_1_with_the_whole_cache_is_the_ideal_on_every_node() -> None:
     rows = count_hits(cache_shares=(0.5,))
 

@@ -120,6 +120,7 @@ def test_more_seeds_than_patterns_can_be_tried_for_are_refused() -> None:
         compare(a_study({(SCATTERED, 1.0): many, (SCATTERED, 0.1): many}))
 
 
+@pytest.mark.slow
 def test_a_training_repeats_and_leaves_the_callers_random_numbers_and_threads_alone(
     train_digits: Callable[..., Study],
 ) -> None:

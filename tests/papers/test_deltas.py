@@ -74,7 +74,7 @@ def test_all_forty_times_of_table_9_come_out_of_the_drive(runs: Runs) -> None:
         assert row.useful_pages == row.published.useful_pages
 
 
-@pytest.mark.parametrize("open_pages", [0, 40])
+@pytest.mark.parametrize("open_pages", [pytest.param(0, marks=pytest.mark.slow), 40])
 def test_times_are_those_of_the_closed_form(open_pages: int) -> None:
     rows = run_table_9(warm_drive(replace(Ssd.paper(), open_pages=open_pages)))
 

@@ -30,6 +30,7 @@ def test_a_limited_cache_holds_what_was_read_last(tmp_path: Path) -> None:
     assert set(cache._held) == set(last)
 
 
+@pytest.mark.slow
 def test_loading_time_and_accuracy_stand_next_to_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("IMAGES", 20), ("_BATCH", 5), ("EPOCHS", 2), ("SEEKS", {"this disk": 0.0})):
         monkeypatch.setattr(loading_time, name, value)
@@ -42,6 +43,7 @@ def test_loading_time_and_accuracy_stand_next_to_the_papers(monkeypatch: pytest.
     assert abs(accuracy["bundles less full shuffle, last epoch"]) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fonts")
 def test_rates_by_threads_stand_next_to_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"THREADS": (1, 8), "_IMAGES": 64, "_SECONDS": 0.1, "_LATENCY_SECONDS": 1e-4}

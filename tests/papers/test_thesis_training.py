@@ -13,6 +13,7 @@ def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thesis_training, "_THINNED", 1_000)
 
 
+@pytest.mark.slow
 def test_one_epoch_is_bounded_by_the_store() -> None:
     found = {each.of: each for each in table_5_8().results}
 
@@ -23,6 +24,7 @@ def test_one_epoch_is_bounded_by_the_store() -> None:
     assert (found["4 nodes, HDMLP over ImageFolder"].computed or 0) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fonts")
 def test_stalls_stand_next_to_the_theses_factors() -> None:
     repeated = figure_5_11()

@@ -127,7 +127,8 @@ def gaps_of(mean_seconds: float) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("cost", [0.1, 10.0, 600.0, 20_000.0])
 @pytest.mark.parametrize(
-    ("restart", "late"), [(0.0, 0.0), pytest.param(900.0, 0.0, marks=pytest.mark.slow), (60.0, 300.0)]
+    ("restart", "late"),
+    [*(pytest.param(each, 0.0, marks=pytest.mark.slow) for each in (0.0, 900.0)), (60.0, 300.0)],
 )
 def test_dalys_interval_loses_hardly_more_than_the_best_that_can_be_found(
     cost: float, restart: float, late: float

@@ -266,6 +266,7 @@ def load(epochs: int | None = 8, **options: Any) -> Loader:
     return Loader(Rows(), batch_size=4, seed=1, epochs=epochs, report=None, **options)
 
 
+@pytest.mark.slow
 def test_a_training_that_ended_by_its_steps_left_a_state_within_the_epoch(fit: Callable[..., Net]) -> None:
     with load() as loader:
         fit(20, loader=loader)

@@ -129,7 +129,7 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
     ("accumulated", "is_skipped", "step"),
     [
         pytest.param(2, False, 3, id="with its state within an epoch"),
-        pytest.param(1, True, 3, id="skipping within an epoch"),
+        pytest.param(1, True, 3, id="skipping within an epoch", marks=pytest.mark.slow),
         pytest.param(1, False, 4, id="with its state between epochs", marks=pytest.mark.slow),
         pytest.param(2, True, 4, id="skipping between epochs", marks=pytest.mark.slow),
     ],
