@@ -25,6 +25,8 @@ import numpy as np
 import pytest
 from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ settings.register_profile(
 # make test ARGS="--hypothesis-profile=thorough": where a test does not say how many examples it takes.
 settings.register_profile("thorough", parent=settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
+
+# Else it reads all imported files of ours for numbers and words to try: 7 s of processor time in a new clone.
+providers._get_local_constants = Constants
 
 #: A run takes one of so many examples that a property says, 8 at least, other ones each time; a thorough one and slow
 #: tests take all.
