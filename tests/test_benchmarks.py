@@ -88,7 +88,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
         "loader/tiers",
         {
             r" reads of the store, bound .* of the run beside all in memory$": 5,
-            r"^cold reads": 8,
+            r"^cold reads .* to memory ": 8,
             r"^processor time of a warm read .*\(wanted 1\.2\)$": 1,
         },
     ),

@@ -16,11 +16,11 @@ nobody measured. Wanted: within 10 % of the stall, or 1 % of the run.
 
 The bound on reads of the store is F + (E - 1) (F - C), C the samples that memory and disk hold; started again, F - C an
 epoch. A tier's reads, 100 KB each, cold, past the page cache and through it, stand beside those of fio (the Debian
-package) and of a bare loop at the same depth and size, in turns. A direct read is faster to large pages, so that each
-is beside one that reads to the same kind: the tier and the bare loop to memory such as a loader's threads have for
-groups that they use at once (`new_buffer`: pages of 2 MB where the kernel has them); the tier again, and fio, to pages
-of 4 KiB, as what readers bring for later lies in. The processor time of the tier, cold and warm, stands beside that of
-the bare loop.
+package) and of a bare loop at the same depth and size, in turns. A loader reads to pages of 2 MB where the kernel has
+them, to which a direct read is faster: groups that a thread uses at once to memory of its own (`new_buffer`), and what
+readers bring for later to memory that goes round (`Reused`). The bare loop reads to `new_buffer`'s. fio has pages of
+4 KiB, and of 2 MB as well where root has set some apart, as by `sysctl vm.nr_hugepages=16`. The processor time of the
+tier, cold and warm, stands beside that of the bare loop.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -51,12 +52,13 @@ from random_reads import fio_rate
 
 from penstock.loader import Loader
 from penstock.loader.local_disk import padded_bytes
+from penstock.loader.reused import Reused
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.pagecache import drop_cached
 from penstock.measure.slow_source import SlowSource
 from penstock.store import FlatFolder
-from penstock.store.direct import BLOCK_BYTES, READ_SAMPLES, new_buffer, new_memory
+from penstock.store.direct import BLOCK_BYTES, READ_SAMPLES, new_buffer
 from penstock.store.disk import DiskTier
 from penstock.store.group import Bytes, Ids
 from penstock.store.write_behind import WriteBehind
@@ -195,8 +197,9 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
         print("fio is not installed: apt-get install fio")
     for is_direct in (True, False):
         with closing(new_tier(is_direct=is_direct)) as tier:
+            own = own_memory()
             for sample in range(samples):  # each is compared with its checksum once
-                tier_read(tier)(np.array([sample]), np.empty(GROUP_BYTES, np.uint8))
+                tier_read(tier)(np.array([sample]), own)
             cold_reads(tier, samples, rounds, seconds, is_direct=is_direct)
 
 
@@ -205,28 +208,35 @@ def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_
     for depth in DEPTHS:
         turn = tier, samples, depth, seconds
         turns: dict[str, Callable[[], list[Rate]]] = {
-            "large": partial(tier_rate, *turn, new_buffer),
-            "bare": partial(bare_rate, *turn, is_direct=is_direct),
-            "small": partial(tier_rate, *turn, new_memory),
+            "of a thread's own": partial(tier_rate, *turn, own_memory),
+            "that goes round": partial(tier_rate, *turn, lasting_memory),
+            "a bare loop": partial(bare_rate, *turn, is_direct=is_direct),
             "fio": partial(fio_reads, *turn, is_direct=is_direct),
+            "fio to pages of 2 MB": partial(fio_reads, *turn, is_direct=is_direct, is_large=True),
         }
         found: dict[str, list[Rate]] = {name: [] for name in turns}
         for number in range(3 * rounds):
             for name in list(turns)[:: -1 if number % 2 else 1]:
                 found[name] += turns[name]()
+        medians = {
+            name: statistics.median(each.bytes_per_second for each in rates)
+            for name, rates in found.items()
+            if rates
+        }
         what = f"{how} the page cache, {depth} at once"
-        for pages, ours, theirs, name in (
-            ("2 MB", "large", "bare", "a bare loop"),
-            ("4 KiB", "small", "fio", "fio"),
-        ):
-            mine, beside = statistics.median(each.bytes_per_second for each in found[ours]), ""
-            if found[theirs]:
-                rate = statistics.median(each.bytes_per_second for each in found[theirs])
-                beside = f", {name} {rate / 1e6:6.0f} MB/s: {mine / rate:.2f} (wanted 0.9)"
-            print(f"cold reads {what}, to pages of {pages}: {mine / 1e6:6.0f} MB/s{beside}")
-        if found["bare"]:
-            times = ([each.cpu_seconds for each in found[name]] for name in ("large", "bare"))
-            print_cpu(f"a cold read {what}, to pages of 2 MB", *times)
+        for ours in list(turns)[:2]:
+            mine = medians[ours]
+            beside = [
+                f", {name} {medians[name] / 1e6:.0f}: {mine / medians[name]:.2f}"
+                for name in medians
+                if name not in list(turns)[:2]
+            ]
+            print(
+                f"cold reads {what}, to memory {ours}: {mine / 1e6:6.0f} MB/s{''.join(beside)} (wanted 0.9 of fio)"
+            )
+            if found["a bare loop"]:
+                times = ([each.cpu_seconds for each in found[name]] for name in (ours, "a bare loop"))
+                print_cpu(f"a cold read {what}, to memory {ours}", *times)
 
 
 def print_cpu(what: str, ours: list[float], bare: list[float]) -> None:
@@ -237,34 +247,52 @@ def print_cpu(what: str, ours: list[float], bare: list[float]) -> None:
     )
 
 
-def tier_read(tier: DiskTier) -> Callable[[Ids, Bytes], None]:
-    """Return how a loader reads samples of a tier, to memory that it has."""
+#: Returns memory of so many bytes.
+MemoryFor = Callable[[int], Bytes]
+
+
+def own_memory() -> MemoryFor:
+    """Return what gives a thread the same memory again and again, as a loader's has for groups that it uses at once."""
+    into = new_buffer(2 * GROUP_BYTES)
+    return lambda nbytes: into[:nbytes]
+
+
+#: Of all readers of a loader.
+REUSED = Reused(large_pages=True)
+
+
+def lasting_memory() -> MemoryFor:
+    """Return what gives a reader memory for a group, which is used again once the group is gone."""
+    return lambda nbytes: REUSED.empty((nbytes,), np.dtype(np.uint8))
+
+
+def tier_read(tier: DiskTier) -> Callable[[Ids, MemoryFor], None]:
+    """Return how a loader reads samples of a tier."""
     behind = WriteBehind(tier, 0)
 
-    def read(ids: Ids, into: Bytes) -> None:
-        _, _, failed = behind.read(ids, np.full(ids.size, TIER_NBYTES), lambda nbytes: into[:nbytes])
+    def read(ids: Ids, memory_for: MemoryFor) -> None:
+        _, _, failed = behind.read(ids, np.full(ids.size, TIER_NBYTES), memory_for)
         assert not failed
 
     return read
 
 
-def bare_read(file: int, ids: Ids, into: Bytes) -> None:
+def bare_read(file: int, ids: Ids, memory_for: MemoryFor) -> None:
+    into = memory_for(ids.size * NBYTES)
     for number, sample in enumerate(ids.tolist()):
         assert (
             os.preadv(file, [into[number * NBYTES : (number + 1) * NBYTES].data], sample * NBYTES) == NBYTES
         )
 
 
-def cpu_of(read: Callable[[Ids, Bytes], None], samples: int) -> float:
+def cpu_of(read: Callable[[Ids, MemoryFor], None], samples: int) -> float:
     """Return seconds of processor time of one sample, read by groups in an order of their own."""
-    ids, into = (
-        np.random.default_rng(1).permutation(samples // GROUP * GROUP).reshape(-1, GROUP),
-        np.empty(GROUP_BYTES, np.uint8),
-    )
-    read(ids[0], into)
+    ids = np.random.default_rng(1).permutation(samples // GROUP * GROUP).reshape(-1, GROUP)
+    own = own_memory()
+    read(ids[0], own)
     begin = time.process_time()
     for group in ids:
-        read(group, into)
+        read(group, own)
     return (time.process_time() - begin) / ids.size
 
 
@@ -276,10 +304,10 @@ class Rate(NamedTuple):
 
 
 def tier_rate(
-    tier: DiskTier, samples: int, depth: int, seconds: float, memory_of: Callable[[int], Bytes]
+    tier: DiskTier, samples: int, depth: int, seconds: float, new_memory: Callable[[], MemoryFor]
 ) -> list[Rate]:
     forget(tier)
-    return [rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds, memory_of)]
+    return [rate_of(tier_read(tier), TIER_NBYTES, samples, depth, seconds, new_memory)]
 
 
 def forget(tier: DiskTier) -> None:
@@ -299,30 +327,30 @@ def bare_rate(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_di
         return []
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds, new_buffer)]
+        return [rate_of(partial(bare_read, file), NBYTES, samples, depth, seconds, own_memory)]
     finally:
         os.close(file)
 
 
 def rate_of(
-    read: Callable[[Ids, Bytes], None],
+    read: Callable[[Ids, MemoryFor], None],
     nbytes: int,
     samples: int,
     depth: int,
     seconds: float,
-    memory_of: Callable[[int], Bytes],
+    new_memory: Callable[[], MemoryFor],
 ) -> Rate:
     """Return the rate of so many threads that read samples in a random order, each once at most, by groups.
 
-    nbytes: of a sample. memory_of: makes the memory of each thread, of so many bytes.
+    nbytes: of a sample. new_memory: makes what gives a thread its memory.
     """
     order = iter(np.random.default_rng().permutation(samples // GROUP * GROUP).reshape(-1, GROUP))
     begin, cpu = time.perf_counter(), time.process_time()
 
     def work() -> int:
-        into, done = memory_of(2 * GROUP_BYTES), 0
+        memory_for, done = new_memory(), 0
         for ids in order:  # next() of an array's iterator is atomic
-            read(ids, into)
+            read(ids, memory_for)
             done += ids.size * nbytes
             if time.perf_counter() > begin + seconds:
                 break
@@ -333,17 +361,26 @@ def rate_of(
     return Rate(total / (time.perf_counter() - begin), (time.process_time() - cpu) * NBYTES / total)
 
 
-def fio_reads(tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool) -> list[Rate]:
+def fio_reads(
+    tier: DiskTier, samples: int, depth: int, seconds: float, *, is_direct: bool, is_large: bool = False
+) -> list[Rate]:
     """Return the rate of fio's reads of the same file, of which each thread has a part, and none a block twice.
 
-    Nothing where fio is not installed. It reads to pages of 4 KiB; large ones it takes only of those set apart by root.
+    is_large: to pages of 2 MB, which it takes only of those set apart by root.
+    Nothing where fio is not installed, or too few of these are free.
     """
-    if shutil.which("fio") is None:
+    if shutil.which("fio") is None or (is_large and free_large_pages() < depth):
         return []
     part_bytes = samples // depth * NBYTES
     options = f"--readonly --invalidate=1 --direct={is_direct:d} --offset_increment={part_bytes}"
+    options += " --iomem=mmaphuge" if is_large else ""
     rate = fio_rate(str(tier.samples_path), part_bytes, NBYTES, depth, seconds, options)
     return [Rate(rate, math.nan)]
+
+
+def free_large_pages() -> int:
+    found = re.search(r"HugePages_Free: *(\d+)", Path("/proc/meminfo").read_text())
+    return int(found[1]) if found else 0
 
 
 def main(words: list[str] | None = None) -> None:

@@ -40,10 +40,15 @@ def trace(tmp_path: Path) -> Path:
 def test_calibrate_writes_a_machine_and_tells_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
     for number in range(20):
-        (tmp_path / f"{number}.jpg").write_bytes(bytes(1000))
+        (data / f"{number}.bin").write_bytes(bytes(1000))
+    command = ["calibrate", str(data), "--seconds", "0.5", "--out", str(tmp_path / "machine.toml")]
 
-    status = main(["calibrate", str(tmp_path), "--seconds", "0.5", "--out", str(tmp_path / "machine.toml")])
+    assert main(command) == 1
+    assert "--extensions .bin to penstock calibrate" in capsys.readouterr().err
+    status = main([*command, "--extensions", ".bin"])
 
     out = capsys.readouterr().out
     assert status == 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
-from penstock.loader.reused import Reused
+from penstock.loader import reused
+from penstock.loader.reused import Reused, _LargePages, _Mappings
+from penstock.store.direct import BLOCK_BYTES, in_blocks
 
 BYTES = np.dtype(np.uint8)
 
@@ -15,8 +19,9 @@ def address_of(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def test_memory_is_used_again_once_no_view_is_left_and_no_earlier() -> None:
-    memory = Reused()
+@for_each("large_pages", [False, True])
+def test_memory_is_used_again_once_no_view_is_left_and_no_earlier(large_pages: bool) -> None:
+    memory = Reused(large_pages=large_pages)
     array = memory.empty((500, 300), BYTES)
     place, row = address_of(array), array[7:, 1]
     del array
@@ -27,19 +32,25 @@ def test_memory_is_used_again_once_no_view_is_left_and_no_earlier() -> None:
     assert address_of(memory.empty((150_200,), BYTES)) == place  # of about the same size
 
 
-def test_after_the_end_memory_goes_with_its_arrays() -> None:
-    memory = Reused()
-    held, _ = memory.empty((200_000,), BYTES), memory.empty((200_000,), BYTES)
+@for_each("large_pages", [False, True])
+def test_after_the_end_memory_goes_with_its_arrays(large_pages: bool) -> None:
+    memory = Reused(large_pages=large_pages)
+    held, other = memory.empty((200_000,), BYTES), memory.empty((200_000,), BYTES)
 
+    del other
     memory.close()
     held[:] = 1
     del held
 
     assert not memory._returned
-    assert memory._lent_bytes == memory._idle_bytes == 0
+    assert memory._space.lent_bytes == 0
+    assert memory.empty((200_000,), BYTES).size == 200_000  # whoever is late gets memory that is not kept
 
 
-@given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 5)), max_size=40))
+ASKED = st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 5)), max_size=40)
+
+
+@given(ASKED)
 def test_all_memory_is_no_more_than_what_arrays_took_at_one_time(asked: list[tuple[int, int]]) -> None:
     memory, held, most = Reused(), list[np.ndarray](), 0
     for value, (nbytes, kept) in enumerate(asked):
@@ -49,7 +60,39 @@ def test_all_memory_is_no_more_than_what_arrays_took_at_one_time(asked: list[tup
         held.append(array)
         large = [each.nbytes for each in held if each.nbytes >= 64 << 10]
         most = max(most, sum(large))
-        assert memory._lent_bytes + memory._idle_bytes <= 1.125 * most
+        space = memory._space
+        assert isinstance(space, _Mappings)
+        assert space.lent_bytes + space.idle_bytes <= 1.125 * most
         assert all((each[:1] == each[-1:]).all() for each in held)
         assert not any(np.shares_memory(array, other) for other in held[:-1])
         del array
+
+
+@given(ASKED)
+def test_pieces_of_large_pages_begin_at_blocks_share_nothing_and_leave_no_hole_behind(
+    asked: list[tuple[int, int]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reused, "_REGION_BYTES", 1 << 20)
+        memory, held, large = Reused(large_pages=True), list[np.ndarray](), list[np.ndarray]()
+        space = memory._space
+        assert isinstance(space, _LargePages)
+        for value, (nbytes, kept) in enumerate(asked):
+            del held[kept:]
+            array = memory.empty((nbytes,), BYTES)
+            array[:] = value
+            held.append(array)
+            large = [each for each in held if each.nbytes >= 64 << 10]
+            assert all(address_of(each) % BLOCK_BYTES == 0 for each in large)
+            assert sum(in_blocks(each.nbytes) for each in large) <= space.lent_bytes
+            assert all((each[:1] == each[-1:]).all() for each in held)
+            assert not any(np.shares_memory(array, other) for other in held[:-1])
+            del array
+
+        held = large = []
+        memory._take_back()
+
+        assert space.lent_bytes == 0
+        for region in space._regions.values():
+            ((begin, end),) = region.holes
+            assert (region.lent_bytes, end - begin) == (0, region.nbytes)

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.measure.thorough import ThoroughCalibration
+    from penstock.store import FileSource, PackedFiles
 
 _SECONDS, _THOROUGH_SECONDS, _REPEATS = 10.0, 60.0, 10
 _DESCRIPTION = """\
@@ -25,6 +26,7 @@ With --from nothing is measured: a recorded run has it all. See docs/howto/calib
 _EPILOG = """\
 examples:
   penstock calibrate photos/train --out machine.toml
+  penstock calibrate features --extensions .bin
   penstock calibrate photos/train --thorough --local-disk /scratch/penstock --plot machine.png
   penstock calibrate --from run.trace
   torchrun --nproc-per-node 4 --no-python penstock calibrate photos/train --thorough --shared photos
@@ -38,6 +40,11 @@ def add_calibrate(commands: Any) -> None:
     summary = "measure what a read costs here and write the machine"
     parser = add_command(commands, "calibrate", _run, summary, _DESCRIPTION, _EPILOG)
     parser.add_argument("source", nargs="?", metavar="SOURCE", help="image folder, flat folder or list file")
+    parser.add_argument(
+        "--extensions",
+        metavar="ENDINGS",
+        help="of the files in a folder that are samples, with commas, or any (pictures)",
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
     )
@@ -86,9 +93,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     from penstock.measure.calibrate import measure_machine
-    from penstock.store import open_source
 
-    found = measure_machine(open_source(options.source), max_seconds=options.seconds)
+    found = measure_machine(_source(options), max_seconds=options.seconds)
     results = [
         {
             "place": "samples of the source",
@@ -101,6 +107,16 @@ def _measure(options: argparse.Namespace) -> None:
     _report(options, found.to_toml(), {"results": results})
 
 
+def _source(options: argparse.Namespace) -> FileSource | PackedFiles:
+    from penstock.store import open_source
+
+    if options.extensions is None:
+        return open_source(options.source)
+    return open_source(
+        options.source, extensions=None if options.extensions == "any" else options.extensions.split(",")
+    )
+
+
 def _learn(options: argparse.Namespace) -> None:
     from penstock.measure.from_trace import learn_machine
 
@@ -110,11 +126,10 @@ def _learn(options: argparse.Namespace) -> None:
 
 def _measure_thoroughly(options: argparse.Namespace) -> None:
     from penstock.measure.thorough import measure_thoroughly
-    from penstock.store import open_source
 
     with ranks_of_launcher("calibrate") as ranks:
         found = measure_thoroughly(
-            open_source(options.source),
+            _source(options),
             local_disks=[folder for folder in options.local_disk.split(",") if folder],
             shared=options.shared,
             max_seconds=options.seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Waits, and links of a graph's longest chain, that are shown.
 _WAITS, _MOST_LINKS = 5, 6
+#: Changes of a number of threads, the latest.
+_MOST_CHANGES = 8
 
 
 def add_trace(commands: Any) -> None:
@@ -106,6 +109,7 @@ def _trace(options: argparse.Namespace) -> None:
         )
     notes += run.notes
     notes += [f"rank {rank}: {line}" for rank, line in sorted(trace.choices.items())]
+    notes += _found_best(trace)
     waits, longest = largest_waits(trace, options.waits or _WAITS), longest_chain(trace)
     tables = [_waits(waits)] if waits and options.waits else []
     if longest is not None and options.waits:
@@ -194,6 +198,26 @@ def _values(epoch: EpochMetrics) -> dict[str, Any]:
             for stage, durations in epoch.stages.items()
         ],
     }
+
+
+def _found_best(trace: Trace) -> Iterator[str]:
+    """Yield which numbers of threads and slots each rank found better than those that it began with."""
+    from penstock.trace.schema import NO_PLACE, SOURCE, STAGING, Kind
+
+    limits = trace.meta.get("limits")
+    spans = trace.spans[trace.spans["kind"] == Kind.THREADS]
+    for rank in sorted(set(spans["rank"].tolist())):
+        for place, name, what in (
+            (SOURCE, "readers", "threads that read"),
+            (STAGING, "decoders", "threads that load"),
+            (NO_PLACE, "slots", "batches in memory"),
+        ):
+            changes = spans[(spans["rank"] == rank) & (spans["place"] == place)][-_MOST_CHANGES:]
+            if not changes.size:
+                continue
+            first = f"{limits[name]} at first, " if isinstance(limits, dict) and name in limits else ""
+            later = (f"{each['samples']} in epoch {each['epoch']}" for each in changes)
+            yield f"rank {rank} found best, of {what}: {first}{', '.join(later)}"
 
 
 def _waits(waits: list[Chain]) -> Table:

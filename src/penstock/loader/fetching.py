@@ -118,7 +118,7 @@ class SourceFetcher:
         #: were asked for.
         self._each_bytes = int(sizes[0]) if sizes.size and sizes.min() == sizes.max() else None
         self._even_begins = np.zeros(1, np.int64)
-        self._threads, self._reused = threading.local(), Reused()
+        self._threads, self._reused = threading.local(), Reused(large_pages=True)
 
     @property
     def place(self) -> str:

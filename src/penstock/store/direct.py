@@ -82,17 +82,21 @@ def new_buffer(nbytes: int) -> Bytes:
     if nbytes < _HUGE_BYTES // 2:
         return new_memory(nbytes)
     size = -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES
+    memory, first = new_large_pages(size)
+    return np.frombuffer(memory, np.uint8)[first : first + size]
+
+
+def new_large_pages(nbytes: int) -> tuple[mmap.mmap, int]:
+    """Return a mapping for `new_buffer`, and where so many of its bytes begin: multiples of 2 MB."""
     # One more, of which nothing is touched: not all kernels begin a mapping at a multiple of its pages.
-    memory = mmap.mmap(-1, size + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         # See `new_memory`. With MADV_DONTFORK a forked process that frees the array would unmap what it has there.
         memory.madvise(_WIPE_ON_FORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:  # a kernel without the one or the other
-        return new_memory(nbytes)
-    array = np.frombuffer(memory, np.uint8)
-    first = -array.ctypes.data % _HUGE_BYTES
-    return array[first : first + size]
+        return mmap.mmap(-1, nbytes), 0
+    return memory, -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_BYTES
 
 
 def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids] | None:

@@ -182,6 +182,7 @@ _NOT_READ = {
 def open_source(
     path: Paths,
     *,
+    extensions: Collection[str] | None = IMAGE_EXTENSIONS,
     refresh: Refresh = "auto",
     calls: Calls | None = None,
     catalog: Catalog | None = None,
@@ -197,6 +198,7 @@ def open_source(
     ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
+    extensions: of a folder of files, the endings of those that are samples, in any case; None takes every file.
     refresh: "auto" looks at every folder and shard, and lists those that changed. It does not see that a file was
         overwritten in place; if its size is another, reading it fails. "full" lists everything anew. "never" takes the
         catalog as it is, if there is one.
@@ -220,7 +222,7 @@ def open_source(
         return calls.one(place, lambda: Hdf5(path, storage_options=storage_options))
     list_anew = partial(_list_any, place)
     listing: ListingArguments = {"refresh": refresh, "calls": calls, "catalog": catalog}
-    found = catalog_of("open_source", place, IMAGE_EXTENSIONS, list_anew, objects, listing)
+    found = catalog_of("open_source", place, extensions, list_anew, objects, listing)
     kinds: tuple[Kind, ...] = (
         ImageFolder,
         FlatFolder,

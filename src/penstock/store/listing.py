@@ -490,7 +490,10 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     found = Counter(os.path.splitext(name)[1].lower() for name in names)
     # Of what is read otherwise, one is enough: notes and facts lie beside it.
     commonest, count = max(found.items(), key=lambda each: (each[0] in _OTHER_FILES, each[1]))
-    advice = f"pass extensions=({commonest!r},), or None for every file, to ImageFolder or FlatFolder"
+    advice = (
+        f"pass extensions=({commonest!r},), or None for every file, to ImageFolder or FlatFolder, or "
+        f"--extensions {commonest or 'any'} to penstock calibrate"
+    )
     if commonest == "" and all(_SHARD_NUMBERS.search(name) for name in names):
         advice = f"open them with penstock.store.TFRecords('{folder}/*-of-*') if they are TFRecords"
     if commonest in _OTHER_FILES:
