@@ -63,6 +63,22 @@ def test_what_is_no_folder_is_refused_by_its_name(wrong: Any) -> None:
         ("storage_options", [], "by their names"),
         ("recorder", 3, "loader.recorder"),
         ("report", 3, "print"),
+        ("scheme", "foo", "is 'foo'; the known ones are complete, progressive, chain"),
+        ("keep", "3", r"is '3'; .* or a Keep, such as Keep\(last=3"),
+        ("snap_dis", 0, "is 0"),
+        ("snap_dis", "often", "is 'often'"),
+        ("snap_dis", 2.5, r"is 2\.5"),
+        ("snap_dis", True, "is True"),
+        ("ranks", 2, "is 2; .* give ranks=ranks_of_this_job"),
+        ("kept_mantissa_bits", 52, "is 52; give an integer from 0 to 51"),
+        ("kept_mantissa_bits", -1, "is -1"),
+        ("kept_mantissa_bits", 2.0, "is 2.0"),
+        ("threads", 0, "is 0"),
+        ("threads", 1.5, r"is 1\.5"),
+        ("reference", "disk", "is 'disk'"),
+        ("codec", "zip", "is 'zip'"),
+        ("staging_bytes", 100, "give reference='stored'"),
+        ("storage_options", {"key": "x"}, ""),
     ],
 )
 def test_an_argument_that_cannot_work_is_refused_when_the_store_is_made(
@@ -72,6 +88,13 @@ def test_an_argument_that_cannot_work_is_refused_when_the_store_is_made(
         SnapshotStore(tmp_path / "a", **{name: wrong})
 
     assert not (tmp_path / "a").exists()
+
+
+@for_each("name", ["fast_bytes", "drain_bytes_per_second"])
+def test_what_is_of_a_fast_tier_needs_one(tmp_path: Path, name: str) -> None:
+    options: dict[str, Any] = {name: 10}
+    with pytest.raises(ConfigError, match=r"^fast_bytes and drain_bytes_per_second are .*: give its folder"):
+        SnapshotStore(tmp_path / "a", **options)
 
 
 def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
@@ -87,7 +110,7 @@ def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("wrong", ["a", None, [], 1.5, -1, True])
+@for_each("wrong", ["a", None, [], 1.5, -1, True])
 def test_whether_a_save_is_due_is_asked_of_a_step(folder: Path, wrong: Any) -> None:
     with opened(folder, schedule="3 steps") as store:
         with pytest.raises(ConfigError, match=r"^step is .*integer"):

@@ -891,39 +891,6 @@ def test_an_error_in_a_users_transform_keeps_its_kind_and_tells_its_place(folder
     assert notes.count("sample ") == 1, "a message names its sample once"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"epochs": 0}, "epochs is 0"),
-        ({"rank": 2, "world_size": 2}, "rank is 2"),
-        ({"world_size": 0}, "is 0"),
-        ({"memory": "1 KiB"}, "memory is"),
-        ({"memory": "lots"}, "lots"),
-        ({"seed": -1}, "-1"),
-        ({"dtype": "float12"}, "float12"),
-        ({"layout": "HWCN"}, "HWCN"),
-        ({"on_error": "ignore"}, "ignore"),
-        ({"epochs": 10**12}, "epochs is 1000000000000, and the order has fewer"),
-        ({"machine": {}}, r"machine is \{\}; give a Machine"),
-        ({"readers": 0}, "readers is 0"),
-        ({"timeout_seconds": 0}, "timeout_seconds"),
-        ({"split": "evenly"}, "evenly"),
-        ({"shuffle": FullShuffle(5, 0)}, "5 samples"),
-        ({"transforms": ["Resize"]}, "Resize"),
-        ({"report": "stdout"}, "report is 'stdout'"),
-        ({"timeout_seconds": "5"}, "timeout_seconds is '5'"),
-        ({"timeout_seconds": float("nan")}, "timeout_seconds is nan"),
-        ({"patience_seconds": None}, "patience_seconds is None"),
-    ],
-)
-def test_a_wrong_argument_is_named_and_starts_nothing(
-    folder: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(folder, **options)
-
-
 MACHINE = """
 [source]
 read = "50 MB/s"

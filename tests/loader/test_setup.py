@@ -50,10 +50,10 @@ def folder(tmp_path: Path) -> Path:
 
 def make(source: Any, **options: Any) -> Loader:
     settings = {"batch_size": 2, "epochs": 1, "transforms": [Resize((8, 8)), ToTensor()], "memory": "8 MiB"}
-    return Loader(source, report=None, **{**settings, **options})
+    return Loader(source, **{"report": None, **settings, **options})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "text"),
     [
         (
@@ -89,6 +89,14 @@ def make(source: Any, **options: Any) -> Loader:
         ({"readers": 2.0}, "readers is 2.0; it is an integer"),
         ({"decoders": 10**9}, "decoders is 1000000000; it is an integer"),
         ({"decoders": True}, "decoders is True; it is an integer"),
+        ({"memory": "1 KiB"}, "memory is"),
+        ({"epochs": 10**12}, "epochs is 1000000000000, and the order has fewer"),
+        ({"machine": {}}, r"machine is \{\}; give a Machine"),
+        ({"shuffle": FullShuffle(5, 0)}, "5 samples"),
+        ({"transforms": ["Resize"]}, "Resize"),
+        ({"report": "stdout"}, "report is 'stdout'"),
+        ({"timeout_seconds": "5"}, "timeout_seconds is '5'"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds is nan"),
     ],
 )
 def test_a_wrong_argument_says_what_it_is_and_may_be(

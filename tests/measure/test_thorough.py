@@ -285,6 +285,7 @@ def test_ranks_that_share_a_folder_that_cannot_be_written_hear_of_it(tmp_path: P
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fonts")
 def test_the_command_measures_all_places_and_draws_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

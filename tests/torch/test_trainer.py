@@ -198,6 +198,7 @@ def test_a_snapshot_can_be_taken_whenever_the_trainer_saves(
     assert [listed.step for listed in store.list()] == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_back_replaces_what_was_saved_after(
     make: Callable[..., Trainer], open_store: Open
 ) -> None:
