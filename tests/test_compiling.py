@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,6 @@ def compile_part(name):
         raise ValueError(what)
     return MachineCode("doubled", (HERE / "object").read_bytes())
 """
-#: Beside it, as its processes need no compiler: to import numba takes them a second.
-NUMBA = "class config: CACHE_DIR = ''\n"
 SIGNATURE = Signature(("int64",), ("int64",))
 #: By numba's calling convention: where the result goes, where a failure would, the argument; returns 0 for success.
 ASSEMBLY = """
@@ -84,7 +82,6 @@ class Kernels:
         self.folder = folder
         self.name = f"{folder.name}_kernels"
         (folder / f"{self.name}.py").write_text(MODULE)
-        (folder / "numba.py").write_text(NUMBA)
         os.mkfifo(folder / "pipe")
         (folder / "object").write_bytes(target_machine().emit_object(binding.parse_assembly(ASSEMBLY)))
 
@@ -152,7 +149,6 @@ def kernels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     folder = tmp_path / f"fake_{abs(hash(str(tmp_path)))}"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(config=SimpleNamespace(CACHE_DIR="")))
     monkeypatch.setattr(compiling, "PARTS", [])
     monkeypatch.setattr(compiling, "_LEASES", weakref.WeakSet())  # of earlier tests, some may be open yet
     monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 3600.0)

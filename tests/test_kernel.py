@@ -1,9 +1,10 @@
 """Compiling a loop."""
 
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +17,24 @@ from penstock.errors import ConfigError
 from penstock.machine_code import Loop, MachineCode, Signature
 
 
-def test_kernels_are_compiled_anew_where_no_folder_can_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container without a writable home numba refuses to cache, and says so when a function is decorated."""
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_kernel_is_compiled_once_for_all_checkouts_or_anew_where_no_folder_can_keep_it(
+    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another checkout has the same sources in another folder."""
+    kept = tmp_path if is_writable else None
+    monkeypatch.setattr(kernel_module, "_kept_folder", lambda module: kept)
+    found = []
+    for checkout, change in (("one", ""), ("another", ""), ("changed", "2 * ")):
+        source = tmp_path / checkout / "kernels_of_a_test.py"
+        source.parent.mkdir()
+        source.write_text(
+            f"from penstock.kernel import kernel\n\n\n@kernel\ndef after(value):\n    return {change}value + 1\n"
+        )
+        after = runpy.run_path(str(source))["after"]
+        found.append((after(3), sum(after.stats.cache_hits.values())))
 
-    def njit(**options: bool) -> Callable[[Callable[[int], int]], Callable[[int], int]]:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: lambda value: function(value) + 100
-
-    monkeypatch.setattr(kernel_module, "njit", njit)
-
-    assert kernel_module.kernel(abs)(-3) == 103
+    assert found == [(4, 0), (4, int(is_writable)), (7, 0)]
 
 
 def test_a_function_is_compiled_into_the_kernel_that_calls_it() -> None:

@@ -217,7 +217,7 @@ class Part:
         """Compile in this process: no child can, or no folder keeps what it would write."""
         self._report_once(f"compiling {self.what} in this process: waiting for it{self._note()}")
         with _LOADING:
-            code = _compiled(self._module, self._name, self.folders.kept)
+            code = _compiled(self._module, self._name)
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a full disk: the next process compiles again
                     write_whole(self._file, code.to_bytes())
@@ -436,15 +436,9 @@ os.register_at_fork(
 _LOADING = threading.RLock()
 
 
-def _compiled(module: str, name: str, folder: Path | None) -> MachineCode:
-    """Compile a part. folder: keeps its callees, so that a process that takes over need not begin anew."""
-    config: Any = importlib.import_module("numba").config
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder or before)
-    try:
-        kernels: Any = importlib.import_module(module)
-    finally:
-        config.CACHE_DIR = before
+def _compiled(module: str, name: str) -> MachineCode:
+    """Compile a part. Its callees are kept when each is finished: a process that takes over need not begin anew."""
+    kernels: Any = importlib.import_module(module)
     code: MachineCode = kernels.compile_part(name)
     return code
 
@@ -473,4 +467,4 @@ def _serve() -> None:
     with _locked(file.parent / "lock", file.exists):
         if not file.exists():
             print(_COMPILES, file=sys.stderr, flush=True)
-            write_whole(file, _compiled(module, name, file.parent).to_bytes())
+            write_whole(file, _compiled(module, name).to_bytes())

@@ -5,17 +5,21 @@ Imported by modules of kernels only, which are themselves imported when first ne
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.cgutils import alloca_once, get_or_insert_function, memset
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
@@ -23,6 +27,7 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from penstock.errors import ConfigError
+from penstock.kernel_cache import folders_of
 from penstock.machine_code import MachineCode, Signature
 
 P = ParamSpec("P")
@@ -30,12 +35,54 @@ R = TypeVar("R")
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function at its first call; later processes load what was compiled."""
-    try:
-        compiled: Callable[P, R] = njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder is writable, neither the package's nor the user's cache
-        compiled = njit(nogil=True)(function)
-    return compiled
+    """Compile a function at its first call; later processes load what was compiled, those of other checkouts, too."""
+    compiled: Any = njit(nogil=True)(function)
+    cache: Any = _Kept
+    with suppress(RuntimeError):  # no folder can be written
+        compiled._cache = cache(function)
+    result: Callable[P, R] = compiled
+    return result
+
+
+class _Folder(_CacheLocator):
+    """Where numba keeps a kernel: with those that are compiled ahead, not beside the source, which a clone lacks."""
+
+    def __init__(self, path: Path, source: Path, line: int) -> None:
+        self._path, self._source, self._line = path, source, line
+        self._py_file = str(source)  # numba names it where it warns
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> _Folder | None:
+        """Return the folder of a function; None where none can be written, or the function has no file."""
+        path, source = _kept_folder(function.__module__), Path(file)
+        return cls(path, source, function.__code__.co_firstlineno) if path and source.exists() else None
+
+    def get_cache_path(self) -> str:
+        return str(self._path)
+
+    def get_source_stamp(self) -> bytes:
+        return _digest(self._source)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+class _KeptResults(CompileResultCacheImpl):
+    _locator_classes: list[type[object]] = [_Folder]  # noqa: RUF012, as numba has it
+
+
+class _Kept(FunctionCache):
+    _impl_class = _KeptResults
+
+
+@functools.cache
+def _kept_folder(module: str) -> Path | None:
+    return folders_of(module).kept
+
+
+@functools.cache
+def _digest(source: Path) -> bytes:
+    return hashlib.sha256(source.read_bytes()).digest()
 
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:

@@ -55,9 +55,9 @@ _Key = TypeVar("_Key", int, str)
 @functools.cache
 def _loops() -> Any:
     """Return the module of the compiled loops, which is loaded with numba when a block is first coded."""
-    from penstock.checkpoint.codecs import _paper_kernels
+    from penstock.checkpoint.codecs.paper import _kernels
 
-    return _paper_kernels
+    return _kernels
 
 
 # -- Words -----------------------------------------------------------------------------------------------
