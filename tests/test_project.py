@@ -554,5 +554,8 @@ def test_no_documented_call_takes_more_than_a_configuration_should() -> None:
     names = set(re.findall(r"^.*auto\w+::? ([\w.]+)$", reference, re.MULTILINE))
     documented = {name if name in IS_MODULE else name.rpartition(".")[0] for name in names} - {"penstock"}
     documented |= set(penstock._HOMES.values())
+    documented |= {home for name in documented for home in _outline(name)[0] if home.startswith(f"{name}.")}
 
-    assert [call for name in sorted(documented) for call in _outline(name)[2]] == []
+    # Its signature is that of PyTorch's.
+    drop_in = "penstock.torch.dataloader.__init__, 18 arguments"
+    assert [call for name in sorted(documented) for call in _outline(name)[2]] == [drop_in]

@@ -92,7 +92,7 @@ def test_the_table_names_what_is_missing_and_what_is_scaled(
 def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("--drive", ssd, "--recording", stream, "--every", "12 h", "--endurance", "1000", "--json")
 
-    data = printed(capsys)
+    (data,) = printed(capsys)["results"]
     pages = -(-20_000_000 // 4_096)
     assert data["written_pages"] == 2 * pages
     assert [phase["name"] for phase in data["phases"]] == ["one", "two"]
@@ -145,7 +145,7 @@ def test_the_writes_of_a_recording_are_run(
     data = printed(capsys)
     run("--drive", ssd, "--recording", file)
 
-    assert data["written_pages"] == 2 * pages
+    assert data["results"][0]["written_pages"] == 2 * pages
     assert data["recording"] == {
         "files": files,
         "devices": devices,
@@ -160,7 +160,7 @@ def test_a_drive_that_nothing_was_erased_on_lasts_for_ever(
     ssd: str, stream: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("--drive", ssd, "--recording", stream, "--warm-up", "none", "--json")
-    assert printed(capsys)["lifetime"]["even_bytes"] is None
+    assert printed(capsys)["results"][0]["lifetime"]["even_bytes"] is None
 
     run("--drive", ssd, "--recording", stream, "--warm-up", "none")
     assert "never: nothing was erased" in capsys.readouterr().out

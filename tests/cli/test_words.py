@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
+from tests.cli.words import OTHER_WORDS, OTHER_WORDS_OF_JSON
 from tests.for_each import for_each
 
 from penstock.bench.training import MODELS
@@ -18,43 +19,6 @@ from penstock.simulate.caches import EVICTIONS
 from penstock.simulate.policies import POLICY_NAMES
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, recorded_sizes
 from penstock.simulate.wear import WARM_UPS
-
-#: What another word stands for in every command.
-_OTHER_WORDS = {
-    "--batch": "--batch-size",
-    "--nodes": "--ranks",
-    "--clients": "--ranks",
-    "--seeds": "--repeats",
-    "--repeat": "--repeats",
-    "--runs": "--repeats",
-    "--schemes": "--policies",
-    "--methods": "--encodings",
-    "--ram": "--memory",
-    "--cache": "--memory",
-    "--ssd": "--local-disk or --drive",
-    "--step": "--step-seconds for a time",
-    "--stream": "--recording",
-    "--string": "--recording",
-    "--against": "the positional TRACE",
-    "--force": "--overwrite",
-    "--replace": "--overwrite",
-}
-
-#: And in every JSON document: of a job, of results, of times and shares.
-_OTHER_WORDS_OF_JSON = {
-    *(
-        "batch_per_rank",
-        "clients",
-        "seeds",
-        "schemes",
-        "methods",
-        "headroom",
-        "waited",
-        "waited_seconds",
-        "run_time",
-    ),
-    *("hit_rate", "ssd_bytes", "ram_bytes", "cache_bytes", "string", "recorder"),
-}
 
 
 def commands(
@@ -91,7 +55,7 @@ def test_each_concept_has_one_word(name: str) -> None:
     for action in (blocks_parser() if name == BLOCKS else COMMANDS[name])._actions:
         for option in action.option_strings:
             is_count = option == "--step" and action.type is int
-            assert is_count or option not in _OTHER_WORDS, f"{name} {option}: {_OTHER_WORDS[option]}"
+            assert is_count or option not in OTHER_WORDS, f"{name} {option}: {OTHER_WORDS[option]}"
         assert action.nargs not in ("+", "*") or name == BLOCKS, (
             f"{name} {action.dest}: several values have commas between them"
         )
@@ -108,8 +72,8 @@ def test_help_shows_an_example_that_can_be_typed(name: str) -> None:
         _parser().parse_args(shlex.split(example)[1:])
 
 
-#: One shows a page, the others run until they are stopped.
-WITHOUT_RESULTS = ("penstock demo", "penstock decode-server", "penstock graph worker")
+#: They run until they are stopped.
+WITHOUT_RESULTS = ("penstock decode-server", "penstock graph worker")
 
 
 @for_each("name", [name for name in (*COMMANDS, BLOCKS) if name not in WITHOUT_RESULTS])
@@ -119,7 +83,7 @@ def test_help_says_that_json_lists_results(name: str) -> None:
 
     assert "--json" in parser.format_help()
     assert "results[]" in text
-    assert _OTHER_WORDS_OF_JSON.isdisjoint(re.findall(r"\w+", text.partition("JSON")[2]))
+    assert OTHER_WORDS_OF_JSON.isdisjoint(re.findall(r"\w+", text.partition("JSON")[2]))
     assert not re.search(r"\b(runs|rows|points|curves|panels|options|methods|schemes)(\[\]|\{\})", text)
 
 

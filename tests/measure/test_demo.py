@@ -1,6 +1,7 @@
 """The demonstration's parts; the whole of it is `make demo`."""
 
 import io
+import json
 from pathlib import Path
 
 import cv2
@@ -10,7 +11,9 @@ from rich.console import Console
 from tests.spans import spans_of
 
 import penstock.torch as pt
+from penstock.cli.main import main
 from penstock.errors import ConfigError, DataError
+from penstock.measure import demo
 from penstock.measure.demo import (
     TRANSFORMS,
     DemoRun,
@@ -117,6 +120,24 @@ def test_the_table_fits_a_terminal_and_its_counts_add_up() -> None:
     ours = text.getvalue().split("Penstock")[1].split()
     assert ours == ["37.02", "s", "12.34", "s", "12.34", "2", "4", "97.5%"]
     assert "epoch 0" in text.getvalue()
+
+
+def test_its_json_has_the_stall_of_each_run_by_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = [(0.0, 2.0, -1, 0, epoch, 0, Kind.WAIT, NO_PLACE, 0, 0) for epoch in range(2)]
+    runs = [DemoRun("Penstock", Trace(spans_of(waits), {}, True), 0.975)]
+    monkeypatch.setattr(demo, "run_demo", lambda *given: runs)
+
+    assert main(["demo", "--json"]) == 0
+
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result == {
+        "loader": "Penstock",
+        "stall_seconds": 4.0,
+        "stall_seconds_by_epoch": [2.0, 2.0],
+        "accuracy": 0.975,
+    }
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def test_sorted_ids_have_all_variance_between_bundles_and_scattered_ids_what_cha
 
 
 def test_the_recommended_bundle_is_the_best_of_all_within_the_tolerance_by_brute_force() -> None:
-    setting = Setting(samples=3000, cache=1000, epochs=10, batch_size=10, headroom=0.0)
+    setting = Setting(samples=3000, cache=1000, epochs=10, batch_size=10, spare_share=0.0)
 
     found = recommend(setting, tolerate=0.2).chosen
 
@@ -290,7 +290,7 @@ def test_the_recommended_bundle_is_the_best_of_all_within_the_tolerance_by_brute
     assert found.hit_ratio == pytest.approx(setting.bound)
 
 
-def test_a_cache_with_headroom_holds_a_whole_number_of_recommended_bundles() -> None:
+def test_a_cache_with_space_to_spare_holds_a_whole_number_of_recommended_bundles() -> None:
     found = recommend(Setting(108_754, 32_626, 20), tolerate=0.1).chosen
 
     assert found.setting.effective_cache % found.bundle > 0.95 * found.bundle
@@ -369,13 +369,13 @@ def test_the_ratio_of_a_bundle_gives_back_the_bundle(samples: int, data: st.Data
         ({"epochs": 0}, "epochs is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 1001}, "batch_size is 1001"),
-        ({"headroom": 1.0}, "headroom is 1.0"),
-        ({"headroom": math.nan}, "headroom is nan"),
-        ({"headroom": -0.1}, "headroom is -0.1"),
+        ({"spare_share": 1.0}, "spare_share is 1.0"),
+        ({"spare_share": math.nan}, "spare_share is nan"),
+        ({"spare_share": -0.1}, "spare_share is -0.1"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_its_field(fields: dict[str, float], message: str) -> None:
-    good = {"samples": 1000, "cache": 300, "epochs": 5, "batch_size": 10, "headroom": 0.02}
+    good = {"samples": 1000, "cache": 300, "epochs": 5, "batch_size": 10, "spare_share": 0.02}
 
     with pytest.raises(ConfigError, match=message):
         Setting(**{**good, **fields})  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
     run.add_argument("--memory", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
     run.add_argument("--epochs", type=int, metavar="E", default=20, help="epochs to read (%(default)s)")
     run.add_argument("--batch-size", type=int, metavar="B", help="samples the rank reads per step (64)")
-    run.add_argument("--headroom", metavar="SHARE", help="share of the cache that other data takes (2%%)")
+    run.add_argument("--spare-share", metavar="SHARE", help="share of the cache that other data takes (2%%)")
     run.add_argument(
         "--store-rate", metavar="RATE", help='rate of the store, such as "200 MB/s": hits become seconds'
     )
@@ -117,7 +117,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
     """Return the setting, the labels by id where they are known, and the bytes of a sample where they are."""
     import numpy as np
 
-    from penstock.simulate.bundle_choice import HEADROOM, Setting
+    from penstock.simulate.bundle_choice import SPARE_SHARE, Setting
 
     if (options.samples is None) == (options.data is None):
         raise ConfigError("give the data set by --samples or by --data, one of them")
@@ -148,7 +148,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
         _cache(options.memory, samples, sample_bytes),
         options.epochs,
         min(64, samples) if options.batch_size is None else options.batch_size,
-        HEADROOM if options.headroom is None else parsed_share("--headroom", options.headroom),
+        SPARE_SHARE if options.spare_share is None else parsed_share("--spare-share", options.spare_share),
     )
     return setting, labels, sample_bytes
 

@@ -38,6 +38,11 @@ from penstock.units import parse_seconds
 
 INTERRUPTED = 130
 
+_OF_DEMO = """\
+Example: penstock demo --data photos/train --epochs 3
+JSON: results[] of PyTorch's loader, the prediction and Penstock's: loader, stall_seconds, stall_seconds_by_epoch[],
+accuracy (null for the prediction).
+"""
 _OF_PS = """\
 Example: penstock ps 4711 --follow
 JSON: results[], how far the run is and its waits, a line each; with --follow a document on each line.
@@ -100,8 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     summary = "train beside PyTorch's loader on a slow store, and compare"
-    example = "Example: penstock demo --data photos/train --epochs 3"
-    demo = add_command(commands, "demo", _demo, summary, epilog=example)
+    demo = add_command(commands, "demo", _demo, summary, epilog=_OF_DEMO)
     demo.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
     )
@@ -109,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", default=Path("demo-out"), help="where the plot goes (%(default)s)"
     )
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
+    add_output_options(demo, plot=False)
 
     add_calibrate(commands)
     add_bench(commands)
@@ -152,7 +157,17 @@ def _demo(options: argparse.Namespace) -> None:
 
     if options.epochs < 1:
         raise ConfigError(f"--epochs is {options.epochs}; train for at least one")
-    run_demo(options.data, options.out, options.epochs, Console(markup=False))
+    runs = run_demo(options.data, options.out, options.epochs, Console(markup=False, stderr=options.json))
+    results = [
+        {
+            "loader": run.name,
+            "stall_seconds": run.stall_seconds,
+            "stall_seconds_by_epoch": [epoch.stall_seconds for epoch in run.epochs],
+            "accuracy": run.accuracy,
+        }
+        for run in runs
+    ]
+    show(options, {"results": results}, [])
 
 
 def _ps(options: argparse.Namespace) -> None:

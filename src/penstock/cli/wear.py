@@ -37,9 +37,9 @@ follows.
 
 JSON, all explained in docs/howto/ssd-wear.md: drive{exported_bytes, page_bytes, blocks, rated_cycles}; for snapshots
 results[] of model, parameters, snapshots, encoding, snap_dis, stored_bytes, stored_share, repeats and the sums; for a
-stream the sums at the top, recording{}, phases[], histogram[]. Sums: written_bytes, written_pages, moved_pages,
-summary_pages, programmed_pages, trimmed_pages, read_pages, write_amplification, erases, erases_per_block{},
-busy_seconds, bytes_per_day, lifetime{}.
+stream recording{} and one of results[]: the sums, phases[], histogram[]. Sums: written_bytes, written_pages,
+moved_pages, summary_pages, programmed_pages, trimmed_pages, read_pages, write_amplification, erases,
+erases_per_block{}, busy_seconds, bytes_per_day, lifetime{}.
 """
 
 #: The encodings of `penstock.simulate.snapshots`, for the help text.
@@ -337,12 +337,8 @@ def _run_stream(
 
     with progress(str(options.recording), stream.length * options.repeats) as done:
         result = run_stream(drive, stream, repeat=options.repeats, done=done)
-    data = {
-        "drive": _ssd_data(result.ssd),
-        "warm_up": options.warm_up,
-        "repeats": options.repeats,
+    sums = {
         **_result_data(options, stream, result),
-        "recording": None if recorded is None else _recording_data(recorded),
         "phases": [
             {"name": phase.name, **_work_data(phase.work), "busy_seconds": phase.seconds}
             for phase in result.phases
@@ -352,7 +348,14 @@ def _run_stream(
             for bin_ in result.wear.histogram()
         ],
     }
-    tables = [Table(str(options.recording), ["", "total"], _totals(data))]
+    data = {
+        "drive": _ssd_data(result.ssd),
+        "warm_up": options.warm_up,
+        "repeats": options.repeats,
+        "recording": None if recorded is None else _recording_data(recorded),
+        "results": [sums],
+    }
+    tables = [Table(str(options.recording), ["", "total"], _totals(sums))]
     if len(result.phases) > 1:
         columns = ["phase", "written", "moved", "read", "erases", "busy"]
         tables.append(Table("", columns, [_phase_cells(phase) for phase in result.phases]))

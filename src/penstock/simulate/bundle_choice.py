@@ -13,7 +13,7 @@ from penstock.simulate.bundles import best_hit_ratio, check_bundle, check_settin
 from penstock.validate import is_number
 
 #: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`penstock.papers`).
-HEADROOM = 0.02
+SPARE_SHARE = 0.02
 #: Hit ratios that differ by less, relative to each other, are taken for equal: the larger bundle is preferred.
 _AS_GOOD = 0.01
 
@@ -23,27 +23,28 @@ class Setting:
     """What a choice of bundles depends on. All of one rank: its share of the data set, its cache, its batch.
 
     samples: F. cache: C, in samples, of files as they are stored. epochs: E. batch_size: B.
-    headroom: share of the cache that other data may take, in [0, 1): programs, checkpoints, whatever else is read.
+    spare_share: share of the cache that other data may take, in [0, 1): programs, checkpoints, whatever else is read.
     """
 
     samples: int
     cache: int
     epochs: int
     batch_size: int = 64
-    headroom: float = HEADROOM
+    spare_share: float = SPARE_SHARE
 
     def __post_init__(self) -> None:
         check_setting(self.samples, self.cache, self.epochs)
-        if not is_number(self.headroom) or not 0 <= self.headroom < 1:
+        if not is_number(self.spare_share) or not 0 <= self.spare_share < 1:
             raise ConfigError(
-                f"headroom is {self.headroom!r}; it is the share of the cache that other data takes, from 0 to below 1"
+                f"spare_share is {self.spare_share!r}; it is the share of the cache that other data takes, from 0 to "
+                "below 1"
             )
         batch_noise(self.samples, self.samples, self.batch_size)
 
     @property
     def effective_cache(self) -> int:
         """What is left of the cache, in samples."""
-        return math.floor(self.cache * (1 - self.headroom))
+        return math.floor(self.cache * (1 - self.spare_share))
 
     @property
     def bound(self) -> float:
