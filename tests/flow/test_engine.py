@@ -106,7 +106,7 @@ class Run:
             self.staging.grow()
         self.said: list[str] = []
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
-        compiled = settings.pop("compiled", lambda samples: None)
+        compiled = settings.pop("compiled", lambda *_: None)
         self.recorder = Recorder(1024, clock=settings.pop("clock", time.perf_counter))
         self.engine = Engine(
             scheduler,
@@ -198,7 +198,7 @@ def test_batches_come_in_the_plans_order_whatever_the_threads_do(run: Callable[.
 def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(run: Callable[..., Run]) -> None:
     loop = DECISIONS.wait()
 
-    def compiled(samples: int) -> Loop | None:
+    def compiled(samples: int, seconds: float) -> Loop | None:
         return loop if samples >= 20 else None
 
     plan = AccessPlan(FullShuffle(101, 3), 8, 3)
@@ -210,16 +210,21 @@ def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(run: Callable[..
     assert running.engine._scheduler._bound is not None
 
 
-@pytest.mark.parametrize(("is_cached", "least"), [(True, 1_000), (False, 10_000)])
-def test_decisions_that_were_compiled_before_are_loaded_long_before_others_are_worth_compiling(
-    monkeypatch: pytest.MonkeyPatch, is_cached: bool, least: int
+@pytest.mark.parametrize(
+    ("is_cached", "seconds", "least"), [(True, 0.0, 1_000), (False, 0.9, 10_000), (False, 1.0, 2)]
+)
+def test_decisions_are_loaded_soon_if_compiled_before_and_compiled_after_many_samples_or_slow_ones(
+    monkeypatch: pytest.MonkeyPatch, is_cached: bool, seconds: float, least: int
 ) -> None:
     answers = iter([is_cached])  # once alone
     monkeypatch.setattr(type(DECISIONS), "is_cached", property(lambda part: next(answers)))
     monkeypatch.setattr(DECISIONS, "ask", lambda: "compiled")
     ask = compiled_decisions()
 
-    found: list[object] = [ask(samples) for samples in (least - 2, least - 1, least, least)]
+    found: list[object] = [
+        *(ask(samples, 0.0) for samples in (least - 2, least - 1)),
+        *(ask(least, seconds) for _ in range(2)),
+    ]
     assert found == [None, None, "compiled", "compiled"]
 
 

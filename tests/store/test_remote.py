@@ -654,6 +654,17 @@ def test_a_list_on_this_host_names_addresses(server: WebServer, tmp_path: Path) 
     source.close()
 
 
+@pytest.mark.parametrize("heading", ["path,label", "file_name,kind"])
+def test_a_list_at_an_address_names_nothing_of_another_store(server: WebServer, heading: str) -> None:
+    """Else whoever writes the list has credentials of its store sent elsewhere, or files of this host read."""
+    for other in ("http://elsewhere.invalid/b.png", "file:///etc/passwd"):
+        text = f"{heading}\n{server.address}/a.png,0\n{other},1\n"
+        server.objects = {"a.png": b"aa", "list.csv": text.encode()}
+
+        with pytest.raises(DataError, match=f"list.csv, line 3: {other} is in another store than the list"):
+            open_source(f"{server.address}/list.csv")
+
+
 @pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
 def test_a_table_at_an_address_names_files_beside_it(server: WebServer, name: str, tmp_path: Path) -> None:
     text = {

@@ -87,6 +87,9 @@ _QUICK_SAMPLES = 16
 # Samples after which decisions are worth compiling, which takes 10 to 25 s of a processor. A job that is over soon, or
 # whose samples take milliseconds, has better use for it, such as compiling how pictures are resampled.
 _WORTH_COMPILING_SAMPLES = 10_000
+# Or so many seconds of plain Python: of records that are not in memory it looks through all that is next in line for
+# those that lie near each other, a millisecond for each of them.
+_WORTH_COMPILING_SECONDS = 1.0
 # And after which they are worth loading where they were compiled before, which takes 0.06 s: plain Python takes 0.1 s
 # and more for a thousand samples that are read together.
 _WORTH_LOADING_SAMPLES = 1_000
@@ -101,13 +104,17 @@ DECISIONS = Part(
 )
 
 
-def compiled_decisions() -> Callable[[int], Loop | None]:
-    """Return what gives a run that has loaded so many samples what decides, compiled: once it is there and worth it."""
+def compiled_decisions() -> Callable[[int, float], Loop | None]:
+    """Return what gives a run what decides, compiled: once it is there and worth it.
+
+    That is called with how many samples were loaded, and the seconds of a processor that deciding took.
+    """
     are_cached = functools.cache(lambda: DECISIONS.is_cached)  # who asks for each Load looks for files once
 
-    def ask(samples: int) -> Loop | None:
+    def ask(samples: int, seconds: float) -> Loop | None:
+        is_worth_compiling = samples >= _WORTH_COMPILING_SAMPLES or seconds >= _WORTH_COMPILING_SECONDS
         is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and are_cached()
-        return DECISIONS.ask() if is_worth_loading or samples >= _WORTH_COMPILING_SAMPLES else None
+        return DECISIONS.ask() if is_worth_compiling or is_worth_loading else None
 
     return ask
 
@@ -252,7 +259,7 @@ class Engine:
     samples_of: the samples of the batch of an epoch and step, for messages.
     collect: drains the recorder; workers call it when their ring is half full, as in a long step of the training.
     begin: called by each decode worker before its first Load.
-    compiled: returns the compiled decisions once there are any; it is given how many samples were loaded.
+    compiled: returns the compiled decisions once there are any; see `compiled_decisions`.
     ahead: what copies batches to a device, in a thread of its own; None without one.
     progress: returns lines of how far the run is, which come before its waits.
     peers: what other ranks keep for this one; None where they keep nothing for it.
@@ -278,7 +285,7 @@ class Engine:
         collect: Callable[[], None],
         finish: Callable[[], None],
         samples_of: Callable[[int, int], NDArray[np.int64]],
-        compiled: Callable[[int], Loop | None] = lambda samples: None,
+        compiled: Callable[[int, float], Loop | None] = lambda samples, seconds: None,
         ahead: CopyAhead | None = None,
         progress: Callable[[], list[str]] = list,
         peers: Peers | None = None,
@@ -289,7 +296,7 @@ class Engine:
         self._report, self._collect, self._when_finished = report, collect, finish
         self._ahead, self._progress, self._peers = ahead, progress, peers
         #: None once the scheduler has the compiled decisions.
-        self._compiled: Callable[[int], Loop | None] | None = compiled
+        self._compiled: Callable[[int, float], Loop | None] | None = compiled
         self._owner: _Owner | None = None
         self._samples_of, self._pid = samples_of, os.getpid()
 
@@ -324,7 +331,7 @@ class Engine:
         self._next_ask: dict[int, float] = {}
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
         self._lock_use = LockUse()
-        self._load_ended, self._loaded_samples = 0.0, 0
+        self._load_ended, self._loaded_samples, self._deciding_seconds = 0.0, 0, 0.0
         self._readers = 0
         #: How many readers there can be, fewer once no thread can be started; decode workers have the numbers behind.
         self._most_readers = self._first_decoder = scheduler.most_moves
@@ -756,6 +763,8 @@ class Engine:
         while self._inbox and not self._closed:
             if not self._lock.acquire(blocking=False):
                 return
+            is_timed = self._compiled is not None
+            begin = time.thread_time() if is_timed else 0.0
             try:
                 while self._inbox:
                     event = self._inbox.popleft()
@@ -766,6 +775,8 @@ class Engine:
                         self._hand_out(instruction, now)
                     if self._scheduler.settled != self._settled:
                         self._note_settled(now)
+                if is_timed:
+                    self._deciding_seconds += time.thread_time() - begin
                 self._man()
             finally:
                 self._lock.release()
@@ -1050,7 +1061,10 @@ class Engine:
     def _done(self, load: Load, worker: int, ring: Ring, delay: RunDelay) -> Event:
         """Do a Load; return the event that says so."""
         self._note(worker, int(load.ids[0]))
-        if self._compiled is not None and (loop := self._compiled(self._loaded_samples)) is not None:
+        if (
+            self._compiled is not None
+            and (loop := self._compiled(self._loaded_samples, self._deciding_seconds)) is not None
+        ):
             self._compiled = None
             self._inbox.append(partial(self._use, loop))
         every, asked_seconds = self._settings.ask_every_seconds, None

@@ -38,6 +38,7 @@ from penstock.store.listing_progress import PATIENCE_SECONDS, ListingProgress
 from penstock.store.object_store import Facts, is_address, joined, without_secrets
 from penstock.store.patterns import brief
 from penstock.store.remote import Objects
+from penstock.store.remote_clients import root_of
 from penstock.store.text_rows import Rows, read_rows
 from penstock.units import format_count
 
@@ -707,6 +708,18 @@ def _catalog_of_list(kind: str, place: str, listed: ListedFiles, asking: Asking)
     )
 
 
+def check_stores(place: str, names: Sequence[str], where: Callable[[int], str]) -> None:
+    """Raise DataError where a list at an address names another store, to which its credentials would be sent."""
+    if not is_address(place):
+        return
+    for position, name in enumerate(names):
+        if is_address(name) and root_of(name) != root_of(place):
+            raise DataError(
+                f"{where(position)}{without_secrets(name):.200} is in another store than the list: copy the list to "
+                "this host, where its names may lead anywhere, and read it first"
+            )
+
+
 def read_list(place: str, objects: Objects | None = None) -> ListedFiles:
     """Return what a list of files has; see `FileList`. objects: what reads an address. Raises: DataError."""
     rows = read_rows(place, objects)
@@ -723,9 +736,13 @@ def read_list(place: str, objects: Objects | None = None) -> ListedFiles:
                 f"unlike line {rows[0][0]}: label every line or none"
             )
     labels, classes = _read_labels(place, rows)
-    return ListedFiles(
-        [fields[0] for _, fields in rows], labels, classes, lambda at: f"{place}, line {rows[at][0]}: "
-    )
+    names = [fields[0] for _, fields in rows]
+
+    def where(position: int) -> str:
+        return f"{place}, line {rows[position][0]}: "
+
+    check_stores(place, names, where)
+    return ListedFiles(names, labels, classes, where)
 
 
 def _read_labels(list_file: str, rows: Rows) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -20,6 +20,7 @@ from penstock.store.listing import (
     ListedFiles,
     ListingArguments,
     catalog_of,
+    check_stores,
     list_files,
     number_labels,
 )
@@ -179,7 +180,9 @@ def _read(
             name = str(name)
         if not isinstance(name, str) or not name:
             raise DataError(f"{where(position)}{file} is {name!r:.80}; it is the path of the sample's file")
-        names.append(os.path.join(folder, name + ending))
+        names.append(name)
+    check_stores(place, names, where)
+    names = [os.path.join(folder, name + ending) for name in names]
     check_once(names, where)
     if labels == "auto":
         labels = next((name for wanted in LABEL_COLUMNS for name in known if name.lower() == wanted), None)
