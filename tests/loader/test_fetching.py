@@ -15,10 +15,12 @@ from tests.interpreters import Interpreters
 
 from penstock.errors import DataError
 from penstock.flow.work import Failed, Request
-from penstock.loader import fetching
+from penstock.loader import fetching, opened
 from penstock.loader.fetching import Near, SourceFetcher
+from penstock.loader.opened import all_extents
 from penstock.policy import Extents
 from penstock.store import Records, extents_of
+from penstock.store.calls import Calls
 
 Ids = NDArray[np.int64]
 
@@ -159,6 +161,23 @@ class Units:
 
     def note(self, sample: int) -> None:
         self.at = sample
+
+
+@pytest.mark.parametrize(("misplaced", "table"), [(-1, (4, 4)), (33, (40, 2))])
+def test_where_samples_lie_is_kept_by_the_run_until_runs_take_more_than_samples(
+    monkeypatch: pytest.MonkeyPatch, misplaced: int, table: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(opened, "_ASKED_AT_ONCE", 20)
+    source, ids = Units(40, misplaced=misplaced), np.arange(40)
+
+    kept = all_extents(source, Calls())
+
+    assert kept is not None
+    assert kept.table.shape == table
+    found = kept.of(ids)
+    assert found.units.tolist() == np.where(ids == misplaced, -1, ids // 10).tolist()
+    assert found.offsets.tolist() == np.where(ids == misplaced, 99, ids % 10).tolist()
+    assert found.lengths.tolist() == [1] * 40
 
 
 def test_a_thread_is_said_to_be_at_the_first_sample_of_each_read() -> None:

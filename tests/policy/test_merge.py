@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, pairwise
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.policy import Extents, MergedRead, merge_reads
+from penstock.policy import ExtentRuns, Extents, MergedRead, decisions, merge_reads
 from penstock.policy.decision_state import new_state
-from penstock.policy.merge import Price, count_paying_holes, no_dearer
+from penstock.policy.merge import Price, count_paying_holes, no_dearer, runs_of
 from penstock.policy.placement import Kept
 
 
@@ -169,4 +170,73 @@ def test_what_decides_copies_nothing_that_is_known_of_all_samples() -> None:
         assert np.shares_memory(found, known)
         assert np.array_equal(found, known)
     for others in (extents.of(np.arange(samples)), Extents(table[:, 1], table[:, 0], extents.lengths)):
-        assert np.array_equal(others.places, np.column_stack((others.units, others.offsets)))
+        assert np.array_equal(others.table, np.column_stack((others.units, others.offsets)))
+
+
+def state_of(runs: ExtentRuns) -> decisions.State:
+    """Return the state of a rank that keeps nothing."""
+    return new_state(
+        runs.lengths,
+        [Kept(np.empty(0, np.int64), np.empty(0, np.int8))],
+        Machine(SharedStore(Curve.flat(1e8)), (StorageClass("staging", 1000, 1, Curve.flat(1e8)),)),
+        slots=1,
+        local_batch=1,
+        readers=1,
+        undecoded_bytes=1,
+        extents=runs,
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 1), st.sampled_from([0, 10, 10, 10, 20])), min_size=1, max_size=30),
+    st.sampled_from([0, 15]),
+    st.sampled_from([35, 4 << 20]),
+)
+def test_runs_of_samples_say_of_each_where_it_lies_and_what_may_be_near(
+    found: list[tuple[int, int]], hole: int, span: int
+) -> None:
+    units, steps = np.array(found, np.int64).T
+    units, offsets = np.sort(units), np.cumsum(steps)
+    lengths = np.arange(units.size)
+
+    runs = ExtentRuns(runs_of(units, offsets, 0), lengths)
+
+    which = np.random.default_rng(0).permutation(units.size)
+    for known, expected in zip(dataclasses.astuple(runs.of(which)), (units, offsets, lengths), strict=True):
+        assert np.array_equal(known, expected[which])
+    state = state_of(runs)
+    ends = (units, offsets, offsets + lengths)
+    for sample in range(units.size):
+        assert decisions.extent_of(state, sample) == tuple(int(column[sample]) for column in ends)
+    state.ints[decisions.HOLE_BYTES] = hole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decisions, "SPAN_BYTES", span)
+        for sample in range(units.size):
+            place = decisions.extent_of(state, sample)
+            least, most = decisions._may_be_near(state, 0, sample, *place[1:])
+            near = [other for other in range(units.size) if decisions.is_near(state, 0, other, *place)]
+            assert all(least <= other <= most for other in near)
+
+
+def test_only_few_samples_of_a_long_run_may_be_near_one_of_them() -> None:
+    sizes = np.full(10_000, 1000)
+    extents = ExtentRuns(runs_of(sizes * 0, np.cumsum(sizes), 0), sizes)
+    state = state_of(extents)
+    state.ints[decisions.HOLE_BYTES] = 5000
+
+    _, begin, end = decisions.extent_of(state, 7000)
+
+    assert decisions._may_be_near(state, 0, 7000, begin, end) == (2806, 7006)
+
+
+def test_a_run_ends_where_the_unit_or_the_step_changes() -> None:
+    units = np.repeat([0, 1, 3], [5, 4, 1])
+    offsets = np.array([0, 8, 16, 100, 108, 0, 8, 16, 24, 7])
+
+    assert runs_of(units, offsets, 20).tolist() == [
+        [0, 0, 20, 8],
+        [0, 100, 23, 0],
+        [0, 108, 24, 0],
+        [1, 0, 25, 8],
+        [3, 7, 29, 0],
+    ]

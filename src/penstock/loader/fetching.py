@@ -21,7 +21,7 @@ from penstock.flow.work import Failed, Request
 from penstock.loader.jobs import JobsOfHost
 from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.reused import Reused
-from penstock.policy import Extents, merge_reads
+from penstock.policy import AllExtents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
@@ -52,7 +52,7 @@ class Near:
     groups, group_seconds: how many had merged reads, and what the last one took. Any thread may set these three.
     """
 
-    extents: Extents
+    extents: AllExtents
     price: Price
     bytes_per_second: float
     request_seconds: float = math.inf

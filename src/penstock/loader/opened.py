@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.loader.batch_sampler import DrawnBatches
@@ -17,7 +18,8 @@ from penstock.loader.fetching import Near, SourceFetcher
 from penstock.loader.skips import without_bad
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
-from penstock.policy import Extents
+from penstock.policy import AllExtents, ExtentRuns, Extents
+from penstock.policy.merge import runs_of
 from penstock.store import Numeric, Selection, Source, extents_of, open_source
 from penstock.store.calls import Calls
 from penstock.store.mixing import Mixed
@@ -28,6 +30,9 @@ from penstock.units import format_count
 
 # Of how many samples a source is asked at a time where they lie.
 _ASKED_AT_ONCE = 1 << 20
+# Where samples lie is kept by the run if runs have so many on average: a run takes as much memory as two samples, and a
+# look into runs a few steps more.
+_SAMPLES_OF_RUN = 8
 # What is assumed of a machine that nobody measured; observed reads correct it.
 UNKNOWN_BYTES_PER_SECOND = 100e6
 UNKNOWN_LATENCY_SECONDS = 1e-3
@@ -186,20 +191,29 @@ def reader_of(source: Source) -> SourceFetcher:
     return SourceFetcher(source, {}, Near(extents, price, UNKNOWN_BYTES_PER_SECOND))
 
 
-def all_extents(source: Source, calls: Calls) -> Extents | None:
+def all_extents(source: Source, calls: Calls) -> AllExtents | None:
     """Return where all samples lie, where the source gives them. calls: what it is asked with."""
     samples, sizes = len(source), source.sizes_bytes
     lengths = sizes
-    places = np.empty((samples, 2), np.int64)
+    runs: list[NDArray[np.int64]] = []
+    table: NDArray[np.int64] | None = None
     for first in range(0, samples, _ASKED_AT_ONCE):
         part = slice(first, min(first + _ASKED_AT_ONCE, samples))
         ids = np.arange(part.start, part.stop)
         found = calls.one(f"where the samples of {source!r} lie", partial(extents_of, source, ids))
         if found is None:
             return None
-        places[part, 0], places[part, 1] = found[0].units, found[0].offsets
+        if table is None:
+            runs.append(runs_of(found[0].units, found[0].offsets, first))
+        else:
+            table[part] = found[0].table
         if lengths is sizes and not np.array_equal(found[0].lengths, lengths[part]):
             lengths = lengths.copy()
         if lengths is not sizes:
             lengths[part] = found[0].lengths
-    return Extents(places[:, 0], places[:, 1], lengths) if samples else None
+        if table is None and _SAMPLES_OF_RUN * sum(map(len, runs)) > part.stop:
+            table = np.empty((samples, 2), np.int64)
+            table[: part.stop] = ExtentRuns(np.concatenate(runs), lengths).of(np.arange(part.stop)).table
+    if table is not None:
+        return Extents(table[:, 0], table[:, 1], lengths)
+    return ExtentRuns(np.concatenate(runs), lengths) if samples else None

@@ -48,7 +48,7 @@ from penstock.loader.transforms.mixing import Mixing
 from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.policy import Extents, Placement
+from penstock.policy import AllExtents, Placement
 from penstock.policy.forms import STRAY, CropForm
 from penstock.store import MemoryTier, Source, labels_of
 from penstock.store.calls import Calls
@@ -74,7 +74,7 @@ class Samples(NamedTuple):
     fields: tuple[Field, ...]
     parts: Callable[
         [MemoryBudget, Machine, KeptOnDisks, Placement, Sharing | None],
-        tuple[Fetcher, Decoder, Extents | None],
+        tuple[Fetcher, Decoder, AllExtents | None],
     ]
     pipeline: Pipeline | None = None
     picture_bytes: int = 0
@@ -138,7 +138,7 @@ def samples_of_source(
         disks: KeptOnDisks,
         placement: Placement,
         sharing: Sharing | None,
-    ) -> tuple[Fetcher, Decoder, Extents | None]:
+    ) -> tuple[Fetcher, Decoder, AllExtents | None]:
         extents = all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
         tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
@@ -414,7 +414,7 @@ def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
         return None
 
 
-def _near(extents: Extents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:
+def _near(extents: AllExtents, machine: Machine, ranks: int, sizes_bytes: NDArray[np.int64]) -> Near:
     """Return what says which samples are read together: where they lie, and what a read costs."""
     mean_bytes = max(float(sizes_bytes.mean()), 1.0)
     return Near(extents, machine.source_price(ranks, mean_bytes), machine.sequential_rate(ranks))
@@ -459,7 +459,7 @@ def samples_of_data_set(
         disks: KeptOnDisks,
         placement: Placement,
         sharing: Sharing | None,
-    ) -> tuple[Fetcher, Decoder, Extents | None]:
+    ) -> tuple[Fetcher, Decoder, AllExtents | None]:
         if not row or not (budget.tier_bytes or disks.tiers):
             return fetcher, decoder, None
         memory = MemoryTier(budget.tier_bytes) if budget.tier_bytes else None

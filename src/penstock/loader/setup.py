@@ -49,7 +49,7 @@ from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan
-from penstock.policy import Extents, Placement, StagingLimits
+from penstock.policy import AllExtents, Placement, StagingLimits
 from penstock.policy.decisions import OWN_BYTES
 from penstock.policy.forms import STRAY, CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
@@ -123,7 +123,7 @@ class Setup:
     machine_file: str | None = None
     works_in_own_thread: bool = False
     seed: int = 0
-    extents: Extents | None = None
+    extents: AllExtents | None = None
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
     held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ Nothing here knows whether time is real: threads over real stores and a virtual 
 """
 
 from penstock.policy.homes import Homes, place_by_first_read, place_by_hash, place_cover
-from penstock.policy.merge import Extents, MergedRead, MergedReads, merge_reads
+from penstock.policy.merge import AllExtents, ExtentRuns, Extents, MergedRead, MergedReads, merge_reads
 from penstock.policy.placement import Kept, Placement, Shared, place_by_frequency
 from penstock.policy.push import Handed, decide_push
 from penstock.policy.scheduler import (
@@ -22,8 +22,10 @@ from penstock.policy.scheduler import (
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
 
 __all__ = [
+    "AllExtents",
     "Drop",
     "Evict",
+    "ExtentRuns",
     "Extents",
     "Handed",
     "Homes",

@@ -16,7 +16,7 @@ from penstock.policy import decisions as d
 from penstock.policy.decisions import State
 from penstock.policy.fetch_costs import cost_tables
 from penstock.policy.forms import CropForm
-from penstock.policy.merge import Extents, largest_paying_hole
+from penstock.policy.merge import AllExtents, largest_paying_hole
 from penstock.policy.placement import Kept
 
 #: A NamedTuple of arrays.
@@ -60,7 +60,7 @@ def new_state(
     undecoded_bytes: int,
     own_bytes: int = d.OWN_BYTES,
     loads_all: bool = False,
-    extents: Extents | None = None,
+    extents: AllExtents | None = None,
     due: Sequence[Kept] = (),
     reads_peers: int = 0,
     hands_on: bool = False,
@@ -131,13 +131,13 @@ def new_state(
 
 
 def _where_samples_lie(
-    extents: Extents | None, machine: Machine, mean_bytes: float
+    extents: AllExtents | None, machine: Machine, mean_bytes: float
 ) -> tuple[int, NDArray[np.int64]]:
     """Return what `State.extents` has, and the largest hole that a read pays for."""
     if extents is None:
-        return 0, np.zeros((0, 2), np.int64)
+        return 0, np.zeros((0, d.PLACES), np.int64)
     price = partial(machine.source_seconds, clients=machine.ranks, sample_bytes=max(mean_bytes, 1.0))
-    return int(largest_paying_hole(mean_bytes, price)), extents.places
+    return int(largest_paying_hole(mean_bytes, price)), extents.table
 
 
 def _check_samples(samples: int) -> None:

@@ -196,7 +196,10 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
 LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, LEAST_CORRECTION, RATES = 0, 1, 2, 3, 4, 5
 # The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
 COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
-UNIT, OFFSET = 0, 1
+# Of a table with a row for each sample; and of one with a row for each run of samples that lie in a unit at even steps:
+# the run's first sample, with its unit and offset, and the step.
+UNIT, OFFSET, FIRST, STEP = 0, 1, 2, 3
+PLACES, RUNS = 2, 4  # their columns
 (
     SLOT_INDEX,  #: its number outside of here
     SLOT_PLACES,  #: its places, one behind the other
@@ -260,7 +263,8 @@ class State(NamedTuple):
     #: int64[F + 1], int32[copies, 3 or 4].
     copy_begin: Ints
     copies: Ints
-    #: int64[F, 2], UNIT (-1: not known) and OFFSET of each sample in the source; int64[0, 2] where that does not tell.
+    #: int64[F, PLACES] or int64[runs, RUNS], where in the source samples lie (UNIT -1: not known); int64[0, PLACES]
+    #: where that does not tell.
     extents: Ints
 
 
@@ -528,7 +532,8 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
         nbytes = s.sizes[sample]
         modelled += nbytes * reads / f[cost + RATES + reads]
         if is_near(s, rank, sample, unit, begin, end):
-            begin, end = min(begin, s.extents[sample, OFFSET]), max(end, s.extents[sample, OFFSET] + nbytes)
+            _, its_begin, its_end = extent_of(s, sample)
+            begin, end = min(begin, its_begin), max(end, its_end)
             modelled -= nbytes * reads * f[cost + REQUEST]
         else:
             modelled += f[cost + LATENCY]
@@ -1181,6 +1186,7 @@ def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
     """Take what is queued soon after a sample, and lies near it, into its read; return how many the group has then."""
     m = s.ints
     unit, begin, end = extent_of(s, sample)
+    least, most = _may_be_near(s, rank, sample, begin, end)
     before = -1
     while before < count and unit >= 0:
         before = count
@@ -1188,14 +1194,16 @@ def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
         while entry >= 0 and left > 0 and count < m[rank + GROUP_SIZE]:
             following, near = m[entry + ENTRY_AFTER], m[entry + ENTRY_SAMPLE]
             if (
-                m[entry + ENTRY_ORIGIN] == SOURCE
+                least <= near <= most
+                and m[entry + ENTRY_ORIGIN] == SOURCE
                 and is_near(s, rank, near, unit, begin, end)
                 and _fits(s, rank, s.sizes[near])
             ):
                 _begin_move(s, rank, entry, count)
                 count += 1
-                offset = s.extents[near, OFFSET]
-                begin, end = min(begin, offset), max(end, offset + s.sizes[near])
+                _, its_begin, its_end = extent_of(s, near)
+                begin, end = min(begin, its_begin), max(end, its_end)
+                least, most = _may_be_near(s, rank, sample, begin, end)
             entry = following
             left -= 1
     return count
@@ -1205,17 +1213,59 @@ def extent_of(s: State, sample: int) -> tuple[int, int, int]:
     """Return unit, begin and end of a sample in the source; unit -1 where that does not tell."""
     if s.extents.shape[0] == 0:
         return -1, 0, 0
-    offset = s.extents[sample, OFFSET]
-    return s.extents[sample, UNIT], offset, offset + s.sizes[sample]
+    row, offset = sample, 0
+    if s.extents.shape[1] == RUNS:
+        row = _run_of(s, sample)
+        offset = (sample - s.extents[row, FIRST]) * s.extents[row, STEP]
+    offset += s.extents[row, OFFSET]
+    return s.extents[row, UNIT], offset, offset + s.sizes[sample]
+
+
+def _run_of(s: State, sample: int) -> int:
+    """Return the row of the run that has a sample."""
+    row, end = 0, s.extents.shape[0]
+    while end - row > 1:
+        middle = (row + end) // 2
+        if s.extents[middle, FIRST] <= sample:
+            row = middle
+        else:
+            end = middle
+    return row
+
+
+def _may_be_near(s: State, rank: int, sample: int, begin: int, end: int) -> tuple[int, int]:
+    """Return the first and the last sample for which `is_near` may be so, where it is for `sample`.
+
+    Two comparisons then spare plain Python most of its calls: what is next in line lies all over the unit as a rule.
+    """
+    samples, runs = s.sizes.shape[0], s.extents.shape[0]
+    if s.extents.shape[1] != RUNS:
+        return 0, samples - 1
+    row = _run_of(s, sample)
+    is_begun_before = row > 0 and s.extents[row - 1, UNIT] == s.extents[row, UNIT]
+    goes_on = row + 1 < runs and s.extents[row + 1, UNIT] == s.extents[row, UNIT]
+    first, step = s.extents[row, FIRST], s.extents[row, STEP]
+    last = s.extents[row + 1, FIRST] - 1 if row + 1 < runs else samples - 1
+    least, most = first, last
+    if step > 0:
+        # No sample begins before the bytes that one read spans at most, nor behind them and a hole.
+        hole = s.ints[rank + HOLE_BYTES]
+        least = max(first, first + (end - SPAN_BYTES - s.extents[row, OFFSET]) // step)
+        most = min(last, first + (end + hole - s.extents[row, OFFSET]) // step)
+    if is_begun_before and least == first:
+        least = 0
+    if goes_on and most == last:
+        most = samples - 1
+    return least, most
 
 
 def is_near(s: State, rank: int, sample: int, unit: int, begin: int, end: int) -> bool:
     """Return whether one read should bring a sample and the bytes [begin, end) of a unit. unit: -1 for none."""
-    if unit < 0 or s.extents[sample, UNIT] != unit:
+    if unit < 0:
         return False
-    offset, hole = s.extents[sample, OFFSET], s.ints[rank + HOLE_BYTES]
-    after = offset + s.sizes[sample]
-    if offset - end > hole or begin - after > hole:
+    its_unit, offset, after = extent_of(s, sample)
+    hole = s.ints[rank + HOLE_BYTES]
+    if its_unit != unit or offset - end > hole or begin - after > hole:
         return False
     is_short: bool = max(end, after) - min(begin, offset) <= SPAN_BYTES
     return is_short
@@ -1350,6 +1400,7 @@ def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -
     """As `_with_neighbours`, of what the tier is filled with soon after the sample."""
     m = s.ints
     unit, begin, end = extent_of(s, sample)
+    least, most = _may_be_near(s, rank, sample, begin, end)
     row = _row(m, rank, tier)
     first = m[row + FILL_NEXT] + 1
     last = min(first + WINDOW, m[row + FILL_END])
@@ -1360,11 +1411,16 @@ def _with_later_fills(s: State, rank: int, tier: int, sample: int, count: int) -
             near = s.fill_samples[index]
             if count == m[rank + GROUP_SIZE] or not _fits(s, rank, s.sizes[near]):
                 break
-            if is_near(s, rank, near, unit, begin, end) and _is_to_be_read(s, rank, near):
+            if (
+                least <= near <= most
+                and is_near(s, rank, near, unit, begin, end)
+                and _is_to_be_read(s, rank, near)
+            ):
                 _begin_fill(s, rank, SOURCE, tier, near, count)
                 count += 1
-                offset = s.extents[near, OFFSET]
-                begin, end = min(begin, offset), max(end, offset + s.sizes[near])
+                _, its_begin, its_end = extent_of(s, near)
+                begin, end = min(begin, its_begin), max(end, its_end)
+                least, most = _may_be_near(s, rank, sample, begin, end)
     return count
 
 

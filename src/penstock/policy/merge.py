@@ -19,6 +19,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.policy.decisions import FIRST, OFFSET, STEP, UNIT
+
 Ids = NDArray[np.int64]
 #: Seconds that so many requests of so many bytes in all take, as `Machine.source_seconds`. Convex: the next request, or
 #: the next byte, costs no less than the one before.
@@ -40,7 +42,7 @@ class Extents:
     lengths: Ids
 
     @property
-    def places(self) -> Ids:
+    def table(self) -> Ids:
         """int64[n, 2], contiguous, units next to offsets: what these are columns of, and a copy where they are not."""
         table = self.units.base
         if table is not None and table is self.offsets.base and table.shape == (self.units.size, 2):
@@ -52,6 +54,46 @@ class Extents:
     def of(self, which: Ids | slice) -> Extents:
         """Return the extents of some of the samples, by their positions."""
         return Extents(self.units[which], self.offsets[which], self.lengths[which])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtentRuns:
+    """Where all samples of a source lie, in runs of samples that follow each other in a unit at even steps.
+
+    table: int64[runs, 4]: unit, offset of the first sample, which that is, and bytes from each sample to the next.
+    lengths: int64[samples].
+    """
+
+    table: Ids
+    lengths: Ids
+
+    @property
+    def units(self) -> Ids:
+        """int64[runs]."""
+        return self.table[:, UNIT]
+
+    def of(self, which: Ids) -> Extents:
+        """Return the extents of some of the samples, by their positions."""
+        runs = self.table[np.searchsorted(self.table[:, FIRST], which, side="right") - 1]
+        offsets = runs[:, OFFSET] + (which - runs[:, FIRST]) * runs[:, STEP]
+        return Extents(runs[:, UNIT], offsets, self.lengths[which])
+
+
+#: Of all samples of a source.
+AllExtents = Extents | ExtentRuns
+
+
+def runs_of(units: Ids, offsets: Ids, first: int) -> Ids:
+    """Return runs of samples, of which the first one is `first`, as rows of `ExtentRuns.table`."""
+    steps = np.diff(offsets)
+    begins = np.ones(units.size, bool)
+    begins[1:] = units[1:] != units[:-1]
+    # The step to a unit's second sample is the run's, whatever it is; where a later one is another, a run begins.
+    begins[2:] |= ~begins[1:-1] & (steps[1:] != steps[:-1])
+    at = np.flatnonzero(begins)
+    is_alone = np.diff(at, append=units.size) == 1
+    step = np.where(is_alone, 0, np.append(steps, 0)[at])
+    return np.column_stack((units[at], offsets[at], first + at, step))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,6 +64,8 @@ class Kept:
 
     def as_placement(self, samples: int) -> Placement:
         """Return the same as a table over all `samples` samples."""
+        if not self.samples.size:
+            return Placement(np.broadcast_to(np.int8(SOURCE), samples), self.samples)
         tier_of = np.full(samples, SOURCE, np.int8)
         tier_of[self.samples] = self.tiers
         return Placement(tier_of, self.samples)

@@ -37,7 +37,7 @@ from penstock.policy.decision_state import keep_in_form, new_state, slot_of, vie
 from penstock.policy.decisions import OK
 from penstock.policy.dropping import Dropping
 from penstock.policy.forms import CropForm
-from penstock.policy.merge import Extents
+from penstock.policy.merge import AllExtents
 from penstock.policy.placement import Placement, Shared
 from penstock.policy.read_ahead import ReadAhead
 from penstock.policy.thread_count import ThreadCount, ThreadFacts
@@ -237,7 +237,7 @@ class Scheduler:
         placement: Placement,
         machine: Machine,
         limits: StagingLimits,
-        extents: Extents | None = None,
+        extents: AllExtents | None = None,
         held: Mapping[int, Ids] | None = None,
         form: CropForm | None = None,
         shared: Shared | None = None,

@@ -20,7 +20,7 @@ from penstock.machine import Machine
 from penstock.machine_code import Loop, Signature
 from penstock.plan import AccessPlan
 from penstock.plan.frequency import last_batches
-from penstock.policy import Extents, StagingLimits, decisions
+from penstock.policy import AllExtents, StagingLimits, decisions
 from penstock.policy.decision_state import EVENT, keep_in_form, new_state, parts_of, views_of
 from penstock.policy.decisions import State
 from penstock.policy.forms import CROP_SHARE, CropForm
@@ -174,7 +174,7 @@ def run_in_virtual_time(
     agreed: Agreed,
     limits: StagingLimits,
     *,
-    extents: Extents | None = None,
+    extents: AllExtents | None = None,
     step_seconds: NDArray[np.float64] | None = None,
     first_ask_seconds: float = 0.0,
     has_spans: bool = False,
@@ -240,7 +240,7 @@ def _state_before(
     sizes_bytes: NDArray[np.int64],
     agreed: Agreed,
     limits: StagingLimits,
-    extents: Extents | None,
+    extents: AllExtents | None,
 ) -> State:
     """Return what the decisions of all ranks begin with; see `run_in_virtual_time`."""
     return new_state(
@@ -492,7 +492,7 @@ def predict(
     *,
     limits: StagingLimits,
     policy: str | LoadingPolicy = "frequency",
-    extents: Extents | None = None,
+    extents: AllExtents | None = None,
     step_seconds: float | Sequence[float] | None = None,
     first_ask_seconds: float = 0.0,
     maps_peers: bool = True,
