@@ -25,7 +25,7 @@ models that come with Penstock, scaled to --parameters.
 """
 _EPILOG = """\
 examples:
-  penstock simulate wear --parameters 1e9 --every "30 min" --plot wear.png
+  penstock simulate wear --parameters 2e8 --every "30 min" --plot wear.png
   penstock simulate wear --models text-gpt --drive my-ssd.toml --every "30 min" --endurance 3000
   penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --recording run.blocks
   penstock simulate wear --recording writes.csv --per-day "2 TB" --warm-up random

@@ -84,7 +84,7 @@ class Job:
             if not np.array_equal(np.sort(ids), np.arange(self.samples)):
                 raise ConfigError(
                     f"{order.name}: epoch {epoch} does not read each of the {self.samples:,} samples once, as the "
-                    "bound has it: replay such requests as a trace"
+                    "bound has it: give samples as the order has them, or replay the requests as a recording"
                 )
         return plan.string(rank)
 
