@@ -103,6 +103,7 @@ def test_collated_batches_arrive_as_they_were_made_and_keep_their_memory_while_t
         assert batch["names"] == other["names"]
         assert torch.equal(batch["images"], other["images"])
         assert torch.equal(batch["few"], other["few"])
+        assert not batch["is_shared"], "/dev/shm may be full, and what is made is copied once more"
 
 
 def test_global_generators_give_each_sample_the_same_draws_in_any_number_of_processes() -> None:

@@ -145,7 +145,9 @@ def padded(samples: list[dict[str, Any]]) -> Any:
     images = torch.zeros(len(samples), 4 * max(indices) + 4, 64)
     for row, index in zip(images, indices, strict=True):
         row[: 4 * index] = index
-    return {"images": images, "few": torch.tensor(indices), "names": {sample["name"] for sample in samples}}
+    few = torch.utils.data.default_collate(list(map(torch.tensor, indices)))
+    names = {sample["name"] for sample in samples}
+    return {"images": images, "few": few, "names": names, "is_shared": few.is_shared()}
 
 
 def marked(picture: Any, rng: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What other libraries keep for a whole process: global random generators, threads of their own, PyTorch's worker info.
+"""What other libraries keep for a whole process: global random generators, threads, PyTorch's worker info and memory.
 
 Set in worker processes only. No library is imported for it: one that is not loaded has nothing to set.
 """
@@ -68,6 +68,21 @@ def compute_alone() -> None:
         torch.set_num_threads(1)
     if (cv2 := sys.modules.get("cv2")) is not None:
         cv2.setNumThreads(1)
+
+
+def allocate_alone() -> None:
+    """Have PyTorch's `default_collate` make a batch in memory of this process.
+
+    Where there is a worker info, it takes shared memory for it: files in /dev/shm, which containers give 64 MB. What a
+    worker process makes is copied to memory shared with its parent in any case, see `penstock.flow.channel`.
+    """
+    storage = getattr(sys.modules.get("torch"), "UntypedStorage", None)
+    if hasattr(storage, "_new_shared"):
+        setattr(storage, "_new_shared", classmethod(_new_of_own))  # noqa: B010
+
+
+def _new_of_own(storage: Any, size: int, *, device: Any = "cpu") -> Any:
+    return storage(size, device=device)
 
 
 class _WorkerInfo(NamedTuple):

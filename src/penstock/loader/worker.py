@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.staging import slot_arrays, slot_begin
 from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
-from penstock.loader.global_draws import compute_alone, seed_all, set_worker_info
+from penstock.loader.global_draws import allocate_alone, compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
 
 
@@ -206,6 +206,7 @@ class Worker:
         seed_all(own_seed, "worker process")
         set_worker_info(begin.number, begin.processes, own_seed, _dataset)
         compute_alone()
+        allocate_alone()
         if init is not None:
             init(begin.number)
             compute_alone()
