@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,19 @@ class Texts:
             raise ValueError("no such text")
         tokens = np.arange(index % 7)
         return {"array": rng.random(5), "number": index + epoch, "text": f"text {index}", "tokens": tokens}
+
+
+class Made:
+    """Samples that a function makes."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
 
 
 class Alternating:
@@ -129,13 +143,39 @@ def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_wou
     texts = [np.arange(1000)] * COUNT
 
     made_together = []
-    for ragged in ([""], []):
-        with load(texts, ragged=ragged, batch_size=64) as loader:
-            made_together.append(loader._own_thread._most_steps)
+    every: list[dict[str, Any]] = [{"ragged": [""]}, {"ragged": []}, {"collate_fn": list}]
+    for arguments in every:
+        with load(texts, **arguments, batch_size=64) as loader:
+            own = loader._own_thread
+            made_together.append((own._most_steps, own._steps_in_array))
 
-    assert made_together == [8, 1], (
-        "batches of half a megabyte: 4 MiB beside the slots, 128 KiB that one keeps"
+    assert made_together == [(8, 8), (1, 1), (4, 1)], (
+        "batches of half a megabyte: 4 MiB beside the slots, 128 KiB that one keeps; lists may be of any size"
     )
+
+
+def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_have_made() -> None:
+    turns, made = Alternating(), list[int]()
+
+    def get(index: int) -> int:
+        made.extend([index] * (threading.get_ident() == me))
+        return index
+
+    me, data = threading.get_ident(), Made(get)
+    with load(data, turns, collate_fn=list, epochs=1, shuffle=False, batch_size=4) as loader:
+        own = loader._own_thread
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        made.clear()
+        own._sample_seconds, own._until = 1e-9, (0, 10)
+        found = [next(batches) for _ in range(4)]  # the plan gives one step at first, then two, then four
+        assert made == list(range(12, 40))
+        found += [next(batches) for _ in range(3)]
+        assert made == list(range(12, 40))
+        assert found == [list(range(first, first + 4)) for first in range(12, 40, 4)]
+        assert not own._ready
+        assert not loader._decoder._made.keys() & set(range(MADE, MADE + 4))
 
 
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:

@@ -119,7 +119,7 @@ def compiled_decisions() -> Callable[[int, float], Loop | None]:
     return ask
 
 
-#: Of batches that are in no slot.
+#: Of batches that are in no slot: of the first of several that are made together, the others have the next ones.
 MADE = 1 << 30
 
 
@@ -402,40 +402,54 @@ class Engine:
         self,
         epoch: int,
         step: int,
-        steps: int,
         samples: NDArray[np.int64],
-        arrays: tuple[NDArray[Any], ...],
+        in_array: int,
         fetcher: Fetcher,
         decoder: Decoder,
     ) -> list[StagedBatch]:
         """Make the batches of some steps in the calling thread, of which the scheduler knows nothing: see `seek`.
 
-        The engine is usable. samples: int64[steps x local batch]. arrays: for their rows, in no slot. Ctrl-C is let
-        through. fetcher, decoder: that do what the engine's own do for samples of the source.
+        The engine is usable. samples: int64[steps, local batch], of the steps from this one on: fetched together.
+        in_array: of how many steps one array has the rows. Ctrl-C is let through.
+        fetcher, decoder: that do what the engine's own do for samples of the source.
         Raises: what no sample is to blame for. A timeout does not apply to it, patience does.
         """
         if (maker := self._maker) is None:
             maker = self._maker = _Maker(self._recorder.ring(CONSUMER))
             self._start_thread("penstock-watch", partial(self._watch_making, maker))
         maker.made += 1
-        load = Load(-maker.made, epoch, step, samples, MADE, range(samples.size), [], [], [], steps)
+        ring, at = maker.ring, partial(setitem, self._at_quick, CONSUMER)
+        whole = _made_load(maker, epoch, step, samples, 0)
         begin = self._clock()
-        self._at[CONSUMER] = int(samples[0]), begin
+        self._at[CONSUMER] = int(whole.samples[0]), begin
         self._consumer_waits, maker.is_making = (epoch, step, begin), True
+        made: list[StagedBatch] = []
         try:
-            at = partial(setitem, self._at_quick, CONSUMER)
-            data = fetcher.fetch(Request(samples, at, epoch=epoch, follows=True))
-            fetched, ring = (begin, self._clock()), maker.ring
-            flow, has_failed = self._record_fetched(ring, fetched, samples, data, SOURCE, load)
-            failed = self._decode_fetched(decoder, load, data, flow, arrays, at, ring, has_failed=has_failed)
+            data = fetcher.fetch(Request(whole.samples, at, epoch=epoch, follows=True))
+            fetched = begin, self._clock()
+            flow, has_failed = self._record_fetched(ring, fetched, whole.samples, data, SOURCE, whole)
+            for first in range(0, len(samples), in_array):
+                load, part = whole, data
+                if len(samples) > in_array:
+                    some, place = samples[first : first + in_array], first * samples.shape[1]
+                    load, part = _made_load(maker, epoch, step, some, first), data[place : place + some.size]
+                    flow = NO_FLOW
+                rows = load.samples.size
+                arrays = tuple([np.empty((rows, *field.shape), field.dtype) for field in decoder.fields])
+                failed = self._decode_fetched(
+                    decoder, load, part, flow, arrays, at, ring, has_failed=has_failed
+                )
+                known = {int(load.samples[index]): error for index, (_, error) in failed.items()}
+                ready = Ready(
+                    load.batch, epoch, load.step, load.slot, load.samples, tuple(sorted(failed)), load.steps
+                )
+                failed.clear()  # as in `_loaded`
+                made += [StagedBatch(ready, load.step + each, arrays, known) for each in range(load.steps)]
         finally:
             self._at_quick.pop(CONSUMER, None)
             self._at.pop(CONSUMER, None)
             self._consumer_waits, maker.is_making = None, False
-        known = {int(samples[index]): error for index, (_, error) in failed.items()}
-        ready = Ready(load.batch, epoch, step, load.slot, samples, tuple(sorted(failed)), steps)
-        failed.clear()  # as in `_loaded`
-        return [StagedBatch(ready, each, arrays, known) for each in range(step, step + steps)]
+        return made
 
     def _watch_making(self, maker: _Maker) -> None:
         """Report batches that take long which the consumer's thread makes, as it cannot do so itself."""
@@ -1262,6 +1276,14 @@ class Engine:
         ring.record(Kind.LOCK, end - asked_seconds, end, epoch=load.epoch, step=load.step, samples=0)
         # Without `_lock`: a number that is a moment old does as well.
         return asked_seconds if self._scheduler.loads_running > 1 else None
+
+
+def _made_load(maker: _Maker, epoch: int, step: int, samples: NDArray[np.int64], first: int) -> Load:
+    """Return a Load of the consumer's thread. samples: of its steps, the first of which is so many behind `step`."""
+    ids = samples.ravel()
+    return Load(
+        -maker.made, epoch, step + first, ids, MADE + first, range(ids.size), [], [], [], len(samples)
+    )
 
 
 def _is_planned(ids: NDArray[np.int64], load: Load) -> bool:

@@ -283,7 +283,8 @@ class Loader:
             report,
             front_end,
             setup.beside,
-            batch_bytes=None if setup.collates else batch_bytes,
+            batch_bytes=batch_bytes,
+            collates=setup.collates,
         )
 
     def _make_staging(self) -> StagingBuffer:

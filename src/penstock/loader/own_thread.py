@@ -25,6 +25,7 @@ from penstock.flow.engine import MADE, Engine, StagedBatch
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
 from penstock.loader.dataset import SampleDecoder
+from penstock.loader.draws import draw_if_compiled
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
@@ -46,9 +47,9 @@ _AGAIN_SECONDS = 30.0
 #: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots.
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
-# the training waits no longer at once than it would notice. What is one array for all of them takes so many bytes at
-# most: who keeps one of the batches keeps all of it.
-_TOGETHER, _TOGETHER_BYTES, _TOGETHER_SECONDS = 512, 128 << 10, 5e-3
+# the training waits no longer at once than it would notice. What is one array for several of them takes so many bytes
+# at most: who keeps one of the batches keeps all of it. What a function makes of samples may be of any size.
+_TOGETHER, _TOGETHER_SECONDS, _ARRAY_BYTES, _MOST_COLLATED = 512, 5e-3, 128 << 10, 4
 
 
 class Turns:
@@ -162,7 +163,7 @@ class OwnThread:
     """Takes the batches of a run from the engine, or makes them in the calling thread.
 
     plan: whose epochs are all equally long. fetcher, decoder: that make a batch as threads do.
-    batch_bytes: of several batches that may be made together; None where they are made one by one.
+    batch_bytes: of a batch, as far as it is known. collates: whether a function makes each batch of its samples.
     switching: whether processes load; it does not look at threads while they take turns with this.
     front_end: of the framework, which says how threads compute.
     beside: what batches have beside their arrays.
@@ -180,7 +181,8 @@ class OwnThread:
         front_end: FrontEnd,
         beside: Beside | None,
         *,
-        batch_bytes: int | None,
+        batch_bytes: int,
+        collates: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan, self._rank, self._engine, self._fields = plan, rank, engine, decoder.fields
@@ -203,11 +205,12 @@ class OwnThread:
         objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
         waking = gc.get_threshold()[0] if gc.isenabled() else 0
         self._most_samples = min(_TOGETHER, waking // objects) if waking else _TOGETHER
-        self._most_steps = 1
-        if batch_bytes is not None:
-            together_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
-            most = _TOGETHER_BYTES // max(1, together_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
-            self._most_steps = max(1, min(most))
+        #: Of those that are made together, and of those in one array.
+        self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
+        if not collates:
+            array_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
+            most = _ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
+            self._most_steps = self._steps_in_array = max(1, min(most))
 
     @property
     def is_trying(self) -> bool:
@@ -228,6 +231,8 @@ class OwnThread:
         if count:
             self._until = self._place_after(place, count)
             self._engine.seek(*self._until)
+            if not self._turns.is_trying:  # the order of each epoch is drawn in this thread from here on
+                draw_if_compiled()
         is_paused = is_own or bool(count) or self._turns.is_trying
         if is_paused != self._switching.is_paused:
             self._switching.pause(is_paused)
@@ -237,7 +242,8 @@ class OwnThread:
         self._has_made = False
         self._ready.clear()
         if self._beside is not None:
-            self._beside.drop(MADE)
+            for slot in range(MADE, MADE + self._most_steps):
+                self._beside.drop(slot)
 
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
@@ -252,11 +258,9 @@ class OwnThread:
         self._engine.check_usable()
         if (staged := self._ready.pop(place, None)) is not None:
             return staged
-        steps = self._steps_from(place)
-        samples = steps.ravel()
-        arrays = tuple([np.empty((samples.size, *field.shape), field.dtype) for field in self._fields])
+        samples = self._samples_from(place)
         begin = self._clock()
-        make = partial(self._engine.make, *place, len(steps), samples, arrays, self._fetcher, self._decoder)
+        make = partial(self._engine.make, *place, samples, self._steps_in_array, self._fetcher, self._decoder)
         self._has_made = True
         if self._front_end.is_plain_thread():
             with self._front_end.as_workers():
@@ -268,7 +272,7 @@ class OwnThread:
         self._ready = {(each.epoch, each.step): each for each in made}
         return self._ready.pop(place)
 
-    def _steps_from(self, place: tuple[int, int]) -> NDArray[np.int64]:
+    def _samples_from(self, place: tuple[int, int]) -> NDArray[np.int64]:
         """Return the samples of the steps that are made together, int64[steps, local batch]."""
         (epoch, first), (wanted, step) = self._first, place
         if epoch != wanted or not first <= step < first + len(self._ids):
@@ -278,10 +282,11 @@ class OwnThread:
                 epoch, first, self._ids = next(self._following)
             self._first = epoch, first
         begin, size = step - first, self._ids.shape[1]
-        count = min(
-            self._most_steps, int(min(self._most_samples, _TOGETHER_SECONDS / self._sample_seconds)) // size
-        )
-        return self._ids[begin : begin + max(1, count)]
+        count = int(min(self._most_samples, _TOGETHER_SECONDS / self._sample_seconds)) // size
+        end = begin + max(1, min(self._most_steps, count))
+        if epoch == self._until[0]:  # threads have made what follows
+            end = min(end, self._until[1] - first)
+        return self._ids[begin:end]
 
 
 def _in_new_thread(begin: Callable[[], None], make: Callable[[], list[StagedBatch]]) -> list[StagedBatch]:
