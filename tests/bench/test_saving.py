@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -281,9 +283,19 @@ def test_all_of_what_was_written_is_within_the_picture() -> None:
 
 
 @pytest.mark.usefixtures("fonts")
-def test_the_command_prints_json_and_draws(
-    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_json_and_draws_and_waits_for_ranks_as_long_as_it_may_take(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limits = []
+
+    def ranks(timeout_seconds: float) -> Ranks:
+        limits.append(timeout_seconds)
+        return alone()
+
+    monkeypatch.setattr("penstock.ranks.ranks_of_this_job", ranks)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI"))
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
     slow, fast = folders
     picture = slow.parent / "saves.png"
     arguments = [
@@ -300,7 +312,9 @@ def test_the_command_prints_json_and_draws(
     ]
     arguments += ["--every", "1", "--repeats", "2", "--state-size", "10kB", "--step-seconds", "1ms", "--json"]
 
-    assert main([*arguments, "--plot", str(picture)]) == 0
+    assert main([*arguments, "--seconds", "300", "--plot", str(picture)]) == 0
+
+    assert limits == [300]
 
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     shown = [(each["saver"], each["place"]) for each in found["results"]]

@@ -98,7 +98,11 @@ def measure_and_show(
     measure: takes max_seconds, repeats, ranks, and done, which it calls after each run.
     """
     max_seconds, runs = seconds_of(options), options.repeats * settings
-    with ranks_of_launcher("bench") as ranks, progress(description, runs if ranks.rank == 0 else 0) as move:
+    with (
+        # Ranks that save are heard of only where they meet: one may compute for as long as all may take.
+        ranks_of_launcher("bench", max_seconds) as ranks,
+        progress(description, runs if ranks.rank == 0 else 0) as move,
+    ):
         made = iter(range(1, runs + 1))
         found = measure(
             max_seconds=max_seconds,
