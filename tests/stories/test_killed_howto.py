@@ -22,6 +22,7 @@ from tests.forking import Forks
 from tests.patience import patient
 
 from penstock import SnapshotStore
+from penstock.trace import Kind, read_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "killed-and-elsewhere.md"
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -341,11 +342,12 @@ def note(folder):
         return batch
 
     Loader._wait_for_batch = noted
+    return lambda: f"{folder}/{life}-{os.getpid()}.trace"
 """
 
 
 @pytest.mark.slow
-def test_ray_calls_the_loop_again_after_a_worker_was_killed(
+def test_ray_calls_the_loop_again_after_a_worker_was_killed_and_workers_share_again(
     place: Path, straight: dict[tuple[int, int], Rows]
 ) -> None:
     folder = place / "ray"
@@ -355,7 +357,9 @@ def test_ray_calls_the_loop_again_after_a_worker_was_killed(
         "num_workers=8": "num_workers=2",
         "/shared/runs/ray": f"{folder}/runs",
         "/shared/results": f"{folder}/results",
-        "def train():\n": f"def train():\n    from noting import note\n    note({str(folder)!r})\n",
+        "load(": "load(share='host', trace=trace_of_life(), ",
+        "def train():\n": f"def train():\n    from noting import note\n"
+        f"    trace_of_life = note({str(folder)!r})\n",
     }.items():
         assert long in script
         script = script.replace(long, short)
@@ -368,7 +372,11 @@ def test_ray_calls_the_loop_again_after_a_worker_was_killed(
     ended = subprocess.run(
         [sys.executable, "train.py"],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"},
+        env=os.environ
+        | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+        # Ray starts a process for each worker, which on a busy machine takes longer than it waits for by default.
+        | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(patient(300))}
+        | {"RAY_worker_register_timeout_seconds": f"{patient(300):.0f}"},
         capture_output=True,
         text=True,
         timeout=patient(300),
@@ -377,6 +385,10 @@ def test_ray_calls_the_loop_again_after_a_worker_was_killed(
 
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert (folder / "killed").exists()
+    traces = [read_trace(path).spans for path in folder.glob("1-*.trace")]
+    from_peers = [spans[(spans["kind"] == Kind.HIT) & (spans["peer"] >= 0)] for spans in traces]
+    assert all(spans["samples"].sum() > STEPS for spans in from_peers)
+    assert len(from_peers) == 2
     before, after = (read_by(*(folder / f"notes-{life}-{rank}" for rank in range(2))) for life in range(2))
     # The rank that was not killed may have had one batch more.
     assert [rows == straight[place] for place, rows in before.items()].count(False) <= 1
