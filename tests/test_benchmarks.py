@@ -102,6 +102,10 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("scale/peers --hosts", {r"share=hosts: .* reads a sample, .* simulated; .* waiting": 2}),
     ("scale/peers --link", {r"MB/s, messages alone .*ratio .* CPU seconds a GB": 1}),
     ("scale/strong_scaling", {r"x DataLoader, 4 workers; waits .* reads a sample, ": 16}),
+    (
+        "scale/training_stalls",
+        {r"^\| 5\.12, SqueezeNet \| [12] \|": 8, r"^5\.12: DataLoader waits up to ": 1},
+    ),
     ("scale/local_batches", {r"^seed \d: balanced .*, local ": 2, r"^over seeds: balanced .*, local ": 1}),
     ("scale/placement", {r"^first-reader .* s of a processor, .* MiB$": 2}),
     ("scale/decode_servers", {r" samples/s \(.* x alone; .* % served$": 3}),

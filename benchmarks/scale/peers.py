@@ -106,31 +106,11 @@ class Pipes:
             return None
 
 
-def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes | None) -> dict[str, Any]:
+def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
     """Return what one rank's epochs took, and how many samples it read."""
-    ranks, rank = job["ranks"], 0 if pipes is None else pipes.rank
-    own = alone() if pipes is None else Ranks(pipes)
-    if job["shares"] == "hosts":
-        descriptors.host_id = lambda: f"host {rank}"
-    tier_bytes = math.ceil(job["share_of_data"] * int(made.sizes_bytes.sum()) / ranks)
+    own = Ranks(pipes)
     seconds, waits = [], []
-    with Loader(
-        source,
-        batch_size=job["batch"],
-        epochs=EPOCHS,
-        transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
-        dtype="uint8",
-        memory=tier_bytes + OTHER_BYTES,
-        machine=machine_of(job, tier_bytes),
-        rank=rank,
-        world_size=ranks,
-        share=job["shares"] if ranks > 1 else None,
-        split=job.get("split", "balanced"),
-        policy=job.get("policy") if ranks > 1 else None,
-        local_disk=job.get("disk"),
-        ranks=lambda: own,
-        report=None,
-    ) as loader:
+    with new_loader(job, source, made, own) as loader:
         for _ in range(EPOCHS):
             began, waited = time.perf_counter(), 0.0
             batches = iter(loader)
@@ -149,12 +129,37 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes |
     return {"reads": made.reads, "seconds": seconds, "waits": waits}
 
 
-def run_job(job: dict[str, Any], run: Callable[..., dict[str, Any]] = run_rank) -> list[dict[str, Any]]:
+def new_loader(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) -> Loader:
+    """Return a rank's loader, which gives rows of bytes."""
+    ranks = job["ranks"]
+    if job["shares"] == "hosts":
+        descriptors.host_id = lambda: f"host {own.rank}"
+    tier_bytes = math.ceil(job["share_of_data"] * int(made.sizes_bytes.sum()) / ranks)
+    return Loader(
+        source,
+        batch_size=job["batch"],
+        epochs=job.get("epochs", EPOCHS),
+        transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
+        dtype="uint8",
+        memory=tier_bytes + OTHER_BYTES,
+        machine=machine_of(job, tier_bytes),
+        rank=own.rank,
+        world_size=ranks,
+        share=job["shares"] if ranks > 1 else None,
+        split=job.get("split", "balanced"),
+        policy=job.get("policy") if ranks > 1 else None,
+        local_disk=job.get("disk"),
+        ranks=lambda: own,
+        report=None,
+    )
+
+
+def run_job(
+    job: dict[str, Any], run: Callable[..., dict[str, Any]] = run_rank, made: Made | None = None
+) -> list[dict[str, Any]]:
     """Fork the ranks of a job; return what each says. run: a rank, as `run_rank`."""
-    made = Made(job["samples"], job["sample_bytes"])
+    made = made or Made(job["samples"], job["sample_bytes"])
     source = SlowSource(made, 0.0, LATENCY_SECONDS, RATE)
-    if job["ranks"] == 1:
-        return [run(job, source, made, None)]
     pipes, outputs = Pipes(job["ranks"]), []
     for rank in range(job["ranks"]):
         output, end = os.pipe()

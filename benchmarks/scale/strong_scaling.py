@@ -30,7 +30,7 @@ from typing import Any
 from peers import EPOCHS, Made, Pipes, run_job, simulated_reads
 
 from penstock.measure.slow_source import SlowSource
-from penstock.ranks import Ranks, alone
+from penstock.ranks import Ranks
 
 LOCAL_BATCH, SAMPLE_BYTES = 16, 100_000
 #: By name: worker processes of PyTorch's DataLoader, or what differs from a loader of one rank with all in memory.
@@ -62,13 +62,11 @@ class Samples:
         return torch.frombuffer(bytearray(self._source.read(sample)), dtype=torch.uint8), sample
 
 
-def run_dataloader(
-    job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes | None
-) -> dict[str, Any]:
+def run_dataloader(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
     """Return what one rank's epochs took, as `run_rank`; every sample is read in every epoch."""
     from torch.utils.data import DataLoader, DistributedSampler
 
-    own, rank = (alone(), 0) if pipes is None else (Ranks(pipes), pipes.rank)
+    own, rank = Ranks(pipes), pipes.rank
     data, workers = Samples(source), job["workers"]
     sampler = DistributedSampler(data, job["ranks"], rank)  # type: ignore[arg-type, var-annotated]
     warnings.filterwarnings(
