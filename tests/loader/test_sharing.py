@@ -391,20 +391,38 @@ class Namespace(Signals):
         ip("netns", "delete", self.name)
 
 
+class SlowLink(Namespace):
+    """The same with a link over which 125 bytes a second come back, so that each answer is late, and none is lost.
+
+    By a token bucket: netem, which delays packets, is not in every kernel.
+    """
+
+    def cut(self, child: subprocess.Popen[str]) -> None:
+        bucket = ["rate", "1kbit", "burst", "1600", "limit", "100000"]
+        self._at_far_end("add", "tbf", *bucket)
+
+    def mend(self, child: subprocess.Popen[str]) -> None:
+        self._at_far_end("delete")
+
+    def _at_far_end(self, what: str, *words: str) -> None:
+        command = ["tc", "-n", self.name, "qdisc", what, "dev", self.far, "root", *words]
+        subprocess.run(command, check=True)
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
-@pytest.fixture(params=["signals", "namespace"])
+@pytest.fixture(params=["signals", "namespace", "slow link"])
 def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
     """Another host than this one."""
     if request.param == "signals":
         monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
         yield Signals()
         return
-    if os.geteuid() != 0 or shutil.which("ip") is None:
+    if os.geteuid() != 0 or shutil.which("tc") is None:
         pytest.skip("network namespaces need root and iproute2")
-    found = Namespace()
+    found = SlowLink() if request.param == "slow link" else Namespace()
     monkeypatch.setenv("PENSTOCK_INTERFACE", found.link)
     yield found
     found.close()
@@ -412,10 +430,10 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nobody_is_late")
-def test_a_rank_of_another_host_that_is_cut_off_or_killed_costs_reads_and_is_used_again(
+def test_a_rank_of_another_host_that_is_cut_off_slow_or_killed_costs_reads_and_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Signals, interpreters: Interpreters
 ) -> None:
-    options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 30}
+    options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 10_000}
     samples, source = 2000, Counted(2000)
     child = host.start(interpreters, str(tmp_path), str(samples), json.dumps(options))
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(0.1))
@@ -441,20 +459,17 @@ def test_a_rank_of_another_host_that_is_cut_off_or_killed_costs_reads_and_is_use
 
             host.cut(child)
             # Half of a rank's samples are the other's; some were read ahead while it served.
-            while epoch_of(load) < samples / 8:
-                assert load.position[0] < 10
-            assert far.is_away(1)
+            wait_until(lambda: epoch_of(load) >= samples / 8)
+            assert far.late > 0
 
             host.mend(child)
-            wait_until(lambda: not far.is_away(1))
-            while epoch_of(load):
-                assert load.position[0] < 20
+            wait_until(lambda: epoch_of(load) == 0)
+            assert not far.is_away(1)
 
             child.kill()
-            while epoch_of(load) < samples / 8:
-                assert load.position[0] < 30
+            wait_until(lambda: epoch_of(load) >= samples / 8)
             assert far.is_away(1)
-            assert 0 < far.late == far.misses
+            assert far.late == far.misses
     finally:
         child.kill()
         child.communicate()
