@@ -43,7 +43,7 @@ def add_calibrate(commands: Any) -> None:
     parser.add_argument(
         "--extensions",
         metavar="ENDINGS",
-        help="of the files in a folder that are samples, with commas, or any (pictures)",
+        help="endings of a folder's files that are samples, with commas, or any (pictures)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", default=Path("machine.toml"), help="the machine (%(default)s)"
