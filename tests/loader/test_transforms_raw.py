@@ -25,9 +25,9 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("stored", "held"), PAIRS)
-@pytest.mark.parametrize("width", [1, 3, 64])
-@pytest.mark.parametrize("form", ["views", "one piece"])
+@for_each(("stored", "held"), PAIRS)
+@for_each("width", [1, 3, 64])
+@for_each("form", ["views", "one piece"])
 def test_numbers_read_to_the_end_of_their_place_are_widened_there(
     stored: str, held: str, width: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.for_each import for_each
 from tests.privileges import without_permission
 
 from penstock.errors import ConfigError, DataError
@@ -183,7 +184,7 @@ class TestBadGroup:
         yield shards
         shards.close()
 
-    @pytest.mark.parametrize("sample", [-1, 2, 2**62])
+    @for_each("sample", [-1, 2, 2**62])
     def test_a_sample_that_does_not_exist_is_an_index_error(self, source: Source, sample: int) -> None:
         into = np.zeros(10, np.uint8)
 
@@ -192,7 +193,7 @@ class TestBadGroup:
 
         assert not into.any()
 
-    @pytest.mark.parametrize(
+    @for_each(
         "begins",
         [
             (0, 3, 7),
@@ -203,7 +204,6 @@ class TestBadGroup:
             (2**63 - 1, -(2**63) + 20, 10),
             (5, 3, 8),
         ],
-        ids=str,
     )
     def test_a_place_that_is_too_small_or_outside_is_refused(
         self, source: Source, begins: tuple[int, ...]

@@ -382,9 +382,7 @@ def test_attributes_are_what_was_given_or_follows_from_it(DataLoader: Any) -> No
     assert DataLoader(dataset, batch_sampler=[[1]]).batch_size is None
 
 
-@pytest.mark.parametrize(
-    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
-)
+@for_each("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"])
 def test_what_fixes_the_batches_cannot_be_set_later(DataLoader: Any, name: str) -> None:
     with pytest.raises(
         ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"
@@ -392,7 +390,7 @@ def test_what_fixes_the_batches_cannot_be_set_later(DataLoader: Any, name: str) 
         setattr(DataLoader(numbers()), name, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"num_workers": -1}, "num_workers option should be non-negative"),

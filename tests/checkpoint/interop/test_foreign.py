@@ -387,8 +387,8 @@ def test_numpy_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("name", ["c.pt", "c.npz", "c.npy"])
-@pytest.mark.parametrize(
+@for_each("name", ["c.pt", "c.npz", "c.npy"])
+@for_each(
     "content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00", b"\x93NUMPY\x01\x00v\x00{", b"hello", b"\x80\x04."]
 )
 def test_other_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:

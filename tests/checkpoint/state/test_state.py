@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import random
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import replace
@@ -372,33 +373,6 @@ def test_bytes_are_views_of_the_state_where_they_can_be() -> None:
 # What is refused
 
 
-REFUSED = (
-    *(
-        "a function",
-        "an object",
-        "a set",
-        "an array of objects",
-        "an array of text",
-        "an array of times",
-        "a record",
-    ),
-    *(
-        "a long double",
-        "a mask",
-        "a time",
-        "sparse",
-        "meta",
-        "given back",
-        "quantized",
-        "nested",
-        "lazy",
-        "a circle",
-        "too deep",
-    ),
-    *("a key", "two keys of one name"),
-)
-
-
 def given_back() -> torch.Tensor:
     tensor = torch.ones(2)
     tensor.untyped_storage().resize_(0)
@@ -453,13 +427,11 @@ def refusals() -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_a_snapshot_does_not_hold_is_named(case: str) -> None:
-    cases = refusals()
-    assert tuple(cases) == REFUSED
-    state, told = cases[case]
-    with pytest.raises(ConfigError, match=told):
-        flatten(state)
+def test_what_a_snapshot_does_not_hold_is_named() -> None:
+    for case, (state, told) in refusals().items():
+        with pytest.raises(ConfigError) as caught:
+            flatten(state)
+        assert re.search(told, str(caught.value)), case
 
 
 # Into a state that is there
