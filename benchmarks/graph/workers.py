@@ -2,20 +2,24 @@
 
     python benchmarks/graph/workers.py [--rounds N] [--no-shared-memory] [--quick]
 
-For each size: a chain of negations whose nodes take turns on two workers, so that each step sends the tensor once;
-seconds a hop are the difference between a long chain and one of two hops, so that the request of the client and its
-answer do not count. In a hop, the thread of a step waits for the tensor at the local socket, negates it and sends it.
+For each size: a chain of negations whose nodes take turns on two workers, so that each negation is followed by a hop;
+the time of a hop with its negation is the difference between a long chain and one of two hops, so that the request of
+the client and its answer do not count. In it, the thread of a step waits for the tensor at the local socket, negates it
+and sends it. The same chain on one worker, in turn with it, is the time of a negation alone; the rest is Send and Recv:
+the copy into shared memory, messages, the executor, and whatever the negation takes longer because its input was
+written by another processor. Two ratios are printed for each message below: with the negation, and without it.
 Beside it, in turn, the same bytes to and fro between two processes that do nothing else:
 
     by the link    the same local socket and memory that both map, by the same code; the thread that waits receives and
-                   sends back what came, without a graph, a step or a kernel
+                   sends back what came, which copies it into a block as a Send does, without a graph, a step or a
+                   kernel
     encrypted      by the messages of ZeroMQ with CURVE that workers of different hosts use; ZeroMQ's own threads
                    receive and send, and the thread that waits is told of it
     least          small ones alone: a loop that waits at a local socket, receives, negates and sends, which is the
                    least that a hop between Python processes does
 
-Medians over rounds, and the ratios (message / hop; 1 is as fast) with the least and the most. --no-shared-memory has
-workers use encrypted messages on one host, too.
+Medians over rounds, and the ratios (message / hop; 1 is as fast) with the least and the most of rounds.
+--no-shared-memory has workers use encrypted messages on one host, too.
 
 Nothing else should run.
 """
@@ -45,14 +49,19 @@ SMALL_BYTES = 1 << 14
 HOPS = 22
 
 
-def chain(graph: Graph, x: Edge, hops: int) -> Edge:
-    """Return what has crossed from worker to worker so many times."""
-    with graph.on_device("/job:worker/task:0"):
-        x = -x
-    for hop in range(1, hops + 1):
-        with graph.on_device(f"/job:worker/task:{hop % 2}"):
+def chain(graph: Graph, x: Edge, hops: int, workers: int) -> Edge:
+    """Return what was negated by so many workers in turn, and once more than there are hops."""
+    for hop in range(hops + 1):
+        with graph.on_device(f"/job:worker/task:{hop % workers}"):
             x = -x
     return x
+
+
+def seconds_a_link(session: WorkerSession, chains: Sequence[Edge], repeats: int) -> float:
+    """Return the time that each further negation takes. chains: of two hops, and of HOPS."""
+    seconds_of(session, chains[1], 1)
+    short, long = (seconds_of(session, end, repeats) for end in chains)
+    return (long - short) / (HOPS - 2)
 
 
 def seconds_of(session: WorkerSession, target: Edge, repeats: int) -> float:
@@ -102,7 +111,8 @@ def link_seconds(nbytes: int, repeats: int) -> float:
     queue: WakingQueue[list[Any]] = WakingQueue()
     link = HostLink(secret, "here", queue.put)
     link.connect(["there"])
-    took, message = [], np.zeros(nbytes, np.uint8).data
+    # Of zeros it would be one page of the kernel's, which lies in the cache.
+    took, message = [], np.ones(nbytes, np.uint8).data
     for _ in range(repeats + 1):
         begin = time.perf_counter()
         link.send("there", [message])
@@ -155,7 +165,7 @@ def carrier_seconds(nbytes: int, repeats: int) -> float:
     carrier = ZmqCarrier(None, 1 << 30, keys=KeyPair.of(secret, "here"))
     key = KeyPair.of(secret, "there").public.decode("ascii")
     carrier.connect({0: {"address": os.read(come, 200).decode("ascii"), "key": key}})
-    took, message = [], np.zeros(nbytes, np.uint8).data
+    took, message = [], np.ones(nbytes, np.uint8).data
     for _ in range(repeats + 1):
         begin = time.perf_counter()
         carrier.ask(0, [message])
@@ -184,7 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, nbytes in sizes.items():
         with graph.on_device("/job:worker/task:0"):
             x = graph.variable("float32", [nbytes // 4], initial=np.ones(nbytes // 4, np.float32))
-        targets[name] = [chain(graph, graph.add("Read", x), hops) for hops in (2, HOPS)]
+        read = graph.add("Read", x)
+        targets[name] = [[chain(graph, read, hops, count) for hops in (2, HOPS)] for count in (1, 2)]
     init = graph.initialize_all()
     with (
         LocalWorkers(2) as workers,
@@ -193,26 +204,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ) as session,
     ):
         session.run(init)
-        for name, (short, long) in targets.items():
-            hops = []
+        for name, (alone, parted) in targets.items():
+            kernels, hops = [], []
             messages: dict[str, list[float]] = {"by the link": [], "encrypted": []}
             if sizes[name] <= SMALL_BYTES:
                 messages["least"] = []
             for _ in range(rounds):
-                seconds_of(session, long, 1)
-                spread = seconds_of(session, long, repeats) - seconds_of(session, short, repeats)
-                hops.append(spread / (HOPS - 2))
+                hops.append(seconds_a_link(session, parted, repeats))
+                kernels.append(seconds_a_link(session, alone, repeats))
                 messages["by the link"].append(link_seconds(sizes[name], repeats))
                 messages["encrypted"].append(carrier_seconds(sizes[name], repeats))
                 if "least" in messages:
                     messages["least"].append(least_seconds(sizes[name], repeats))
-            print(f"{name}: {1e6 * statistics.median(hops):,.0f} us a hop")
+            sends = [hop - kernel for hop, kernel in zip(hops, kernels, strict=True)]
+            print(
+                f"{name}: {microseconds(hops)} a hop: {microseconds(kernels)} the negation, "
+                f"{microseconds(sends)} Send and Recv"
+            )
             for way, seconds in messages.items():
-                ratios = [message / hop for message, hop in zip(seconds, hops, strict=True)]
                 print(
-                    f"    message alone, {way}: {1e6 * statistics.median(seconds):,.0f} us: "
-                    f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                    f"    message alone, {way}: {microseconds(seconds)}: {ratios(seconds, hops)} of a hop, "
+                    f"{ratios(seconds, sends)} of Send and Recv"
                 )
+
+
+def microseconds(seconds: Sequence[float]) -> str:
+    return f"{1e6 * statistics.median(seconds):,.0f} us"
+
+
+def ratios(messages: Sequence[float], hops: Sequence[float]) -> str:
+    """Return the median of the ratios of rounds, the least and the most."""
+    each = [message / hop for message, hop in zip(messages, hops, strict=True)]
+    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
 
 
 if __name__ == "__main__":

@@ -1000,13 +1000,23 @@ def test_a_worker_of_another_version_is_named(
         opened(Graph(), workers)
 
 
-def test_arguments_beside_a_config_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
+def test_wrong_arguments_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="seed given beside a SessionConfig, which has all arguments"):
         opened(Graph(), workers, config=SessionConfig(regions=False), seed=1)
     with pytest.raises(MismatchError, match=r"task:0 and /job:worker/task:1 have one address, tcp://"):
         opened(Graph(), {TASKS[0]: workers[TASKS[0]], TASKS[1]: workers[TASKS[0]]})
     with pytest.raises(MismatchError, match="seed is -1; give an integer"):
         SessionConfig(seed=-1)
+    for wrong, match in (
+        ({TASKS[0]: "tcp://here:99999"}, "'here:99999' is no address of a worker"),
+        ({TASKS[0]: "over there"}, "'over there' is no address of a worker"),
+        ({TASKS[0]: 7448}, "7448 is no address of a worker"),
+        ({"worker 0": workers[TASKS[0]]}, "'worker 0' is no name of a worker: give one such as /job:"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            opened(Graph(), wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the secret is no 32 bytes"):
+        WorkerSession(Graph(), workers, SECRET[1:])
 
 
 @pytest.mark.parametrize(
@@ -1038,6 +1048,13 @@ def test_constraints_that_contradict_each_other_are_refused_by_name(workers: dic
         pytest.raises(InfeasibleError, match=r"'w' on .*'up' on .*task:1"),
     ):
         session.run("up")
+    with graph.on_device("/job:nobody"):
+        graph.add("Neg", w, name="nowhere")
+    with (
+        opened(graph, workers) as session,
+        pytest.raises(InfeasibleError, match=r"'nowhere' asks for '/job:nobody', and nobody has that: there"),
+    ):
+        session.run("nowhere")
 
     def body(i: Any) -> Any:
         with graph.on_device(TASKS[2]):

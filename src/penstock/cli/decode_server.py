@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.graph import check_task, listening_worker
+from penstock.cli.graph import listening_worker
 from penstock.cli.options import is_given, parsed_amount
 from penstock.cli.output import add_command, print_line
 from penstock.errors import ConfigError
@@ -123,7 +123,7 @@ def _check_worker(options: argparse.Namespace) -> None:
     from penstock.graph.workers import access as of_graph
     from penstock.ranks import decode_access as of_trainings
 
-    check_task(options.task)
+    of_graph.check_task(options.task, "--task ")
     of_graph.address_of(options.graph_listen or _GRAPH_LISTEN)
     one, other = of_trainings.KEY.path(options.key), of_graph.KEY.path(options.graph_key)
     is_one = one.resolve() == other.resolve()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,8 +33,6 @@ examples:
   penstock graph place model.json --machine machine.toml --objective throughput
 JSON: results[] of node, device, finish_seconds, reason.
 """
-#: As names of devices begin.
-_TASK = re.compile(r"/job:[\w.-]+(/replica:\d+)?/task:\d+")
 
 
 def add_graph(commands: Any) -> None:
@@ -111,17 +108,15 @@ def add_graph(commands: Any) -> None:
 def _worker(options: argparse.Namespace) -> None:
     if options.slowness < 1:
         raise ConfigError(f"--slowness is {options.slowness}; 1 is as fast as can be")
-    check_task(options.task)
+    from penstock.graph.workers.access import check_task
+    from penstock.graph.workers.worker import keep_freed_memory
+
+    check_task(options.task, "--task ")
+    keep_freed_memory()
     with listening_worker(
         options.task, options.listen, options.key, options.module, options.slowness
     ) as worker:
         worker.wait()
-
-
-def check_task(task: str) -> None:
-    """Refuse what is no name of a worker. Raises: ConfigError."""
-    if not _TASK.fullmatch(task):
-        raise ConfigError(f"--task {task!r:.80} is no name of a worker: give one such as /job:worker/task:0")
 
 
 @contextlib.contextmanager

@@ -106,14 +106,7 @@ def feasible_devices(
     }
     for node in nodes:
         if not own[node.name]:
-            allowed = f" that {node.only!r} allows" if node.only else ""
-            needs = (
-                f" and {node.needs}; those that have: {', '.join(node.cost_seconds)}" if node.needs else ""
-            )
-            raise NoFeasibleDevice(
-                node.name,
-                f"none of {', '.join(devices) or 'no devices'}{allowed} has a kernel for {node.name!r}{needs}",
-            )
+            raise NoFeasibleDevice(node.name, _why_nowhere(node, devices))
     shared: dict[str, list[str]] = {}
     for node in nodes:
         members = groups[node.name]
@@ -123,6 +116,16 @@ def feasible_devices(
             if not shared[first]:
                 raise NoFeasibleDevice(first, _contradiction(members))
     return {node.name: shared[groups[node.name][0].name] for node in nodes}
+
+
+def _why_nowhere(node: PlacedNode, devices: Sequence[str]) -> str:
+    there = ", ".join(devices) or "no devices"
+    if node.only and not any(is_allowed(device, node.only) for device in devices):
+        return f"{node.name!r} asks for {node.only!r}, and nobody has that: there are {there}"
+    allowed = f" that {node.only!r} allows" if node.only else ""
+    having = ", ".join(node.cost_seconds) or "none"
+    needs = f" and {node.needs}; those that have: {having}" if node.needs else f": its costs name {having}"
+    return f"none of {there}{allowed} has a kernel for {node.name!r}{needs}"
 
 
 def _contradiction(members: Sequence[PlacedNode]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
-_SECRET_BYTES = 32
+SECRET_BYTES = 32
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 
@@ -108,9 +108,9 @@ class SecretFile:
                 f"{path} has a key, and others may read or write it (mode {mode:04o}): chmod 600 {path}, or make a "
                 "new one"
             )
-        if not re.fullmatch(f"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
+        if not re.fullmatch(f"[0-9a-f]{{{2 * SECRET_BYTES}}}", text):
             raise ConfigError(
-                f"{path} has no key of {self.what}, which is {2 * _SECRET_BYTES} hexadecimal digits: remove the file "
+                f"{path} has no key of {self.what}, which is {2 * SECRET_BYTES} hexadecimal digits: remove the file "
                 f"and let {self.made_by} make one"
             )
         return bytes.fromhex(text)
@@ -125,7 +125,7 @@ class SecretFile:
             with open(
                 os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
             ) as file:
-                file.write(f"{secrets.token_hex(_SECRET_BYTES)}\n")
+                file.write(f"{secrets.token_hex(SECRET_BYTES)}\n")
             try:
                 os.link(own, path)  # of several that start at once, one wins
             except FileExistsError:

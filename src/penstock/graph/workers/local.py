@@ -9,7 +9,7 @@ import sys
 
 from penstock.child import start_child
 from penstock.errors import ConfigError
-from penstock.graph.workers.worker import Worker, brought_by
+from penstock.graph.workers.worker import Worker, brought_by, keep_freed_memory
 
 _END_SECONDS = 5.0
 
@@ -85,6 +85,7 @@ def serve() -> None:
     """Be a worker until standard input ends. `sys.argv`: task, slowness, module of nodes or nothing."""
     task, slowness, *nodes = sys.argv[1:]
     secret = bytes.fromhex(sys.stdin.readline())
+    keep_freed_memory()
     functions, batches = brought_by(nodes[0] if nodes else None)
     worker = Worker(task, secret, functions=functions, batches=batches, slowness=float(slowness))
     print(worker.address, flush=True)

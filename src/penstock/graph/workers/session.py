@@ -32,6 +32,7 @@ from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.placing import known_of_devices, place_graph, placed_nodes
+from penstock.graph.workers.access import checked_workers
 from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
 from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
@@ -81,13 +82,12 @@ class WorkerSession:
         config, arguments: a `SessionConfig`, or the arguments of one.
         trace: a file for the timeline of all workers, as of `Session`.
         Raises: WorkerLostError naming the workers that do not answer; MismatchError; ConfigError for arguments next to
-            a config.
+            a config, and for what is no name, address or secret of workers.
         """
-        _check_addresses(workers)
+        self._addresses, self._secret = checked_workers(workers, secret), secret
         self._config = config = session_config(config, arguments)
         self.graph = Graph() if graph is None else graph
         self.tasks = list(workers)
-        self._addresses, self._secret = dict(workers), secret
         self._costs = {name: dict(each) for name, each in (config.costs or {}).items()}
         machine = read_machine(config.machine, Calls())
         self._known = {
@@ -733,17 +733,6 @@ class _Ask:
             while self._pending and time.monotonic() < end:
                 self._changed.wait(end - time.monotonic())
         self._session.forget(self.number)
-
-
-def _check_addresses(workers: Mapping[str, str]) -> None:
-    if not workers:
-        raise MismatchError("workers is empty; give the address of each task")
-    by_address = {address: task for task, address in workers.items()}
-    for task, address in workers.items():
-        if by_address[address] != task:
-            raise MismatchError(
-                f"{task} and {by_address[address]} have one address, {address}; a worker is one task"
-            )
 
 
 def _speed(ratio: float) -> float:
