@@ -6,6 +6,7 @@ import gc
 import resource
 import threading
 import weakref
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,25 @@ def test_a_failed_step_keeps_nothing_it_had_computed() -> None:
 
         assert caught.value.node == "bad"
         assert kept[0]() is None
+
+
+def test_a_closed_session_is_freed_without_a_collection() -> None:
+    """Its functions hold the graph's constants: as much as the variables on a worker."""
+
+    def regions() -> int:
+        return sum(isinstance(each, FunctionType) and each.__name__ == "region" for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = regions()
+        with Session(Graph([X, constant("one", 1.0), node("y", "Add", "x:0 one:0")])) as session:
+            session.run("y:0", {"x": ONES})
+            assert regions() == before + 1
+        del session
+        assert regions() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

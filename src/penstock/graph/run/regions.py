@@ -126,7 +126,7 @@ def region_of(
     code.write(f"    return ({''.join(f'{names[port]}, ' for port in outputs)})")
     file = f"<penstock region {next(_numbers)}>"
     exec(compile("\n".join(code.text), file, "exec"), code.space)
-    call = code.space["region"]
+    call = code.space.pop("region")  # a name of itself would keep it, and its constants, until a collection
     if compiler:
         compiled = compiler(call)
         call = lambda inputs, step: compiled(*inputs)  # noqa: E731
