@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -96,3 +98,47 @@ def test_pieces_of_large_pages_begin_at_blocks_share_nothing_and_leave_no_hole_b
         for region in space._regions.values():
             ((begin, end),) = region.holes
             assert (region.lent_bytes, end - begin) == (0, region.nbytes)
+
+
+def test_mappings_of_which_nothing_is_lent_are_given_up_for_larger_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reused, "_REGION_BYTES", 1 << 20)
+    memory = Reused(large_pages=True)
+    space = memory._space
+    assert isinstance(space, _LargePages)
+
+    for megabytes in range(2, 9):
+        array = memory.empty((megabytes << 20,), BYTES)
+        assert sum(each.nbytes for each in space._regions.values()) <= space._most_bytes == array.nbytes
+        del array
+
+
+def test_pages_in_holes_go_back_to_the_kernel_and_those_that_hold_something_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_private(nbytes: int) -> tuple[mmap.mmap, int]:  # of which any kernel takes pages back
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
+
+    monkeypatch.setattr(reused, "new_large_pages", new_private)
+    monkeypatch.setattr(reused, "_REGION_BYTES", 1 << 20)
+    monkeypatch.setattr(reused, "_PAGE_BYTES", 128 << 10)
+    memory = Reused(large_pages=True)
+    space = memory._space
+    assert isinstance(space, _LargePages)
+
+    held = [memory.empty((64 << 10,), BYTES) for _ in range(128)]
+    for value, array in enumerate(held):
+        array[:] = 1 + value
+        del array
+    held = held[::8]  # two in each mapping are left, so that larger ones need others
+    for _ in range(7):
+        held.append(memory.empty((1 << 20,), BYTES))
+        held[-1][:] = 200
+
+    assert space._most_bytes == space.lent_bytes == 8 << 20
+    assert sum(len(each.supplied) for each in space._regions.values()) << 17 <= 9 << 20
+    assert [each.min() for each in held] == [each.max() for each in held] == [*range(1, 129, 8), *[200] * 7]
+    for region in space._regions.values():
+        pages = np.frombuffer(region.memory, np.uint8).reshape(-1, 128 << 10)
+        assert set(np.flatnonzero(pages.any(axis=1))) <= region.supplied

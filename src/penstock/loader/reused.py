@@ -10,7 +10,7 @@ import weakref
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ _LEAST_BYTES = 64 << 10
 _STEPS = 8
 #: Of a mapping with large pages: of it, arrays take memory as they come, and the kernel supplies a page when one does.
 _REGION_BYTES = 32 << 20
+#: Of its pages: what the kernel takes back without breaking one up.
+_PAGE_BYTES = 2 << 20
 #: Of all of them, so that a fork finds none at work.
 _LOCK = threading.Lock()
 _ALL: weakref.WeakSet[Reused] = weakref.WeakSet()
@@ -85,18 +87,26 @@ class _Mappings:
 
 @dataclass(slots=True)
 class _Region:
-    """A mapping of which pieces are lent. holes: begins and ends of what is not, ascending; lent_bytes: of what is."""
+    """A mapping of which pieces are lent.
+
+    first: where the first page begins. holes: begins and ends of what is not lent, ascending; lent_bytes: of what is.
+    supplied: numbers of the pages that arrays had and that the kernel did not get back since.
+    """
 
     memory: mmap.mmap
+    first: int
     nbytes: int
     holes: list[tuple[int, int]]
     lent_bytes: int = 0
+    supplied: set[int] = field(default_factory=set)
 
     def take(self, nbytes: int) -> _Piece | None:
         for index, (begin, end) in enumerate(self.holes):
             if end - begin >= nbytes:
                 self.holes[index : index + 1] = [(begin + nbytes, end)] if end - begin > nbytes else []
                 self.lent_bytes += nbytes
+                within = begin - self.first
+                self.supplied.update(range(within // _PAGE_BYTES, -(-(within + nbytes) // _PAGE_BYTES)))
                 return _Piece(self.memory, begin, nbytes)
         return None
 
@@ -110,12 +120,22 @@ class _Region:
             begin = self.holes.pop(at)[0]
         self.holes.insert(at, (begin, end))
 
+    def drop(self, most: int) -> None:
+        """Give so many pages at most back to the kernel, the last of those that lie in holes."""
+        for begin, end in reversed(self.holes):
+            whole = range(-((self.first - begin) // _PAGE_BYTES), (end - self.first) // _PAGE_BYTES)
+            for page in [each for each in reversed(whole) if each in self.supplied][:most]:
+                self.memory.madvise(mmap.MADV_DONTNEED, self.first + page * _PAGE_BYTES, _PAGE_BYTES)
+                self.supplied.remove(page)
+                most -= 1
+
 
 class _LargePages:
     """Lends pieces of mappings that have pages of 2 MB, each in the first hole in which it fits.
 
-    Of what waits, the kernel has supplied what was in use before: the first holes are used most. Mappings of which
-    nothing is lent are given up before there are more than arrays ever took at one time, in whole mappings.
+    Of what waits, the kernel has supplied what was in use before: the first holes are used most. It gets pages back of
+    which nothing is lent before there are an eighth more than arrays ever took at one time, and so many addresses go
+    with mappings of which nothing is lent.
     """
 
     def __init__(self) -> None:
@@ -127,7 +147,10 @@ class _LargePages:
         self.lent_bytes += nbytes
         self._most_bytes = max(self._most_bytes, self.lent_bytes)
         for region in self._regions.values():
+            before = len(region.supplied)
             if (piece := region.take(nbytes)) is not None:
+                if len(region.supplied) > before:
+                    self._drop()
                 return piece
         size = -(-nbytes // _REGION_BYTES) * _REGION_BYTES
         for number, region in list(self._regions.items()):
@@ -136,10 +159,22 @@ class _LargePages:
             if not region.lent_bytes:
                 del self._regions[number]
         memory, first = new_large_pages(size)
-        region = self._regions[id(memory)] = _Region(memory, size, [(first, first + size)])
+        region = self._regions[id(memory)] = _Region(memory, first, size, [(first, first + size)])
         piece = region.take(nbytes)
         assert piece is not None, "it is as large"
+        self._drop()
         return piece
+
+    def _drop(self) -> None:
+        """Give pages back to the kernel that are beyond what arrays took at one time, and an eighth."""
+        most = -(-self._most_bytes * 9 // 8 // _PAGE_BYTES)
+        excess = sum(len(each.supplied) for each in self._regions.values()) - most
+        for region in reversed(self._regions.values()):
+            if excess <= 0:
+                break
+            before = len(region.supplied)
+            region.drop(excess)
+            excess -= before - len(region.supplied)
 
     def give_back(self, piece: _Piece) -> None:
         if (region := self._regions.get(id(piece.memory))) is not None:  # else it was forgotten meanwhile
@@ -157,7 +192,7 @@ class _LargePages:
 
 
 class Reused:
-    """Makes arrays. Together with what waits to be used again they take no more than arrays did at one time before.
+    """Makes arrays. Together with what waits to be used again they take about as much as arrays did at one time before.
 
     A page that the kernel has to supply takes longer than what is copied there, and of memory that one thread allocates
     and another frees the C library gives most back at once. Any thread may call it. A pickled copy begins empty.
@@ -165,7 +200,8 @@ class Reused:
     Memory of arrays that there are at a fork, which both processes then share, is used again in neither.
 
     large_pages: arrays begin at blocks of memory as `penstock.store.direct.new_buffer` makes it: for direct reads, and
-        zero in forked processes. Between them may be holes, which smaller arrays fill.
+        zero in forked processes. Between them may be holes, which smaller arrays fill: what waits goes back to the
+        kernel by whole pages of 2 MB, so that a small array may hold as much beyond an eighth.
 
     Measured: docs/benchmarks.md, "Arrays of unequal length".
     """
