@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import penstock.torch
 from penstock.flow.engine import MADE
 from penstock.loader.own_thread import Turns
 from penstock.trace import Kind, read_trace
+from penstock.trace.causes import critical_items
 from penstock.trace.schema import CONSUMER
 
 COUNT = 103
@@ -176,6 +178,55 @@ def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_ha
         assert found == [list(range(first, first + 4)) for first in range(12, 40, 4)]
         assert not own._ready
         assert not loader._decoder._made.keys() & set(range(MADE, MADE + 4))
+
+
+class Padding(Made):
+    """Lists as long as the longest that is asked for with them, in buffers of which a thread has a batch's."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda index: [index] * (index % 7 + 1))
+        self.local = threading.local()
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if not hasattr(self.local, "buffers"):
+            self.local.buffers = itertools.cycle([list[int]() for _ in range(4)])
+        longest = max(index % 7 + 1 for index in indices)
+        found = []
+        for index in indices:
+            buffer = next(self.local.buffers)
+            buffer[:] = self.make(index) + [-1] * (longest - index % 7 - 1)
+            found.append(buffer)
+        return found
+
+
+def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blamed_on_the_loader(
+    tmp_path: Path,
+) -> None:
+    def collate(samples: list[list[int]]) -> list[list[int]]:
+        return [sample.copy() for sample in samples]
+
+    arguments: Any = {"collate_fn": collate, "epochs": 1, "batch_size": 4}
+    with load(Padding(), workers="threads", **arguments) as loader:
+        expected = list(loader)
+    with load(Padding(), Alternating(10_000), trace=tmp_path / "trace", **arguments) as loader:
+        found = []
+        for batch in loader:
+            found.append(batch)
+            loader._own_thread._sample_seconds = 1e-9
+    assert found == expected
+
+    spans = read_trace(tmp_path / "trace").spans
+    own = spans[(spans["worker"] == CONSUMER) & (spans["epoch"] == 0)]
+    reads, decodes = (own[own["kind"] == kind] for kind in (Kind.READ, Kind.DECODE))
+    assert reads["flow"].tolist() == decodes["flow"].tolist()
+    assert reads["samples"].sum() == decodes["samples"].sum() == COUNT - 3 * 4
+    together = decodes[decodes["bytes"] == 3]
+    assert len(together) >= 4
+    waits = own[(own["kind"] == Kind.WAIT) & np.isin(own["step"], together["step"])]
+    critical = critical_items(spans, waits)
+    assert critical.seen.all()
+    assert (critical.read["step"] == waits["step"]).all()
+    assert (critical.decode["bytes"] == 3).all(), "the wait for the first of them is for all"
 
 
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:

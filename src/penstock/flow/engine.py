@@ -409,8 +409,9 @@ class Engine:
     ) -> list[StagedBatch]:
         """Make the batches of some steps in the calling thread, of which the scheduler knows nothing: see `seek`.
 
-        The engine is usable. samples: int64[steps, local batch], of the steps from this one on: fetched together.
-        in_array: of how many steps one array has the rows. Ctrl-C is let through.
+        The engine is usable. samples: int64[steps, local batch], of the steps from this one on.
+        in_array: of how many steps one array has the rows: these are fetched together, and no others, as by threads,
+            so that what a data set makes of a list of ids does not depend on who asks. Ctrl-C is let through.
         fetcher, decoder: that do what the engine's own do for samples of the source.
         Raises: what no sample is to blame for. A timeout does not apply to it, patience does.
         """
@@ -418,33 +419,38 @@ class Engine:
             maker = self._maker = _Maker(self._recorder.ring(CONSUMER))
             self._start_thread("penstock-watch", partial(self._watch_making, maker))
         maker.made += 1
-        ring, at = maker.ring, partial(setitem, self._at_quick, CONSUMER)
+        at = partial(setitem, self._at_quick, CONSUMER)
         whole = _made_load(maker, epoch, step, samples, 0)
         begin = self._clock()
         self._at[CONSUMER] = int(whole.samples[0]), begin
         self._consumer_waits, maker.is_making = (epoch, step, begin), True
         made: list[StagedBatch] = []
+        missed, nbytes, reading_seconds = list[int](), 0, 0.0
         try:
-            data = fetcher.fetch(Request(whole.samples, at, epoch=epoch, follows=True))
-            fetched = begin, self._clock()
-            flow, has_failed = self._record_fetched(ring, fetched, whole.samples, data, SOURCE, whole)
             for first in range(0, len(samples), in_array):
-                load, part = whole, data
+                load = whole
                 if len(samples) > in_array:
-                    some, place = samples[first : first + in_array], first * samples.shape[1]
-                    load, part = _made_load(maker, epoch, step, some, first), data[place : place + some.size]
-                    flow = NO_FLOW
+                    load = _made_load(maker, epoch, step, samples[first : first + in_array], first)
+                fetching = self._clock()
+                data = fetcher.fetch(Request(load.samples, at, epoch=epoch, follows=True))
+                reading_seconds += self._clock() - fetching
+                some_missed, some_nbytes = _found(data)
+                missed += [first * samples.shape[1] + index for index in some_missed]
+                nbytes += some_nbytes
                 rows = load.samples.size
                 arrays = tuple([np.empty((rows, *field.shape), field.dtype) for field in decoder.fields])
-                failed = self._decode_fetched(
-                    decoder, load, part, flow, arrays, at, ring, has_failed=has_failed
-                )
+                failed = self._decode_fetched(decoder, load, data, arrays, at, has_failed=bool(some_missed))
+                del data
                 known = {int(load.samples[index]): error for index, (_, error) in failed.items()}
                 ready = Ready(
                     load.batch, epoch, load.step, load.slot, load.samples, tuple(sorted(failed)), load.steps
                 )
                 failed.clear()  # as in `_loaded`
                 made += [StagedBatch(ready, load.step + each, arrays, known) for each in range(load.steps)]
+            # Fetching and decoding may have taken turns: recorded is how long either took, as what the wait was for.
+            read = begin + reading_seconds
+            flow = self._record_group(maker.ring, (begin, read), whole.ids, missed, nbytes, SOURCE, whole)
+            self._record_decoded(maker.ring, read, whole, missed, flow)
         finally:
             self._at_quick.pop(CONSUMER, None)
             self._at.pop(CONSUMER, None)
@@ -1129,9 +1135,10 @@ class Engine:
             data = parts
         # A read is noted where nothing of its group failed: looking through all of them is then spared.
         has_failed = sum(read.reads for read in own_reads) < len(rows) and _has_failed(data)
-        failed = self._decode_fetched(
-            self._decoder, load, data, flow, arrays, at, ring, has_failed=has_failed
-        )
+        begin = self._clock()
+        failed = self._decode_fetched(self._decoder, load, data, arrays, at, has_failed=has_failed)
+        missed = [index for index, (why, _) in failed.items() if why == UNREAD]
+        self._record_decoded(ring, begin, load, missed, flow)
         return failed, own_reads
 
     def _decode_fetched(
@@ -1139,16 +1146,14 @@ class Engine:
         decoder: Decoder,
         load: Load,
         data: list[Any] | Pieces,
-        flow: int,
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[Any], None],
-        ring: Ring,
         *,
         has_failed: bool,
     ) -> dict[int, tuple[int, Exception]]:
         """Decode what there is of the samples of a Load; return what failed, by index in it.
 
-        flow: that all of them came by, or NO_FLOW. has_failed: whether some are `Failed`.
+        has_failed: whether some are `Failed`.
         """
         rows, ids = load.rows, load.ids
         failed: dict[int, tuple[int, Exception]] = {}
@@ -1162,25 +1167,33 @@ class Engine:
             brought, data = data, [data[index] for index in had]
             brought.clear()  # as in `_loaded`
         if rows:
-            begin = self._clock()
             wrong = decoder.decode(load, Brought(rows, ids, data), arrays, at)
-            count = ids.size
-            if count > 1 and flow == NO_FLOW:  # not one group that was fetched together
-                flow = self._flow_of(ring, ids, load)
-            ring.record(
-                Kind.DECODE,
-                begin,
-                self._clock(),
-                int(ids[0]),
-                load.steps - 1,
-                load.epoch,
-                load.step,
-                samples=count,
-                flow=flow,
-            )
             failed |= {had[index]: (UNDECODED, error) for index, error in wrong}
             wrong.clear()
         return failed
+
+    def _record_decoded(self, ring: Ring, begin: float, load: Load, missed: list[int], flow: int) -> None:
+        """Record that a Load was decoded, but for samples that were missed, by index in it.
+
+        flow: that all of them came by, or NO_FLOW.
+        """
+        ids = np.delete(load.ids, missed) if missed else load.ids
+        if not ids.size:
+            return
+        end = self._clock()
+        if ids.size > 1 and flow == NO_FLOW:  # not one group that was fetched together
+            flow = self._flow_of(ring, ids, load)
+        ring.record(
+            Kind.DECODE,
+            begin,
+            end,
+            int(ids[0]),
+            load.steps - 1,
+            load.epoch,
+            load.step,
+            samples=ids.size,
+            flow=flow,
+        )
 
     def _brought(
         self,
@@ -1230,32 +1243,38 @@ class Engine:
         work: Move | Load,
     ) -> tuple[int, bool]:
         """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
+        missed, nbytes = _found(data)
+        return self._record_group(ring, seconds, ids, missed, nbytes, origin, work), bool(missed)
+
+    def _record_group(
+        self,
+        ring: Ring,
+        seconds: tuple[float, float],
+        ids: NDArray[np.int64],
+        missed: list[int],
+        nbytes: int,
+        origin: int,
+        work: Move | Load,
+    ) -> int:
+        """Do so for samples of which some were missed, by index, and the others take so many bytes."""
         epoch, step = work.epoch, work.step
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
         place, peer = self._scheduler.where(origin)
-        kinds = set() if isinstance(data, Pieces) else set(map(type, data))
-        has_failed = Failed in kinds
-        if has_failed:
-            had = [index for index, each in enumerate(data) if not isinstance(each, Failed)]
+        if missed:
             if peer != NO_PEER:
-                missed = len(data) - len(had)
                 ring.record(
-                    Kind.RETRY, *seconds, epoch=epoch, step=step, place=place, samples=missed, peer=peer
+                    Kind.RETRY, *seconds, epoch=epoch, step=step, place=place, samples=len(missed), peer=peer
                 )
-            ids, data = ids[had], [data[index] for index in had]
-            if not had:
-                return NO_FLOW, True
-        if isinstance(data, Pieces):
-            nbytes = data.joined.nbytes
-        else:
-            nbytes = sum(map(_NBYTES, data)) if kinds - {Failed} == {np.ndarray} else 0
+            ids = np.delete(ids, missed)
+            if not ids.size:
+                return NO_FLOW
         flow = self._flow_of(ring, ids, work)
         kind = Kind.READ if origin == SOURCE else Kind.HIT
         ring.record(
-            kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=len(data), peer=peer, flow=flow
+            kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=ids.size, peer=peer, flow=flow
         )
-        return flow, has_failed
+        return flow
 
     def _flow_of(self, ring: Ring, ids: NDArray[np.int64], work: Move | Load) -> int:
         """Return the flow of a group, and record which samples it is unless the plan tells that."""
@@ -1292,6 +1311,20 @@ def _is_planned(ids: NDArray[np.int64], load: Load) -> bool:
     if not isinstance(rows, range) or ids.size != len(rows):
         return False
     return not rows.start or ids[0] not in load.samples[: rows.start]
+
+
+def _found(data: list[Any] | Pieces) -> tuple[list[int], int]:
+    """Return which samples failed, by index, and what the others take; 0 where that is not known."""
+    if isinstance(data, Pieces):
+        return [], data.joined.nbytes
+    kinds, missed = set(map(type, data)), list[int]()
+    if Failed in kinds:
+        missed = [index for index, each in enumerate(data) if isinstance(each, Failed)]
+    if kinds - {Failed} != {np.ndarray}:
+        return missed, 0
+    return missed, sum(
+        map(_NBYTES, data if not missed else [each for each in data if not isinstance(each, Failed)])
+    )
 
 
 def _has_failed(data: list[Any] | Pieces) -> bool:
