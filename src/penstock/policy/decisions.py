@@ -1234,9 +1234,11 @@ def _run_of(s: State, sample: int) -> int:
 
 
 def _may_be_near(s: State, rank: int, sample: int, begin: int, end: int) -> tuple[int, int]:
-    """Return the first and the last sample for which `is_near` may be so, where it is for `sample`.
+    """Return the first and the last sample that are looked at for being near `sample`.
 
     Two comparisons then spare plain Python most of its calls: what is next in line lies all over the unit as a rule.
+    Of a unit whose runs lie in the order of their samples, none that is near is left out; of others, some may be, which
+    are then read by themselves.
     """
     samples, runs = s.sizes.shape[0], s.extents.shape[0]
     if s.extents.shape[1] != RUNS:

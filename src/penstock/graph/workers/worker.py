@@ -58,8 +58,9 @@ MOST_MPI_BYTES = 1 << 29
 _TICK_SECONDS = 5.0
 _MOST_STEPS = 512
 _REFERENCE_SIZE, _REFERENCE_TIMES = 256, 5
-#: For mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, and bytes. A thread's heap has 64 MiB at most.
-_MALLOC_OPTIONS = ((-1, 128 << 20), (-2, 64 << 20), (-3, 32 << 20))
+#: For mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, and bytes. A thread's heap has 64 MiB at most; glibc
+#: ends one that is empty where the one before it has M_TOP_PAD free.
+_MALLOC_OPTIONS = ((-1, 256 << 20), (-2, 32 << 20), (-3, 32 << 20))
 
 
 class Worker:
@@ -311,6 +312,8 @@ class Worker:
                 why = f"{type(error).__name__}: {error}"
                 with contextlib.suppress(Exception):
                     self._report(f"{self.task}: batches of a session do not close: {why}")
+        finally:
+            give_back_memory()
 
 
 _ANSWERS: dict[str, Callable[..., None]] = {
@@ -455,7 +458,7 @@ def brought_by(module: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what the threads of steps free, for the rest of this process, which is a worker alone.
+    """Let glibc keep what the threads of steps free, while this process, which is a worker alone, has sessions.
 
     Each of them has a heap of its own, which glibc gives back to the kernel as soon as 32 MiB at its end are free, or
     one of its pieces is: a hop of 10 MiB then took 640 page faults. What the environment says of malloc stays.
@@ -466,6 +469,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, nbytes in _MALLOC_OPTIONS:
             mallopt(option, nbytes)
+
+
+def give_back_memory() -> None:
+    """Give what is free to the kernel: the largest step of a session may have taken far more than the next one's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _reference_seconds() -> float:
