@@ -36,9 +36,9 @@ def test_the_recommendation_is_that_of_the_library(as_json: Any) -> None:
 
     found = recommend(Setting(10_000, 3_000, 10), tolerate=0.1)
     assert data["recommended"]["bundle_ratio"] == found.chosen.bundle_ratio
-    assert data["recommended"]["hit_ratio"] == found.chosen.hit_ratio
-    assert data["recommended"]["counted_hit_ratio"] == pytest.approx(found.chosen.hit_ratio, abs=0.003)
-    assert data["bound_hit_ratio"] == pytest.approx(0.27)
+    assert data["recommended"]["hit_share"] == found.chosen.hit_ratio
+    assert data["recommended"]["counted_hit_share"] == pytest.approx(found.chosen.hit_ratio, abs=0.003)
+    assert data["bound_hit_share"] == pytest.approx(0.27)
     assert [each["bundle_samples"] for each in data["results"]] == [each.bundle for each in found.beside]
     assert data["ids"] == {"noise_growth": None, "scatter": None}
 
@@ -78,7 +78,7 @@ def test_hits_become_seconds_of_the_store(as_json: Any) -> None:
 
     assert data["setting"]["cache"] == 3000
     for each in (data["recommended"], *data["results"]):
-        reads = (1 - each["hit_ratio"]) * 10_000 * 10
+        reads = (1 - each["hit_share"]) * 10_000 * 10
         assert each["store_read_seconds"] == pytest.approx(reads * 1e5 / 50e6)
 
 
@@ -99,8 +99,8 @@ def test_a_folder_tells_its_samples_sizes_and_classes(as_json: Any, tmp_path: Pa
 def test_a_run_too_long_to_count_is_computed(as_json: Any) -> None:
     data = as_json("--samples", "100000000", "--memory", "30%", "--batch-size", "256")
 
-    assert data["recommended"]["counted_hit_ratio"] is None
-    assert data["recommended"]["hit_ratio"] > 0.27
+    assert data["recommended"]["counted_hit_share"] is None
+    assert data["recommended"]["hit_share"] > 0.27
 
 
 @for_each(

@@ -57,19 +57,19 @@ def test_json_has_every_curve_at_every_size(capsys: pytest.CaptureFixture[str]) 
         "seed": 0,
     }
     assert data["cache_samples"] == list(range(10, 1001, 10))
-    assert data["bound_hit_ratio"][49] == 0.4
+    assert data["bound_hit_share"][49] == 0.4
     lru, best = data["results"]
     assert (lru["order"], lru["policy"], best["policy"]) == ("full", "lru", "min")
-    assert len(lru["hit_ratio"]) == len(lru["expected_hit_ratio"]) == len(best["hit_ratio"]) == 100
-    assert best["expected_hit_ratio"] is None
-    assert lru["hit_ratio"][49] == pytest.approx(0.1227, abs=0.02)
+    assert len(lru["hit_share"]) == len(lru["expected_hit_share"]) == len(best["hit_share"]) == 100
+    assert best["expected_hit_share"] is None
+    assert lru["hit_share"][49] == pytest.approx(0.1227, abs=0.02)
 
 
 def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--samples", "500", "--sizes", "50%", "--policies", "lru", "--order", "full")
 
     first, again, other = (
-        run_json(capsys, *words, "--seed", seed)["results"][0]["hit_ratio"] for seed in ("0", "0", "1")
+        run_json(capsys, *words, "--seed", seed)["results"][0]["hit_share"] for seed in ("0", "0", "1")
     )
 
     assert first == again != other
@@ -81,8 +81,8 @@ def test_many_ranks_are_averaged_and_their_spread_is_kept(capsys: pytest.Capture
     own = run_json(capsys, *words, "--subsets")["results"][0]
     run(*words)
 
-    assert own["hit_ratio"][0] == pytest.approx(0.4, abs=0.01)
-    assert own["lowest_rank_hit_ratio"][0] <= own["hit_ratio"][0] <= own["highest_rank_hit_ratio"][0]
+    assert own["hit_share"][0] == pytest.approx(0.4, abs=0.01)
+    assert own["lowest_rank_hit_share"][0] <= own["hit_share"][0] <= own["highest_rank_hit_share"][0]
     out = capsys.readouterr().out
     assert "4 ranks sharing one order, 256 a batch" in out
     assert "bounded by MIN" in out
@@ -99,12 +99,12 @@ def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert data["recording"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
     assert data["cache_objects"] == [10, 20]
-    by_policy = {curve["policy"]: curve["hit_ratio"] for curve in data["results"]}
+    by_policy = {curve["policy"]: curve["hit_share"] for curve in data["results"]}
     assert list(by_policy) == ["lru", "lfu", "mru", "clock", "fifo", "min"]
     for policy, ratios in by_policy.items():
         assert ratios == hit_ratios(string, [10, 20], policy).tolist()
     assert in_bytes["cache_bytes"] == [70, 140]
-    assert [curve["hit_ratio"] for curve in in_bytes["results"]] == [by_policy["lru"], by_policy["fifo"]]
+    assert [curve["hit_share"] for curve in in_bytes["results"]] == [by_policy["lru"], by_policy["fifo"]]
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert "500 requests for 40 objects; 8.0% are an object's first" in capsys.readouterr().out
 
@@ -126,8 +126,8 @@ def test_ranks_that_share_an_order_are_told_of_caches_that_they_agree_on(
 def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, "--samples", "50", "--sizes", size, "--epochs", "2", "--order", "full")
 
-    assert data["bound_hit_ratio"] == [0.5]
-    assert {tuple(curve["hit_ratio"]) for curve in data["results"]} == {(0.5,)}
+    assert data["bound_hit_share"] == [0.5]
+    assert {tuple(curve["hit_share"]) for curve in data["results"]} == {(0.5,)}
 
 
 @for_each(

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.interpreters import Interpreters
 from tests.spans import spans_of
@@ -48,7 +50,12 @@ def test_calibrate_writes_a_machine_and_tells_what_it_measured(
 
     assert main(command) == 1
     assert "--extensions .bin to penstock calibrate" in capsys.readouterr().err
-    status = main([*command, "--extensions", ".bin"])
+    for endings in ("", ".bin,"):
+        assert main([*command, "--extensions", endings]) == 1
+        assert f"--extensions is {endings!r}; it has endings" in capsys.readouterr().err
+    assert main(["calibrate", "--from", "run.trace", "--extensions", ".bin"]) == 1
+    assert "leave it out" in capsys.readouterr().err
+    status = main([*command, "--extensions", ".dat, .bin"])
 
     out = capsys.readouterr().out
     assert status == 0
@@ -65,6 +72,26 @@ def test_trace_sums_a_recorded_run_up(trace: Path, capsys: pytest.CaptureFixture
 
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("epoch 0: storage limits it: waited 50.0 % of 3 s")
+
+
+def test_trace_lists_the_last_numbers_that_were_found_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(3.0, 3.0, -1, 0, k // 3, -1, Kind.THREADS, SOURCE, 0, 0, 17 + k) for k in range(10)]
+    slots = (3.0, 3.0, -1, 0, 2, -1, Kind.THREADS, NO_PLACE, 0, 0, 5)
+    meta: dict[str, Any] = {"limits": {"readers": 16, "slots": 4}}
+    for others in ([], [(3.0, 4.0, -1, 0, 0, 0, Kind.WAIT, NO_PLACE, 0, 1)]):
+        with TraceWriter(tmp_path / "run.trace", meta) as writer:
+            writer.append(np.concatenate([SPANS, spans_of([*rows, slots, *others])]))
+        assert main(["trace", str(tmp_path / "run.trace")]) == 0
+
+        found = [line for line in capsys.readouterr().out.splitlines() if "found best" in line]
+        later = ", ".join(f"{17 + k} in epoch {k // 3}" for k in range(2, 10))
+        readers, slots_first = ("", "") if others else ("16 at first, ", "4 at first, ")
+        assert found == [
+            f"rank 0 found best, of threads that read: {readers}..., {later}",
+            f"rank 0 found best, of batches in memory: {slots_first}5 in epoch 2",
+        ]
 
 
 def test_a_trace_is_json_too(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

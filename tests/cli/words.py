@@ -34,10 +34,13 @@ OTHER_WORDS_OF_JSON = {
         "methods",
         "headroom",
         "waited",
+        "waited_seconds",
         "run_time",
     ),
     *(
         "hit_rate",
+        "hit_ratio",
+        "bound_hit_ratio",
         "ssd_bytes",
         "ram_bytes",
         "string",

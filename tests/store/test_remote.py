@@ -664,6 +664,16 @@ def test_a_list_at_an_address_names_nothing_of_another_store(server: WebServer, 
         with pytest.raises(DataError, match=f"list.csv, line 3: {other} is in another store than the list"):
             open_source(f"{server.address}/list.csv")
 
+    for other, wrong in (
+        ("http:///b.png", "names no bucket or host"),
+        ("http://a:b@c/d.png", "has a password"),
+    ):
+        text = f"{heading}\n{server.address}/a.png,0\n{other},1\n"
+        server.objects = {"a.png": b"aa", "list.csv": text.encode()}
+
+        with pytest.raises(DataError, match=f"list.csv, line 3: .*{wrong}"):
+            open_source(f"{server.address}/list.csv")
+
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.csv"])
 def test_a_table_at_an_address_names_files_beside_it(server: WebServer, name: str, tmp_path: Path) -> None:

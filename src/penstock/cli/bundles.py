@@ -31,8 +31,8 @@ examples:
   penstock simulate bundles --data photos/train --memory "8 GB" --epochs 20 --store-rate "200 MB/s" --plot bundles.png
   penstock simulate bundles --samples 100000 --memory 30% --epochs 90 --reach 25%
 
-JSON: setting, bound_hit_ratio, recommended and results[] of bundle_ratio, bundle_samples, bundles, hit_ratio (expected,
-of all reads), counted_hit_ratio (by replay, or null), randomness_lost, store_read_seconds (or null); reason; ids of
+JSON: setting, bound_hit_share, recommended and results[] of bundle_ratio, bundle_samples, bundles, hit_share (expected,
+of all reads), counted_hit_share (by replay, or null), randomness_lost, store_read_seconds (or null); reason; ids of
 noise_growth and scatter (null where labels are unknown).
 """
 #: Up to so many reads the recommendation is counted as well as computed: some seconds.
@@ -92,8 +92,8 @@ def _run(options: argparse.Namespace) -> None:
             "bundle_ratio": choice.bundle_ratio,
             "bundle_samples": choice.bundle,
             "bundles": choice.bundles,
-            "hit_ratio": choice.hit_ratio,
-            "counted_hit_ratio": counted.get(choice.bundle),
+            "hit_share": choice.hit_ratio,
+            "counted_hit_share": counted.get(choice.bundle),
             "randomness_lost": choice.randomness_lost,
             "store_read_seconds": seconds(choice),
         }
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
     is_noisy = growth is not None and growth > NOISY
     data = {
         "setting": asdict(setting) | {"effective_cache": setting.effective_cache},
-        "bound_hit_ratio": setting.bound,
+        "bound_hit_share": setting.bound,
         "recommended": written(found.chosen),
         "reason": found.reason,
         "results": [written(each) for each in found.beside],

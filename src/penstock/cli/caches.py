@@ -33,9 +33,9 @@ examples:
   penstock simulate caches --order torch,my-order.npy --epochs 3
   penstock simulate caches --recording requests.csv --sizes 100,1000,10000 --json
 
-JSON: results[] of order, policy and hit_ratio[], one for each of cache_share[] (relative to a rank's share of the
-samples, or to the trace's objects or bytes), with lowest_rank_hit_ratio[], highest_rank_hit_ratio[] and, where a
-formula is known, expected_hit_ratio[]; bound_hit_ratio[].
+JSON: results[] of order, policy and hit_share[], one for each of cache_share[] (relative to a rank's share of the
+samples, or to the trace's objects or bytes), with lowest_rank_hit_share[], highest_rank_hit_share[] and, where a
+formula is known, expected_hit_share[]; bound_hit_share[].
 """
 #: More sizes than this are thinned out in tables.
 _MOST_ROWS = 25
@@ -202,12 +202,12 @@ def _job_data(
     for curve in curves:
         data = _curve_data(curve)
         expected = job.expected(OrderName(curve.order), shares) if curve.policy == "lru" else None
-        written.append(data | {"expected_hit_ratio": None if expected is None else expected.tolist()})
+        written.append(data | {"expected_hit_share": None if expected is None else expected.tolist()})
     return {
         "job": asdict(job),
         "cache_share": list(shares),
         "cache_samples": [job.cache_samples(0, share) for share in shares],
-        "bound_hit_ratio": bound.tolist(),
+        "bound_hit_share": bound.tolist(),
         "results": written,
     }
 
@@ -216,9 +216,9 @@ def _curve_data(curve: Curve) -> dict[str, Any]:
     return {
         "order": curve.order,
         "policy": curve.policy,
-        "hit_ratio": curve.hit_ratio.tolist(),
-        "lowest_rank_hit_ratio": curve.lowest.tolist(),
-        "highest_rank_hit_ratio": curve.highest.tolist(),
+        "hit_share": curve.hit_ratio.tolist(),
+        "lowest_rank_hit_share": curve.lowest.tolist(),
+        "highest_rank_hit_share": curve.highest.tolist(),
     }
 
 

@@ -79,6 +79,8 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
     if (options.source is None) == (options.trace is None):
         raise ConfigError("name either a SOURCE to measure, or a recorded run to learn from (--from RUN)")
+    if options.extensions is not None and options.trace is not None:
+        raise ConfigError("--extensions is of a SOURCE to measure, not of a recorded run: leave it out")
     for name in ("local_disk", "shared", "plot"):
         if getattr(options, name) and not options.thorough:
             raise ConfigError(f"--{name.replace('_', '-')} belongs to --thorough: add that")
@@ -112,9 +114,14 @@ def _source(options: argparse.Namespace) -> FileSource | PackedFiles:
 
     if options.extensions is None:
         return open_source(options.source)
-    return open_source(
-        options.source, extensions=None if options.extensions == "any" else options.extensions.split(",")
-    )
+    if options.extensions == "any":
+        return open_source(options.source, extensions=None)
+    endings = [each.strip() for each in options.extensions.split(",")]
+    if not all(endings):
+        raise ConfigError(
+            f"--extensions is {options.extensions!r}; it has endings with commas between them, as .bin,.dat, or is any"
+        )
+    return open_source(options.source, extensions=endings)
 
 
 def _learn(options: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ from penstock.units import (
 
 if TYPE_CHECKING:
     from penstock.machine import Machine
-    from penstock.simulate.saving import FastTier, PredictedSaves, SavePlan
+    from penstock.simulate.saving import FastTier, PredictedSave, PredictedSaves, SavePlan
 
 _EPILOG = """\
 MACHINE is what penstock calibrate writes, with source.write and the disks' rates added, or a scenario.
@@ -43,7 +43,8 @@ examples:
 
 JSON: results[], one for each alternative, with fast (null: none), drain_bytes_per_second (null: no cap), run_seconds,
 end_seconds, blocked_seconds, slowed_seconds, durable_seconds and drained_seconds (of the save that takes longest),
-is_fast_sufficient, peak_fast_bytes, sufficient_bytes (the space in which every save finds its place), saves[];
+is_fast_sufficient, peak_fast_bytes, sufficient_bytes (the space in which every save finds its place), saves[]
+(blocked_by_previous_seconds: of blocked_seconds, until the save before was done);
 notes (what was taken for granted); advice.
 """
 #: Alternatives that lose the same share of the run, to a hundredth of it, are equally quick for the training.
@@ -308,8 +309,13 @@ def _values(each: _Alternative) -> dict[str, Any]:
         "is_fast_sufficient": predicted.is_fast_sufficient,
         "peak_fast_bytes": predicted.peak_fast_bytes,
         "sufficient_bytes": each.sufficient_bytes,
-        "saves": [asdict(save) for save in predicted.saves],
+        "saves": [_save_data(save) for save in predicted.saves],
     }
+
+
+def _save_data(save: PredictedSave) -> dict[str, Any]:
+    data = asdict(save)
+    return data | {"blocked_by_previous_seconds": data.pop("waited_seconds")}
 
 
 def _table(plan: SavePlan, machine: Machine, alternatives: Sequence[_Alternative]) -> Table:

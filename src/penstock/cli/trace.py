@@ -204,7 +204,8 @@ def _found_best(trace: Trace) -> Iterator[str]:
     """Yield which numbers of threads and slots each rank found better than those that it began with."""
     from penstock.trace.schema import NO_PLACE, SOURCE, STAGING, Kind
 
-    limits = trace.meta.get("limits")
+    # The header is of one rank: others may have begun with other numbers.
+    limits = trace.meta.get("limits") if len(set(trace.spans["rank"].tolist())) == 1 else None
     spans = trace.spans[trace.spans["kind"] == Kind.THREADS]
     for rank in sorted(set(spans["rank"].tolist())):
         for place, name, what in (
@@ -212,12 +213,15 @@ def _found_best(trace: Trace) -> Iterator[str]:
             (STAGING, "decoders", "threads that load"),
             (NO_PLACE, "slots", "batches in memory"),
         ):
-            changes = spans[(spans["rank"] == rank) & (spans["place"] == place)][-_MOST_CHANGES:]
+            changes = spans[(spans["rank"] == rank) & (spans["place"] == place)]
             if not changes.size:
                 continue
-            first = f"{limits[name]} at first, " if isinstance(limits, dict) and name in limits else ""
-            later = (f"{each['samples']} in epoch {each['epoch']}" for each in changes)
-            yield f"rank {rank} found best, of {what}: {first}{', '.join(later)}"
+            said = [f"{each['samples']} in epoch {each['epoch']}" for each in changes[-_MOST_CHANGES:]]
+            if changes.size > _MOST_CHANGES:
+                said.insert(0, "...")
+            if isinstance(limits, dict) and name in limits:
+                said.insert(0, f"{limits[name]} at first")
+            yield f"rank {rank} found best, of {what}: {', '.join(said)}"
 
 
 def _waits(waits: list[Chain]) -> Table:

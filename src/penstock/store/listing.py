@@ -712,8 +712,13 @@ def check_stores(place: str, names: Sequence[str], where: Callable[[int], str]) 
     """Raise DataError where a list at an address names another store, to which its credentials would be sent."""
     if not is_address(place):
         return
+    store = root_of(place)
     for position, name in enumerate(names):
-        if is_address(name) and root_of(name) != root_of(place):
+        try:
+            is_elsewhere = is_address(name) and root_of(name) != store
+        except ConfigError as error:
+            raise DataError(f"{where(position)}{error}") from error
+        if is_elsewhere:
             raise DataError(
                 f"{where(position)}{without_secrets(name):.200} is in another store than the list: copy the list to "
                 "this host, where its names may lead anywhere, and read it first"
