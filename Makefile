@@ -7,7 +7,7 @@
 #   make lint         ruff, mypy --strict, import-linter
 #   make bench        list the benchmarks; make bench NAME=tracing runs one
 #   make docs         build the documentation into docs/_build/html
-#   make compile      compile all kernels ahead, which else happens as they are first used
+#   make compile      compile the kernels of loaders and snapshots ahead, which else happens as they are first used
 #   make setup        only the set-up; make PYTHON=python3.12 setup chooses the interpreter
 
 PYTHON ?= python3

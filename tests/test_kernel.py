@@ -1,15 +1,19 @@
 """Compiling a loop."""
 
+import errno
+import os
 import runpy
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
 from numba import types
+from numba.core.caching import IndexDataCacheFile
 from numpy.typing import NDArray
 
 from penstock import kernel as kernel_module
@@ -35,6 +39,46 @@ def test_a_kernel_is_compiled_once_for_all_checkouts_or_anew_where_no_folder_can
         found.append((after(3), sum(after.stats.cache_hits.values())))
 
     assert found == [(4, 0), (4, int(is_writable)), (7, 0)]
+
+
+@pytest.mark.parametrize("fails", ["load", "save"])
+def test_a_disk_that_is_full_or_fails_leaves_a_kernel_compiled(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(kernel_module, "_kept_folder", lambda module: tmp_path)
+    monkeypatch.setattr(IndexDataCacheFile, fails, refuse)
+
+    @kernel_module.kernel
+    def after(value: int) -> int:
+        return value + 1
+
+    assert after(3) == 4
+
+
+def test_a_kernel_is_compiled_where_the_sources_are_no_files(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "all.zip", "w") as packed:
+        sources = Path(kernel_module.__file__).parent
+        for file in sources.rglob("*.py"):
+            packed.write(file, Path("penstock", file.relative_to(sources)))
+        packed.writestr(
+            "kernels_of_a_test.py",
+            "from penstock.kernel import kernel\n\n\n@kernel\ndef after(value):\n    return value + 1\n",
+        )
+    program = "import penstock, kernels_of_a_test as test; print(penstock.__file__, test.after(3))"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "all.zip")},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+
+    assert ended.stdout.split() == [str(tmp_path / "all.zip" / "penstock" / "__init__.py"), "4"]
 
 
 def test_a_function_is_compiled_into_the_kernel_that_calls_it() -> None:

@@ -2,7 +2,8 @@
 
 The folder is Penstock's own: $PENSTOCK_CACHE, else `penstock` in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, else
 (not writable, full, or no home) a folder of the user below the system's temporary one. What is in a folder that cannot
-be written, as in a read-only image, is used where it is. A stranger's folder is neither read nor written.
+be written, as in a read-only image, is used where it is, except small kernels, which numba loads (`penstock.kernel`).
+A stranger's folder is neither read nor written.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from penstock.errors import ConfigError
-from penstock.kernel_cache import folders_of
+from penstock.kernel_cache import lasting_folder_of
 from penstock.machine_code import MachineCode, Signature
 
 P = ParamSpec("P")
@@ -38,7 +38,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function at its first call; later processes load what was compiled, those of other checkouts, too."""
     compiled: Any = njit(nogil=True)(function)
     cache: Any = _Kept
-    with suppress(RuntimeError):  # no folder can be written
+    with suppress(RuntimeError, OSError):  # no folder can be written, or there are no sources, as in a zip
         compiled._cache = cache(function)
     result: Callable[P, R] = compiled
     return result
@@ -54,8 +54,9 @@ class _Folder(_CacheLocator):
     @classmethod
     def from_function(cls, function: Any, file: str) -> _Folder | None:
         """Return the folder of a function; None where none can be written, or the function has no file."""
-        path, source = _kept_folder(function.__module__), Path(file)
-        return cls(path, source, function.__code__.co_firstlineno) if path and source.exists() else None
+        source = Path(file)
+        path = _kept_folder(function.__module__) if source.exists() else None
+        return cls(path, source, function.__code__.co_firstlineno) if path else None
 
     def get_cache_path(self) -> str:
         return str(self._path)
@@ -74,10 +75,19 @@ class _KeptResults(CompileResultCacheImpl):
 class _Kept(FunctionCache):
     _impl_class = _KeptResults
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with suppress(OSError):  # a disk that fails: it is compiled anew
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # a disk or a quota that is full: the next process compiles it anew
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
 
 @functools.cache
 def _kept_folder(module: str) -> Path | None:
-    return folders_of(module).kept
+    return lasting_folder_of(module)
 
 
 @functools.cache

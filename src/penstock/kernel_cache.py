@@ -26,10 +26,14 @@ from penstock.cache_folders import Folders, find_folders, remove_unused
 from penstock.files import write_whole
 from penstock.machine_code import Loop, MachineCode, Signature
 
-#: What is plain Python and compiled as well, by folder.
+#: What kernels import from other files and have compiled in, by folder: functions, constants, the order of fields.
 _PLAIN = {
+    "codecs": ["codec.py"],
     "flow": ["_sums.py", "../trace/schema.py"],
+    "loader": ["transforms/_group_kernels.py"],
+    "papers": ["../uncounted.py"],
     "policy": ["decisions.py"],
+    "ssd": ["flash.py", "../../uncounted.py"],
     "store": ["examples.py"],
     "transforms": ["geometry.py", "jpeg.py"],
     "simulate": ["_clock.py", "../policy/decisions.py"],
@@ -41,8 +45,12 @@ _LEAST_BYTES = 16 << 20
 
 def folders_of(module: str) -> Folders:
     """Return where the kernels of a module of Penstock, and of those next to it, are kept."""
-    # By its name: to search for it asks a disk, which may fail.
-    return _folders(_version(Path(__file__).parent.joinpath(*module.split(".")[1:-1])))
+    return _folders(_version(_sources_of(module)))
+
+
+def lasting_folder_of(module: str) -> Path | None:
+    """Return where kernels of a module are kept that numba loads; None where no folder outlives this process."""
+    return _lasting_folders(_version(_sources_of(module))).kept
 
 
 def file_of(folder: Path, part: str, signature: Signature) -> Path:
@@ -104,16 +112,33 @@ def _version(sources: Path) -> str:
         *settings,
     ]
     digest = hashlib.sha256("\n".join(known).encode())
-    plain = [sources / name for name in _PLAIN.get(sources.name, ())]
-    for path in (*sorted(sources.glob("*kernel*.py")), *plain, Path(__file__).with_name("kernel.py")):
+    for path in _compiled_from(sources):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _folders(name: str) -> Folders:
+def _sources_of(module: str) -> Path:
+    # By its name: to search for it asks a disk, which may fail.
+    return Path(__file__).parent.joinpath(*module.split(".")[1:-1])
+
+
+def _compiled_from(sources: Path) -> list[Path]:
+    """Return the files that the kernels of a folder are compiled from, and by."""
+    plain = [sources / name for name in _PLAIN.get(sources.name, ())]
+    by = [Path(__file__).with_name(name) for name in ("kernel.py", "machine_code.py")]
+    return [*sorted(sources.glob("*kernel*.py")), *plain, *by]
+
+
+def _lasting_folders(name: str) -> Folders:
     folders = find_folders("kernels", name, least_bytes=_LEAST_BYTES)
     if folders.kept is not None:
         remove_unused(folders.kept.parent, _UNUSED_DAYS)
+    return folders
+
+
+def _folders(name: str) -> Folders:
+    folders = _lasting_folders(name)
+    if folders.kept is not None:
         return folders
     with contextlib.suppress(OSError):
         kept = Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
