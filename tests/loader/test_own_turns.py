@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,39 @@ def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blam
     assert critical.seen.all()
     assert (critical.read["step"] == waits["step"]).all()
     assert (critical.decode["bytes"] == 3).all(), "the wait for the first of them is for all"
+
+
+@for_each(
+    ("collate", "together"),
+    [
+        (lambda samples: {"ids": samples, "texts": ["a"] * len(samples), "none": None}, 4),
+        (lambda samples: UserDict(ids=torch.tensor(samples)), 4),
+        (lambda samples: (np.zeros(3 << 19, np.uint8), torch.tensor(samples)), 2),
+        (lambda samples: np.zeros(8 << 20, np.uint8), 1),
+        (lambda samples: [samples] * 1001, 1),
+        (lambda samples: torch.eye(4).to_sparse(), 1),
+        (lambda samples: Made(int), 1),
+    ],
+)
+def test_what_a_function_returns_is_made_together_up_to_four_megabytes_and_an_epoch_that_is_left_keeps_none(
+    collate: Any, together: int
+) -> None:
+    for begins_again in (False, True):
+        with load(Made(int), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
+            own, seen, made = loader._own_thread, list[int](), loader._decoder._made
+            for number, _ in enumerate(loader):
+                own._sample_seconds = 1e-9
+                seen.append(len(own._ready) + 1)
+                if number == 6:  # threads made three; the plan gives one step then, then two, then four
+                    break
+            assert max(seen) == seen[-1] == together
+            assert len(made.keys() & set(range(MADE, MADE + 4))) == together - 1
+            if begins_again:
+                iter(loader)
+            else:
+                loader.close()
+            assert not own._ready
+            assert not made.keys() & set(range(MADE, MADE + 4))
 
 
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:

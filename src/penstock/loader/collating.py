@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections import UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +19,8 @@ from penstock.policy import Load
 Collate = Callable[[list[Any]], Any]
 
 _NAMED_SAMPLES = 8
+# Of a batch, so many parts are looked at to know what it takes.
+_MOST_PARTS = 1000
 
 
 class CollatingDecoder:
@@ -59,6 +64,10 @@ class CollatingDecoder:
         self._made[load.slot] = made
         return []
 
+    def nbytes_of(self, slot: int) -> float:
+        """Return what the batch of a slot takes, about, which is not finished; infinity where that is not known."""
+        return _nbytes(self._made.get(slot))
+
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """Return the batch; the same again, if it is asked for again before another one, as after Ctrl-C."""
         if slot < 0:
@@ -81,6 +90,26 @@ class CollatingDecoder:
         """See `MovableDecoder`."""
         if what is not None:
             self._made[slot] = what
+
+
+def _nbytes(batch: Any) -> float:
+    """Return what arrays and tensors, numbers and texts take, in whatever lists and dicts; infinity if not known."""
+    left, nbytes, parts = [batch], 0.0, 1
+    try:
+        while left:
+            what = left.pop()
+            if isinstance(what, dict | UserDict | list | tuple):
+                parts += len(what)
+                if parts > _MOST_PARTS:
+                    return math.inf
+                left += what if isinstance(what, list | tuple) else what.values()
+            elif what is None or isinstance(what, int | float | str | bytes):
+                nbytes += sys.getsizeof(what)
+            else:
+                nbytes += int(what.nbytes)
+    except Exception:  # somebody else's object, or a tensor that is sparse
+        return math.inf
+    return nbytes
 
 
 def _name_of(collate: Collate) -> str:

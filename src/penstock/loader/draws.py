@@ -20,9 +20,3 @@ def draw_compiled() -> None:
     """Have this process draw by compiled code from here on, if it is compiled."""
     if (draw := DRAW.ask()) is not None:
         random.use(draw)
-
-
-def draw_if_compiled() -> None:
-    """Do so if it was compiled before; otherwise have it compiled meanwhile, and wait for nothing."""
-    if (draw := DRAW.glance()) is not None:
-        random.use(draw)

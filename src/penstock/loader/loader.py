@@ -520,6 +520,9 @@ class Loader:
         """
         try:
             if not self._is_closed and not self._engine.is_forked:
+                departure = self._pass.departure
+                if self._own_thread is not None and departure is not None and departure() is None:
+                    self._own_thread.forget_made()
                 self._end_epoch()
         finally:
             self._is_closed = True
@@ -801,6 +804,8 @@ class Loader:
     def _leave_epoch(self) -> None:
         epoch = self._position[0]
         if self._is_begun():  # left early: what is staged of this epoch is not wanted
+            if self._own_thread is not None:
+                self._own_thread.forget_made()
             following = self._plan.first_read_from(self._rank, epoch + 1, 0)
             self._engine.seek(*following)
             self._position = following

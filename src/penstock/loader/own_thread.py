@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from penstock.flow.engine import MADE, Engine, StagedBatch
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
+from penstock.loader.collating import CollatingDecoder
 from penstock.loader.dataset import SampleDecoder
-from penstock.loader.draws import draw_if_compiled
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
@@ -44,11 +44,12 @@ _LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
 _MOST_BETWEEN_SECONDS = 0.1
 # After so long it is looked at again whether a training that makes its batches still waits for them.
 _AGAIN_SECONDS = 30.0
-#: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots.
+#: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots. What
+#: a function makes of samples is known once it is there: of larger ones each is made alone.
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
 # the training waits no longer at once than it would notice. What is one array for several of them takes so many bytes
-# at most: who keeps one of the batches keeps all of it. What a function makes of samples may be of any size.
+# at most: who keeps one of the batches keeps all of it.
 _TOGETHER, _TOGETHER_SECONDS, _ARRAY_BYTES, _MOST_COLLATED = 512, 5e-3, 128 << 10, 4
 
 
@@ -207,6 +208,8 @@ class OwnThread:
         self._most_samples = min(_TOGETHER, waking // objects) if waking else _TOGETHER
         #: Of those that are made together, and of those in one array.
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
+        #: What the largest batch took that a function made here, of those that were looked at; None before.
+        self._collated_bytes: float | None = None
         if not collates:
             array_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
             most = _ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
@@ -222,7 +225,7 @@ class OwnThread:
         place, asked = (epoch, step), self._clock()
         is_own = place < self._until
         if self._has_made and not is_own:  # the last one was handed out
-            self._forget_made()
+            self.forget_made()
         staged = self._made(place) if is_own else self._engine.take(epoch, step)
         given, last = self._clock(), self._given
         between = 0.0 if last is None else asked - last
@@ -231,19 +234,20 @@ class OwnThread:
         if count:
             self._until = self._place_after(place, count)
             self._engine.seek(*self._until)
-            if not self._turns.is_trying:  # the order of each epoch is drawn in this thread from here on
-                draw_if_compiled()
         is_paused = is_own or bool(count) or self._turns.is_trying
         if is_paused != self._switching.is_paused:
             self._switching.pause(is_paused)
         return staged
 
-    def _forget_made(self) -> None:
+    def forget_made(self) -> None:
+        """Keep nothing of what was made here, as when all of it was taken, or the epoch was left."""
         self._has_made = False
         self._ready.clear()
-        if self._beside is not None:
+        if isinstance(self._decoder, CollatingDecoder):
             for slot in range(MADE, MADE + self._most_steps):
-                self._beside.drop(slot)
+                self._decoder.take(slot, ())
+        elif self._beside is not None:
+            self._beside.drop(MADE)
 
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
@@ -269,6 +273,8 @@ class OwnThread:
             made = _in_new_thread(self._front_end.begin_thread, make)
         # A thread that other programs kept from the processors is no slower for long.
         self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
+        if isinstance(self._decoder, CollatingDecoder):
+            self._collated_bytes = max(self._collated_bytes or 0.0, self._decoder.nbytes_of(MADE))
         self._ready = {(each.epoch, each.step): each for each in made}
         return self._ready.pop(place)
 
@@ -283,6 +289,8 @@ class OwnThread:
             self._first = epoch, first
         begin, size = step - first, self._ids.shape[1]
         count = int(min(self._most_samples, _TOGETHER_SECONDS / self._sample_seconds)) // size
+        if self._collated_bytes is not None:
+            count = min(count, int(MOST_OWN_BYTES / max(1.0, self._collated_bytes)))
         end = begin + max(1, min(self._most_steps, count))
         if epoch == self._until[0]:  # threads have made what follows
             end = min(end, self._until[1] - first)
