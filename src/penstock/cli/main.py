@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     waits.add_argument("--period", metavar="TIME", default="1s", help="time between answers (%(default)s)")
     add_output_options(waits, plot=False)
 
-    summary = "compile all kernels ahead, as for a container's image"
+    summary = "compile kernels ahead, all but small ones, as for a container's image"
     compiled = add_command(commands, "compile", _compile, summary, epilog=_OF_COMPILE)
     add_output_options(compiled, plot=False)
 

@@ -36,9 +36,9 @@ _LOOK_SECONDS, _WAITED_SHARE = 1.0, 0.5
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
 # Rates that decide before the last pair, and after it.
 _CLEAR, _WORTH = 1.2, 1.05
-# The training's first turn has two batches, and goes on until `_LEAST_SECONDS` of it count. If its rate stays below
-# `_HOPELESS` of the threads' rate for `_SURE_SECONDS`, it ends: such samples wait for a store. At first threads may
-# still load ahead and hold the interpreter's lock, so the rate is looked at every `_SHORT_SECONDS`.
+# In its first turn the training's thread makes two batches at least, for `_LEAST_SECONDS` at least. The turn ends early
+# if its rate stays below `_HOPELESS` of the threads' rate for `_SURE_SECONDS`: such samples wait for a store. At first
+# threads may still load ahead and hold the interpreter's lock, so the rate is looked at every `_SHORT_SECONDS`.
 _LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
 # The training's own work between two batches counts for this at most: a training that validates is no slower.
 _MOST_BETWEEN_SECONDS = 0.1

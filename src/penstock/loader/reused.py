@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.store.direct import in_blocks, new_large_pages
+from penstock.store.direct import HUGE_BYTES, in_blocks, new_large_pages
 
 #: Smaller arrays are the C library's: it keeps their memory by itself.
 _LEAST_BYTES = 64 << 10
@@ -26,7 +26,7 @@ _STEPS = 8
 #: Of a mapping with large pages: of it, arrays take memory as they come, and the kernel supplies a page when one does.
 _REGION_BYTES = 32 << 20
 #: Of its pages: what the kernel takes back without breaking one up.
-_PAGE_BYTES = 2 << 20
+_PAGE_BYTES = HUGE_BYTES
 #: Of all of them, so that a fork finds none at work.
 _LOCK = threading.Lock()
 _ALL: weakref.WeakSet[Reused] = weakref.WeakSet()

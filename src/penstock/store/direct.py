@@ -42,7 +42,7 @@ _CACHED_SHARE = 0.8
 #: after it is freed: twice the largest file, times 32 readers.
 LEAST_MAPPED_BYTES = 128 << 10
 #: Of the larger pages of most processors.
-_HUGE_BYTES = 2 << 20
+HUGE_BYTES = 2 << 20
 #: madvise(2), MADV_WIPEONFORK, which the module mmap does not name.
 _WIPE_ON_FORK = 18
 #: Smaller samples are copied: blocks that they have only a part of would take more than an eighth of the memory.
@@ -79,9 +79,9 @@ def new_buffer(nbytes: int) -> Bytes:
     It has pages of 2 MB where the kernel has them: a direct read to these is one piece for the disk, not one a block.
     Measured: direct reads of 98 kB of a virtual disk, 68 us each at best; to pages of 4 KiB 158 us (2026-11-28).
     """
-    if nbytes < _HUGE_BYTES // 2:
+    if nbytes < HUGE_BYTES // 2:
         return new_memory(nbytes)
-    size = -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES
+    size = -(-nbytes // HUGE_BYTES) * HUGE_BYTES
     memory, first = new_large_pages(size)
     return np.frombuffer(memory, np.uint8)[first : first + size]
 
@@ -89,14 +89,14 @@ def new_buffer(nbytes: int) -> Bytes:
 def new_large_pages(nbytes: int) -> tuple[mmap.mmap, int]:
     """Return a mapping for `new_buffer`, and where so many of its bytes begin: multiples of 2 MB."""
     # One more, of which nothing is touched: not all kernels begin a mapping at a multiple of its pages.
-    memory = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         # See `new_memory`. With MADV_DONTFORK a forked process that frees the array would unmap what it has there.
         memory.madvise(_WIPE_ON_FORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:  # a kernel without the one or the other
         return mmap.mmap(-1, nbytes), 0
-    return memory, -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_BYTES
+    return memory, -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_BYTES
 
 
 def lay_out(sizes: Ids, memory_for: Callable[[int], Bytes]) -> tuple[Bytes, Ids] | None:
