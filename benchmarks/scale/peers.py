@@ -26,7 +26,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
@@ -39,6 +41,7 @@ from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure.slow_source import SlowSource
+from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Job
 from penstock.ranks import Ranks, alone, descriptors
 from penstock.ranks.carrier_zmq import ZmqCarrier
@@ -107,15 +110,15 @@ class Pipes:
 
 
 def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
-    """Return what one rank's epochs took, and how many samples it read."""
+    """Return what one rank's epochs took, and how many samples this process read; making the loader is of the first."""
     own = Ranks(pipes)
     seconds, waits = [], []
-    with new_loader(job, source, made, own) as loader:
+    own.all_gather("the begin", None)
+    began = time.perf_counter()
+    with batches_of(job, source, made, own) as loader:
         for _ in range(EPOCHS):
-            began, waited = time.perf_counter(), 0.0
-            batches = iter(loader)
+            waited, asked, batches = 0.0, began, iter(loader)
             while True:
-                asked = time.perf_counter()
                 batch = next(batches, None)
                 waited += time.perf_counter() - asked
                 if batch is None:
@@ -124,9 +127,67 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) 
                 del batch
                 time.sleep(job["step_seconds"])
                 own.all_gather("a step", None)
+                asked = time.perf_counter()
             seconds.append(time.perf_counter() - began)
             waits.append(waited)
+            began += seconds[-1]
     return {"reads": made.reads, "seconds": seconds, "waits": waits}
+
+
+@contextmanager
+def batches_of(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) -> Iterator[Any]:
+    """Yield what gives an epoch's batches each time that it is iterated over: a rank's loader, or a DataLoader.
+
+    Both give the same rows and labels; job has the number of a DataLoader's worker processes as `workers`.
+    """
+    if "workers" not in job:
+        with new_loader(job, source, made, own) as loader:
+            yield loader
+        return
+    from torch.utils.data import DataLoader
+
+    warnings.filterwarnings(
+        "ignore", "This DataLoader will create"
+    )  # more workers than processors: they wait
+    workers = job["workers"]
+    yield DataLoader(
+        Samples(source, made.labels),  # type: ignore[arg-type]
+        batch_sampler=Planned(job, own.rank),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+
+
+class Samples:
+    """A map-style data set over a source."""
+
+    def __init__(self, source: SlowSource, labels: NDArray[np.int64]) -> None:
+        self._source, self._labels = source, labels
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, sample: int) -> Any:
+        import torch
+
+        return torch.frombuffer(bytearray(self._source.read(sample)), dtype=torch.uint8), self._labels[sample]
+
+
+class Planned:
+    """The batches of a rank, for DataLoader: those of Penstock's loaders."""
+
+    def __init__(self, job: dict[str, Any], rank: int) -> None:
+        order, epochs = FullShuffle(job["samples"], 0), job.get("epochs", EPOCHS)
+        self._plan, self._rank = AccessPlan(order, job["batch"], epochs, ranks=job["ranks"]), rank
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return self._plan.steps(0)
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        for step in range(len(self)):
+            yield self._plan.local_batch(self._rank, self.epoch, step).tolist()
 
 
 def new_loader(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) -> Loader:
@@ -157,7 +218,12 @@ def new_loader(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) 
 def run_job(
     job: dict[str, Any], run: Callable[..., dict[str, Any]] = run_rank, made: Made | None = None
 ) -> list[dict[str, Any]]:
-    """Fork the ranks of a job; return what each says. run: a rank, as `run_rank`."""
+    """Fork the ranks of a job; return what each says. run: a rank, as `run_rank`. What they import is here before."""
+    import torch.utils.data  # noqa: F401
+
+    import penstock.policy._homes_kernels
+    import penstock.policy._space_kernels  # noqa: F401
+
     made = made or Made(job["samples"], job["sample_bytes"])
     source = SlowSource(made, 0.0, LATENCY_SECONDS, RATE)
     pipes, outputs = Pipes(job["ranks"]), []

@@ -19,18 +19,13 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from peers import EPOCHS, Made, Pipes, run_job, simulated_reads
-
-from penstock.measure.slow_source import SlowSource
-from penstock.ranks import Ranks
+from peers import EPOCHS, run_job, simulated_reads
 
 LOCAL_BATCH, SAMPLE_BYTES = 16, 100_000
 #: By name: worker processes of PyTorch's DataLoader, or what differs from a loader of one rank with all in memory.
@@ -45,53 +40,6 @@ LOADERS: dict[str, int | dict[str, Any]] = {
     "hash-home, disk": {"shares": "host", "policy": "hash-home", "share_of_data": 0.05},
 }
 BASELINE = "DataLoader, 4 workers"
-
-
-class Samples:
-    """A map-style data set over a source."""
-
-    def __init__(self, source: SlowSource) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, sample: int) -> Any:
-        import torch
-
-        return torch.frombuffer(bytearray(self._source.read(sample)), dtype=torch.uint8), sample
-
-
-def run_dataloader(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
-    """Return what one rank's epochs took, as `run_rank`; every sample is read in every epoch."""
-    from torch.utils.data import DataLoader, DistributedSampler
-
-    own, rank = Ranks(pipes), pipes.rank
-    data, workers = Samples(source), job["workers"]
-    sampler = DistributedSampler(data, job["ranks"], rank)  # type: ignore[arg-type, var-annotated]
-    warnings.filterwarnings(
-        "ignore", "This DataLoader will create"
-    )  # more workers than processors: they wait
-    loader = DataLoader(
-        data,  # type: ignore[arg-type, var-annotated]
-        LOCAL_BATCH,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-    seconds, waits = [], []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        began, waited, asked = time.perf_counter(), 0.0, time.perf_counter()
-        for _ in loader:
-            waited += time.perf_counter() - asked
-            time.sleep(job["step_seconds"])
-            own.all_gather("a step", None)
-            asked = time.perf_counter()
-        seconds.append(time.perf_counter() - began)
-        waits.append(waited)
-    reads = EPOCHS * made.labels.size // job["ranks"]
-    return {"reads": reads, "seconds": seconds, "waits": waits}
 
 
 def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[str, float]:
@@ -116,9 +64,11 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
         "first": max(each["seconds"][0] for each in of_ranks),
         "later": median(seconds for seconds, _ in later),
         "stall": max(waited / seconds for seconds, waited in later),
-        "reads": sum(each["reads"] for each in of_ranks) / samples,
     }
-    if not isinstance(how, int):
+    if isinstance(how, int):
+        found["reads"] = EPOCHS
+    else:
+        found["reads"] = sum(each["reads"] for each in of_ranks) / samples
         found["simulated"] = simulated_reads(job | {"share_of_data": 1.2}) / samples
     return found
 
@@ -158,8 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.job is not None:
-        job = json.loads(given.job)
-        print(json.dumps(run_job(job, run_dataloader) if "workers" in job else run_job(job)))
+        print(json.dumps(run_job(json.loads(given.job))))
         return
     counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4), given.samples)
     rows: dict[tuple[str, int], dict[str, float]] = {}

@@ -11,7 +11,7 @@ is checked. All ranks together have memory for 1.2 times the data set; `hash-hom
 cache on the nodes' drives does (HVAC, a cache group of JuiceFS). Printed for each: for how long a rank waits in the
 whole run, median of ranks; the least that it takes to bring each sample once, where steps take no longer than they
 should; the share of the run; how many times longer a rank of DataLoader waits, with no worker and with 4; and how many
-of 1,000 new pictures the classifier names. What makes a loader is not counted, what starts an epoch is.
+of 1,000 new pictures the classifier names. The first wait begins before the loader is made.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,11 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from peers import LATENCY_SECONDS, RATE, Made, Pipes, new_loader, run_job
-from strong_scaling import Samples
+from peers import LATENCY_SECONDS, RATE, Made, Pipes, batches_of, run_job
 
 from penstock.measure.slow_source import SlowSource
-from penstock.plan import AccessPlan, FullShuffle
 from penstock.ranks import Ranks
 
 LOCAL_BATCH, CLASSES, VALIDATION = 16, 10, 1000
@@ -133,64 +130,14 @@ def sum_of(gradients: Sequence[bytes]) -> bytes:
     return bytes(total)
 
 
-class Planned:
-    """The batches of a rank, for DataLoader: those of Penstock's loaders."""
-
-    def __init__(self, job: dict[str, Any], rank: int) -> None:
-        order = FullShuffle(job["samples"], 0)
-        self._plan, self._rank = AccessPlan(order, job["batch"], job["epochs"], ranks=job["ranks"]), rank
-        self.epoch = -1
-
-    def __len__(self) -> int:
-        return self._plan.steps(0)
-
-    def __iter__(self) -> Any:
-        self.epoch += 1
-        for step in range(len(self)):
-            yield self._plan.local_batch(self._rank, self.epoch, step).tolist()
-
-
-@contextmanager
-def batches_of(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) -> Iterator[Any]:
-    """Yield what gives an epoch's batches each time that it is iterated over."""
-    if "workers" not in job:
-        with new_loader(job, source, made, own) as loader:
-            yield loader
-        return
-    from torch.utils.data import DataLoader
-
-    warnings.filterwarnings(
-        "ignore", "This DataLoader will create"
-    )  # more workers than processors: they wait
-    workers = job["workers"]
-    yield DataLoader(
-        Labelled(source, made.labels),  # type: ignore[arg-type]
-        batch_sampler=Planned(job, own.rank),
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-
-
-class Labelled(Samples):
-    """The same with classes."""
-
-    def __init__(self, source: SlowSource, labels: NDArray[np.int64]) -> None:
-        super().__init__(source)
-        self._labels = labels
-
-    def __getitem__(self, sample: int) -> Any:
-        return super().__getitem__(sample)[0], self._labels[sample]
-
-
 def train(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
     """Return how long one rank waited in each step, and what it has learned."""
     own = Ranks(pipes)
     learned, waits = Classifier(), []
+    own.all_gather("the begin", None)
+    began = asked = time.perf_counter()
     with batches_of(job, source, made, own) as loader:
-        own.all_gather("the first step", None)
-        began = time.perf_counter()
         for _ in range(job["epochs"]):
-            asked = time.perf_counter()
             for rows, labels in loader:
                 waits.append((now := time.perf_counter()) - asked)
                 gradient = learned.gradient(np.asarray(rows), np.asarray(labels)).tobytes()
@@ -234,9 +181,7 @@ def job_of(name: str, figure: Figure, ranks: int) -> dict[str, Any]:
 
 
 def run_all(jobs: Sequence[dict[str, Any]]) -> None:
-    """Run jobs, print what the ranks of each say. Each rank is forked: what it imports is here."""
-    import torch.utils.data  # noqa: F401
-
+    """Run jobs, and print what the ranks of each say."""
     for job in jobs:
         with tempfile.TemporaryDirectory() if job["share_of_data"] < 1 else nullcontext() as folder:
             print(json.dumps(run_job(job | {"disk": folder}, train, Pictures(job["samples"]))), flush=True)
