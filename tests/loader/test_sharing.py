@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,11 +17,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.faults import PIPES, FaultSchedule, Namespace, Process
+from tests.forking import Forks
 from tests.interpreters import Interpreters
 from tests.loader.sharing_data import Counted, expected, loader, ranks_in
 from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
 from tests.ranks.in_memory import run
+from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
@@ -166,6 +168,21 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
         bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - kept.size)
         assert 0.95 * bound < reads <= bound
     assert [misses_of(each) for each in found] == [0] * size
+
+
+def test_ranks_that_torchrun_or_mpirun_starts_read_each_sample_once_and_give_the_same_batches(
+    tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    script, sizes = Path(__file__).with_name("sharing_rank.py"), {"torch": 4, "mpi": 2}
+    job = torch_job(str(tmp_path), size=sizes["torch"], address=f"file://{tmp_path}/store")
+
+    wait_for(forks.start(script, [[job]]), start_mpi_jobs(script, [(sizes["mpi"], [str(tmp_path)])]))
+
+    for kind, size in sizes.items():
+        reports = reports_in(tmp_path, kind, size)
+        check_batches([list(map(np.array, report["batches"])) for report in reports])
+        assert sum(report["reads"] for report in reports) == SAMPLES + size * PROBES
 
 
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
@@ -342,99 +359,20 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp
     assert any("did not come from the rank that keeps them" in line for line in lines)
 
 
-#: A program, and the files of its process.
 RANK_1 = "from tests.loader.sharing_data import main; main()"
-PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
-class Signals:
-    """Another host that is a process of this one, and answers nothing while it is stopped."""
-
-    def start(self, interpreters: Interpreters, *arguments: str) -> subprocess.Popen[str]:
-        return interpreters.start(RANK_1, *arguments, **PIPES)
-
-    def cut(self, child: subprocess.Popen[str]) -> None:
-        child.send_signal(signal.SIGSTOP)
-
-    def mend(self, child: subprocess.Popen[str]) -> None:
-        child.send_signal(signal.SIGCONT)
-
-
-class Namespace(Signals):
-    """Another host that is a network namespace, at the other end of a link that is cut and mended."""
-
-    def __init__(self) -> None:
-        self.name = f"penstock-{os.getpid()}"
-        self.link, far = f"pn{os.getpid()}", f"pf{os.getpid()}"
-        self.far = far
-        ip("netns", "add", self.name)
-        ip("link", "add", self.link, "type", "veth", "peer", "name", far, "netns", self.name)
-        for inside, link, address in (
-            ((), self.link, "198.18.77.1/30"),
-            (("-n", self.name), far, "198.18.77.2/30"),
-        ):
-            ip(*inside, "address", "add", address, "dev", link)
-            ip(*inside, "link", "set", link, "up")
-
-    def start(self, interpreters: Interpreters, *arguments: str) -> subprocess.Popen[str]:
-        command = ["ip", "netns", "exec", self.name, sys.executable, "-c", RANK_1, *arguments]
-        environment = {"PENSTOCK_INTERFACE": self.far, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.Popen(command, env=os.environ | environment, **PIPES)
-
-    def cut(self, child: subprocess.Popen[str]) -> None:
-        ip("link", "set", self.link, "down")
-
-    def mend(self, child: subprocess.Popen[str]) -> None:
-        ip("link", "set", self.link, "up")
-
-    def close(self) -> None:
-        ip("netns", "delete", self.name)
-
-
-class SlowLink(Namespace):
-    """The same with a link over which 125 bytes a second come back, so that each answer is late, and none is lost.
-
-    By a token bucket: netem, which delays packets, is not in every kernel.
-    """
-
-    def cut(self, child: subprocess.Popen[str] | None) -> None:
-        bucket = ["rate", "1kbit", "burst", "1600", "limit", "100000"]
-        self._at_far_end("add", "tbf", *bucket)
-
-    def mend(self, child: subprocess.Popen[str] | None) -> None:
-        self._at_far_end("delete")
-
-    def is_possible(self) -> bool:
-        try:
-            self.cut(None)
-        except subprocess.CalledProcessError:
-            return False
-        self.mend(None)
-        return True
-
-    def _at_far_end(self, what: str, *words: str) -> None:
-        command = ["tc", "-n", self.name, "qdisc", what, "dev", self.far, "root", *words]
-        subprocess.run(command, check=True)
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
-@pytest.fixture(params=["signals", "namespace", "slow link"])
-def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
+@pytest.fixture(params=[Process, Namespace])
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     """Another host than this one."""
-    if request.param == "signals":
-        monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
-        yield Signals()
-        return
-    if os.geteuid() != 0 or shutil.which("tc") is None:
+    if request.param is Namespace and not Namespace.is_possible():
         pytest.skip("network namespaces need root and iproute2")
-    found = SlowLink() if request.param == "slow link" else Namespace()
+    found: Process = request.param()
     try:
-        if isinstance(found, SlowLink) and not found.is_possible():
-            pytest.skip("this kernel has no token bucket for a slow link")
-        monkeypatch.setenv("PENSTOCK_INTERFACE", found.link)
+        if isinstance(found, Namespace):
+            monkeypatch.setenv("PENSTOCK_INTERFACE", found.link)
+        else:
+            monkeypatch.setattr("penstock.ranks.descriptors.host_id", lambda: "this host")
         yield found
     finally:
         found.close()
@@ -442,50 +380,77 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nobody_is_late")
-def test_a_rank_of_another_host_that_is_cut_off_slow_or_killed_costs_reads_and_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Signals, interpreters: Interpreters
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drawn_schedule_of_faults_of_another_host_costs_reads_and_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Process, seed: int, interpreters: Interpreters
 ) -> None:
+    """A rank whose host is stopped, cut off or slow is used again after it; one that is killed is not missed."""
     options: dict[str, Any] = {"share": "hosts", "memory": "200 kB", "epochs": 10_000}
-    samples, source = 2000, Counted(2000)
-    child = host.start(interpreters, str(tmp_path), str(samples), json.dumps(options))
+    samples, source = 1600, Counted(1600)
+    with loader(Counted(samples), alone(), rank=None, world_size=None, share=None, epochs=10_000) as one:
+        whole = one.plan
+    steps = whole.steps(0)
+    # Each lasts so long that half of a rank's samples, which are the other's, come round.
+    schedule = FaultSchedule.drawn(seed, host.kinds, least_steps=3 * steps // 2)
+    print(schedule)
+    child = host.start(interpreters, RANK_1, str(tmp_path), str(samples), json.dumps(options))
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(0.1))
 
-    def epoch_of(load: Loader, *, together: bool = False) -> int:
-        """Run an epoch; return how many samples were read from the source."""
-        before = source.reads.sum()
-        for rows, ids in load:
-            assert (rows == expected(ids)).all()
-            if together:
-                print(file=child.stdin, flush=True)
-                assert child.stdout is not None
-                assert json.loads(child.stdout.readline())[1]
-        return int(source.reads.sum() - before)
+    def check(rank: int, step: int, ids: list[int], is_right: bool) -> None:
+        """Assert that a batch has the rank's part of what a rank that is alone reads in that step, byte by byte."""
+        of_all = whole.local_batch(0, *divmod(step, steps)).tolist()
+        half = len(of_all) // 2
+        assert ids == of_all[rank * half : (rank + 1) * half], schedule
+        assert is_right, schedule
 
-    try:
-        with loader(source, ranks_in(tmp_path, 0, 2), **options) as load:
-            peers = sharing_of(load).peers
-            assert peers is not None
-            far = peers.far
-            assert far is not None
-            assert epoch_of(load, together=True) >= samples / 2
+    def batches(load: Loader) -> Iterator[None]:
+        """Check a batch of this rank at a time."""
+        for step in itertools.count():
+            if step % steps == 0:
+                own = iter(load)
+            rows, ids = next(own)
+            check(0, step, ids.tolist(), bool((rows == expected(ids)).all()))
+            yield
+            if step % steps == steps - 1:
+                assert next(own, None) is None
 
-            host.cut(child)
-            # Half of a rank's samples are the other's; some were read ahead while it served.
-            wait_until(lambda: epoch_of(load) >= samples / 8)
-            assert far.late > 0
-            assert isinstance(host, SlowLink) or far.is_away(1)  # over a slow link late answers still come
+    with loader(source, ranks_in(tmp_path, 0, 2), **options) as load:
+        peers = sharing_of(load).peers
+        assert peers is not None
+        far = peers.far
+        assert far is not None
+        given = of_child = 0
+        own = batches(load)
 
-            host.mend(child)
-            wait_until(lambda: epoch_of(load) == 0)
-            assert not far.is_away(1)
+        def run_to(end: int, *, without_child: bool = False) -> int:
+            """Run steps on both ranks, the other's own ones that it missed, too; return the reads of this one."""
+            nonlocal given, of_child
+            before = source.reads.sum()
+            while given < end:
+                next(own)
+                given += 1
+                while of_child < given and not without_child:
+                    print(file=child.stdin, flush=True)
+                    assert child.stdout is not None
+                    ids, is_right, _ = json.loads(child.stdout.readline())
+                    check(1, of_child, ids, is_right)
+                    of_child += 1
+            return int(source.reads.sum() - before)
 
-            child.kill()
-            wait_until(lambda: epoch_of(load) >= samples / 8)
-            assert far.is_away(1)
-            assert far.late == far.misses
-    finally:
+        assert run_to(steps) >= samples / 2
+        for fault in schedule.faults:
+            run_to(steps + fault.begins)
+            host.begin(fault.kind)
+            assert run_to(steps + fault.ends, without_child=fault.kind == "stopped") >= samples / 8, schedule
+            host.end(fault.kind)
+        wait_until(lambda: run_to(given + steps) == 0)
+        assert far.late > 0
+        assert not far.is_away(1)
+        run_to(given + schedule.killed)
         child.kill()
-        child.communicate()
+        assert run_to(given + 2 * steps, without_child=True) >= samples / 8, schedule
+        assert far.is_away(1)
+        assert far.late == far.misses
 
 
 @pytest.mark.usefixtures("nobody_is_late")
