@@ -403,10 +403,7 @@ def _rewrite_assertions_once(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots.
-
-    All at once: kernels of one folder wait for each other, those of several are compiled side by side.
-    """
+    """Compile ahead, once after each change of a kernel (a minute): tests expect encoded snapshots."""
     if session.config.option.processes:
         from tests.forking import Forks
 
@@ -415,15 +412,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _rewrite_assertions_once(session.config)
 
     from penstock.checkpoint.codecs import ours  # noqa: F401
-    from penstock.compiling import PARTS, Part
+    from penstock.compiling import PARTS, compile_ahead
     from penstock.flow import engine  # noqa: F401
     from penstock.loader import prediction  # noqa: F401
     from penstock.loader.transforms import compiled  # noqa: F401
     from penstock.store import files  # noqa: F401
 
-    missing = [part for part in PARTS if not part.is_cached]
-    with ThreadPoolExecutor(len(missing) or 1) as pool:
-        list(pool.map(Part.wait, missing))
+    compile_ahead(PARTS, len(os.sched_getaffinity(0)), lambda part: None)
 
 
 # -- Catalogs ------------------------------------------------------------------------------------------

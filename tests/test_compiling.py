@@ -34,7 +34,7 @@ from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import CODECS
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.cli import main as cli_main
-from penstock.compiling import Lease, Part
+from penstock.compiling import Lease, Part, compile_ahead
 from penstock.errors import ConfigError
 from penstock.kernel_cache import file_of
 from penstock.loader.transforms import Resize
@@ -274,10 +274,41 @@ def test_compiling_that_takes_long_is_reported_once_on_a_host(
     assert lines == ["compiling loops, once on this machine: NumPy serves until then"]
 
 
+def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of_one_by_one_process(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one folder call the same functions, which two processes would compile twice."""
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    others = Kernels(tmp_path / "elsewhere")
+    parts = [Part(kernels.name, name, SIGNATURE, name, "") for name in ("loops", "more loops")]
+    apart = others.part()
+    vars(apart)["folders"] = Folders((others.folder,), others.folder, "")
+    done: list[Part] = []
+
+    ahead = threading.Thread(target=compile_ahead, args=([*parts, apart], 2, done.append), daemon=True)
+    ahead.start()
+    wait_until(lambda: kernels.began and others.began)  # neither goes on before both have begun
+    kernels.go_on()
+    others.go_on("no such type")
+    wait_until(lambda: len(kernels.began) == 2)
+    kernels.go_on()
+    wait_until(lambda: len(others.began) == 2)  # another process, which would say what is wrong
+    others.go_on()
+    ahead.join()
+
+    assert set(done) == {*parts, apart}
+    assert len(kernels.began) == 2
+    assert len(set(kernels.began)) == 1
+    assert len(set(others.began)) == 2
+    assert [part.wait()(21) for part in done] == [42, 42, 42]
+
+
 def test_without_a_lease_the_caller_waits_and_is_told(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "_PATIENCE_WITH_OTHERS_SECONDS", 3600.0)
     part = kernels.part()
     asking = threading.Thread(target=part.ask)
     asking.start()

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 from numba import types
+from numba.core import codegen
 from numba.core.caching import IndexDataCacheFile
 from numpy.typing import NDArray
 
@@ -231,6 +232,34 @@ def test_the_compiled_copy_of_a_module_has_one_form_of_a_function_for_all_intege
     copy["_sum"].compile((known.Array(known.int32, 1, "C"),))
 
     assert len(copy["_of"].overloads) == 1
+
+
+def test_what_an_entry_calls_is_optimised_with_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba optimises each function with all that it calls: of 90 functions that call each other, 90 times."""
+
+    @kernel_module.entry
+    def called(values: Any) -> Any:
+        return values[0] * values[1]
+
+    @kernel_module.entry
+    def calling(values: Any) -> Any:
+        return called(values) + called(values)
+
+    optimised: list[str] = []
+    library: Any = codegen.CPUCodeLibrary
+    optimise = library._optimize_final_module
+
+    def note(each: Any) -> None:
+        optimised.append(each.name)
+        optimise(each)
+
+    monkeypatch.setattr(library, "_optimize_final_module", note)
+    signature = Signature(("int64[:]",), ("int64",))
+
+    loop = Loop(kernel_module.machine_code(calling, signature), signature)
+
+    assert loop(np.array([3, 7])) == 42
+    assert [name.rpartition(".")[2] for name in optimised if "<locals>" in name] == ["calling"]
 
 
 @pytest.mark.parametrize("starts_at_zero", [False, True])

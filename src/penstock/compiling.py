@@ -33,7 +33,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -460,11 +461,49 @@ def _locked(path: Path, is_done: Callable[[], bool]) -> Iterator[None]:
 
 
 def _serve() -> None:
-    """Do what the child does that compiles."""
+    """Do what the child does that compiles: of each part it is given the module, the name and the file."""
     # Not nice: threads that decode on all processors would starve the compiler that speeds them up.
-    module, name, place = sys.argv[1:]
-    file = Path(place)
-    with _locked(file.parent / "lock", file.exists):
-        if not file.exists():
-            print(_COMPILES, file=sys.stderr, flush=True)
-            write_whole(file, _compiled(module, name).to_bytes())
+    words = iter(sys.argv[1:])
+    for module, name, place in zip(words, words, words, strict=True):
+        file = Path(place)
+        with _locked(file.parent / "lock", file.exists):
+            if not file.exists():
+                print(_COMPILES, file=sys.stderr, flush=True)
+                write_whole(file, _compiled(module, name).to_bytes())
+
+
+def compile_ahead(parts: Iterable[Part], processes: int, report: Callable[[Part], None]) -> None:
+    """Have parts compiled by several children at once, and report each as it is done.
+
+    Those of one folder, which share callees and a lock, are compiled by one child, one after the other; folders begin
+    in the order of their first parts. What a child leaves, because it failed or could not start, is compiled by
+    `Part.wait`, which says why it fails.
+    """
+    missing = [part for part in parts if not part.is_cached]
+    folders: dict[Path, list[Part]] = {}
+    for part in missing:
+        if part._file is not None:
+            folders.setdefault(part._file.parent, []).append(part)
+    waiting, running = deque(folders.values()), list[subprocess.Popen[bytes]]()
+    try:
+        with contextlib.suppress(NoChild):
+            while waiting or running:
+                while waiting and len(running) < processes:
+                    words = [
+                        word
+                        for part in waiting.popleft()
+                        for word in (part._module, part._name, str(part._file))
+                    ]
+                    running.append(start_child("penstock.compiling:_serve", words, stderr=subprocess.DEVNULL))
+                time.sleep(_POLL_SECONDS)
+                running = [process for process in running if process.poll() is None]
+                for part in [part for part in missing if part.is_cached]:
+                    missing.remove(part)
+                    report(part)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    for part in missing:
+        part.wait()
+        report(part)

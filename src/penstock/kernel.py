@@ -19,10 +19,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from llvmlite import ir
 from numba import njit, types
+from numba._dynfunc import make_function
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.cgutils import alloca_once, get_or_insert_function, memset
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import register_pass
 from numba.core.dispatcher import Dispatcher
+from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -95,9 +100,72 @@ def _digest(source: Path) -> bytes:
     return hashlib.sha256(source.read_bytes()).digest()
 
 
+class _Linked(JITCodeLibrary):
+    """A function of an entry: linked with all that it calls, and optimised with the entry alone.
+
+    numba optimises each function together with all that it calls, and makes machine code of that: of 90 functions that
+    call each other, 90 times.
+    """
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+def _object_code(library: Any) -> bytes:
+    """Return the machine code of an entry, a `_Linked`, and of all that it calls."""
+    whole: Any = super(_Linked, library)
+    with global_compiler_lock:
+        library._ensure_finalized()
+        whole._optimize_final_module()
+        library._final_module.verify()
+        code: bytes = library.codegen._tm.emit_object(library._final_module)
+    return code
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[no-untyped-call]
+class _Linking(NativeLowering):
+    _name = "penstock_linking"
+
+    def run_pass(self, state: Any) -> bool:
+        library: Any = _Linked
+        lowering: Any = super()
+        state.library = library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        lowering.run_pass(state)
+        # numba knows a compiled function by what Python calls: as of all entries, it has no address.
+        lowered = state["cr"]
+        module, name = lowered.fndesc.lookup_module(), lowered.fndesc.qualname
+        called = make_function(module, name, "", 0, lowered.env, (state.library,))
+        state.targetctx.insert_user_function(called, lowered.fndesc, [state.library])
+        state["cr"] = lowered._replace(cfunc=called)
+        return True
+
+
+class _Compiler(CompilerBase):
+    def define_pipelines(self) -> list[Any]:
+        builder: Any = DefaultPassBuilder
+        passes = builder.define_nopython_pipeline(self.state)
+        passes.passes = [(_Linking if each is NativeLowering else each, name) for each, name in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
+#: Of functions that are called as machine code only.
+_ENTRY = {
+    "nogil": True,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "forceinline": True,
+    "pipeline_class": _Compiler,
+}
+
+
 def entry(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a kernel that is called as machine code only (`machine_code`), which the caller keeps."""
-    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
+    options: Any = _ENTRY
     compiled: Callable[P, R] = njit(**options)(function)
     return compiled
 
@@ -117,8 +185,7 @@ def compiled_copy(module: ModuleType, others: dict[str, Any] | None = None) -> d
     division by 0 an error.
     """
     names = dict(vars(module))
-    options: Any = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
-    options |= {"_nrt": False, "error_model": "numpy"}
+    options: Any = _ENTRY | {"_nrt": False, "error_model": "numpy"}
     for name, function in vars(module).items():
         if not isinstance(function, FunctionType):
             continue
@@ -176,6 +243,7 @@ def machine_code(function: Callable[..., Any], signature: Signature) -> MachineC
     arguments = tuple(map(numba_type, signature.arguments))
     function.compile(arguments)
     compiled: Any = function.overloads[arguments]
+    code = _object_code(compiled.library)
     name, module = compiled.fndesc.llvm_func_name, compiled.library._final_module
     needed = {each.name for each in module.functions if each.is_declaration}
     if missing := sorted(name for name in needed - _OF_THE_C_LIBRARY if not name.startswith("llvm.")):
@@ -184,7 +252,7 @@ def machine_code(function: Callable[..., Any], signature: Signature) -> MachineC
     expected = declared.partition("(")[2]
     if (found := str(module.get_function(name).global_value_type)) != f"i32 ({expected}":
         raise TypeError(f"this release of numba has {found} where Penstock expects i32 ({expected}")
-    return MachineCode(name, compiled.library._get_compiled_object())
+    return MachineCode(name, code)
 
 
 #: What a loop may call; `penstock.machine_code` has the last one.
