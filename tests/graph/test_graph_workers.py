@@ -280,6 +280,85 @@ def test_large_tensors_lie_in_memory_of_both_and_its_blocks_are_used_again() -> 
         each.close()
 
 
+def test_a_kernel_writes_what_is_sent_alone_where_its_receiver_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What stays on the sender, too, or goes to two workers, is copied; what a failed step wrote is free again."""
+    lent: list[int] = []
+    lend, pack = HostLink.lend, ValuesPacker.packed
+
+    def counted(link: HostLink, address: str, nbytes: int) -> Any:
+        if (found := lend(link, address, nbytes)) is not None:
+            lent.append(nbytes)
+        return found
+
+    def fail_to_pack(packer: ValuesPacker, step: int, values: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(HostLink, "lend", counted)
+    graph = Graph()
+    x = graph.placeholder("float32", [192, None], name="x")
+    with graph.on_device(TASKS[1]):
+        many = graph.add("aten.view.default", x, args=[{"input": 0}, [4, 48, -1]])
+        across = graph.add("aten.transpose.int", many, args=[{"input": 0}, 1, 2])
+        sent = [-x, x + x, x / (x + 3), graph.add("ReLU", x), x @ x, many @ across, x > x - x, -(x - 1)]
+        turned = -graph.add("aten.t.default", x)  # it lies in memory as what it is made of
+        stays, goes_twice = x * x, x - 5
+        own = graph.variable("float32", [192, 192], name="own")
+        set_own = graph.add("Assign", own, stays)
+        add_own = graph.add("AssignAdd", own, stays, controls=[set_own.endpoint.node])
+    with graph.on_device(TASKS[2]):
+        theirs = graph.variable("float32", [192, 192], name="theirs")
+        set_theirs = graph.add("Assign", theirs, sent[0])
+        add_theirs = graph.add("AssignAdd", theirs, x, controls=[set_theirs.endpoint.node])
+        received = [graph.add("Identity", each) for each in (*sent[1:], turned, stays, goes_twice)]
+    with graph.on_device(TASKS[0]):
+        received.append(graph.add("Identity", goes_twice))
+    fetches = [*received, add_own, add_theirs]
+    started = {task: new_worker(task) for task in TASKS}
+    addresses = {task: each.address for task, each in started.items()}
+    stack = contextlib.ExitStack()
+    for each in started.values():
+        stack.enter_context(contextlib.closing(each))
+
+    def in_use() -> int:
+        return sum(int(view[0]) for view in started[TASKS[1]].host._out[addresses[TASKS[2]]]._views)
+
+    with stack, opened(graph, addresses) as parted, Session(graph) as whole:
+        for number in range(3):
+            feeds = {x: np.random.default_rng(number).normal(size=(192, 192)).astype(np.float32)}
+            for one, other in zip(parted.run(fetches, feeds), whole.run(fetches, feeds), strict=True):
+                assert one.dtype == other.dtype
+                assert np.array_equal(one, other)
+            assert len(lent) == number * len(
+                sent
+            )  # in the first step it has to be seen what shapes there are
+        assert set(lent) == {4 * 192 * 192, 4 * 4 * 48 * 48, 192 * 192}
+        wait_until(lambda: in_use() == 1)  # by the variable
+        monkeypatch.setattr(ValuesPacker, "packed", fail_to_pack)
+        with pytest.raises(KernelError, match="Send raised OSError"):
+            parted.run(fetches, feeds)
+        monkeypatch.setattr(ValuesPacker, "packed", pack)
+        wait_until(lambda: in_use() == 1)
+        assert np.array_equal(parted.run(fetches, feeds)[-1], whole.run(fetches, feeds)[-1])
+
+
+def test_memory_that_was_lent_is_handed_over_as_it_is() -> None:
+    received: WakingQueue[list[Any]] = WakingQueue()
+    there = HostLink(SECRET, "there", received.put)
+    here = HostLink(SECRET, "here", lambda parts: None)
+    here.connect(["there"])
+    assert here.lend("there", 1 << 10) is None  # small messages go by no block
+    lent = here.lend("there", 1 << 20)
+    assert lent is not None
+    assert here.send("there", [lent.data])
+    (part,) = there.get_within(received, None)
+    lent[:] = 7
+    assert np.array_equal(part, lent)
+    for link in (here, there):
+        link.close()
+
+
 def test_a_thread_that_waits_receives_itself_and_hears_of_what_others_put() -> None:
     received: WakingQueue[threading.Thread | None] = WakingQueue()
     there = HostLink(SECRET, "there", lambda parts: received.put(threading.current_thread()))
@@ -1017,6 +1096,8 @@ def test_wrong_arguments_are_refused_before_a_worker_is_asked(workers: dict[str,
             opened(Graph(), wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the secret is no 32 bytes"):
         WorkerSession(Graph(), workers, SECRET[1:])
+    with pytest.raises(ConfigError, match=r"port \d+: the port is in use; give another one"):
+        new_worker(TASKS[0], int(workers[TASKS[0]].rpartition(":")[2]))
 
 
 @pytest.mark.parametrize(
@@ -1142,7 +1223,7 @@ def test_a_step_ends_that_another_worker_gave_up_while_it_was_planned(
     one = graph.constant(1.0)
     session = Session(graph)
     with contextlib.closing(new_worker(TASKS[0])) as worker, contextlib.closing(session):
-        hosted = hosting._Hosted(worker, lambda *message: None, seed=0)
+        hosted = hosting._Hosted(worker, Mail(lambda *message: None), seed=0)
         hosted.parts[1] = Future()
         hosted.parts[1].set_result(session)
         plan = session._plan

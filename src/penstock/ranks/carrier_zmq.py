@@ -56,6 +56,18 @@ class KeyPair(NamedTuple):
         return cls(zmq.curve_public(made), made)
 
 
+def _cannot_listen(interface: str, port: int, error: zmq.ZMQError) -> str:
+    at = f"this process cannot listen at {interface}" + (f", port {port}" if port else "")
+    if error.errno == zmq.EADDRINUSE:
+        return f"{at}: the port is in use; give another one, or end the process that has it"
+    if port:
+        return f"{at}: {error}; give an address of this host"
+    return (
+        f"{at}: {error}; name a network interface of this host, such as eth0, or its address: for ranks as "
+        f'{INTERFACE}, or give share="host"'
+    )
+
+
 class ZmqCarrier(Wakeable):
     """One rank's sockets. Made by one thread, then used by another; `wake` alone by any.
 
@@ -93,11 +105,7 @@ class ZmqCarrier(Wakeable):
                 self._listen(f"[{interface}]" if ":" in interface else interface, port)
             except zmq.ZMQError as error:
                 self.close()
-                at = f"{interface}, port {port}," if port else interface
-                raise ConfigError(
-                    f"this process cannot listen at {at}: {error}; name a network interface of this host, such as "
-                    f'eth0, or its address: for ranks as {INTERFACE}, or give share="host"'
-                ) from error
+                raise ConfigError(_cannot_listen(interface, port, error)) from error
 
     def _listen(self, host: str, port: int) -> None:
         """Raises: zmq.ZMQError."""

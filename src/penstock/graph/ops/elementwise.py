@@ -56,7 +56,12 @@ def one_dtype(specs: Sequence[Spec], allowed: Sequence[str], what: str) -> str:
 
 
 def _binary(
-    name: str, function: Callable[..., Any], allowed: Sequence[str], gives: str | None = None
+    name: str,
+    function: Callable[..., Any],
+    allowed: Sequence[str],
+    gives: str | None = None,
+    *,
+    takes_out: bool = True,
 ) -> None:
     def infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
         dtype = one_dtype(specs, allowed, name)
@@ -69,6 +74,7 @@ def _binary(
             inputs=(2, 2),
             kernels={"cpu": lambda node: function},
             differentiable=gives is None,
+            takes_out=takes_out,
         )
     )
 
@@ -79,14 +85,26 @@ def _unary(name: str, function: Callable[..., Any], allowed: Sequence[str]) -> N
         return [Spec(spec.dtype, spec.shape)]
 
     register(
-        Operation(name, infer, inputs=(1, 1), kernels={"cpu": lambda node: function}, differentiable=True)
+        Operation(
+            name,
+            infer,
+            inputs=(1, 1),
+            kernels={"cpu": lambda node: function},
+            differentiable=True,
+            takes_out=True,
+        )
     )
 
 
-def _divide(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _divide(one: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     if one.is_floating_point() or one.is_complex():
-        return torch.div(one, other)
-    return torch.div(one, other, rounding_mode="trunc")
+        return torch.div(one, other, out=out)
+    return torch.div(one, other, rounding_mode="trunc", out=out)
+
+
+def _relu(one: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    # That is what `relu`, which takes no `out`, calls; but where the input is 0 its gradient is another.
+    return torch.relu(one) if out is None else torch.clamp_min(one, 0, out=out)
 
 
 def _equal(one: Any, other: Any) -> Any:
@@ -101,10 +119,10 @@ _binary("Mul", torch.mul, NUMBERS)
 _binary("Div", _divide, NUMBERS)
 _binary("Greater", torch.gt, (*FLOATS, *INTEGERS, *QUANTIZED), "bool")
 _binary("Less", torch.lt, (*FLOATS, *INTEGERS, *QUANTIZED), "bool")
-_binary("Equal", _equal, DTYPES, "bool")
+_binary("Equal", _equal, DTYPES, "bool", takes_out=False)
 _unary("Exp", torch.exp, (*FLOATS, "complex64"))
 _unary("Log", torch.log, (*FLOATS, "complex64"))
 _unary("Neg", torch.neg, NUMBERS)
 _unary("Square", torch.square, NUMBERS)
 _unary("Sigmoid", torch.sigmoid, FLOATS)
-_unary("ReLU", torch.relu, (*FLOATS, *INTEGERS))
+_unary("ReLU", _relu, (*FLOATS, *INTEGERS))

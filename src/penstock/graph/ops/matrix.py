@@ -46,6 +46,7 @@ register(
         kernels={"cpu": lambda node: torch.matmul},
         alternatives={"onednn": lambda node: _onednn},
         differentiable=True,
+        takes_out=True,
     )
 )
 

@@ -36,7 +36,8 @@ class Operation:
     kernels: by type of device, "cpu" being what others fall back to. alternatives: further kernels by name, which the
     attribute `kernel` of a node chooses; a run never does, as their results differ in the last bits.
     differentiable: whether its gradient is that of its kernel by torch. handles: whether it takes variables as such,
-    and not their values.
+    and not their values. takes_out: whether its first kernel writes its value into a tensor that it is given as `out`,
+    as torch's functions do.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Operation:
     alternatives: dict[str, Callable[..., Callable[..., Any]]] = field(default_factory=dict)
     differentiable: bool = False
     handles: bool = False
+    takes_out: bool = False
 
     def kernel(self, node: Node) -> Callable[..., Callable[..., Any]]:
         """Return what makes the kernel of a node, by attribute or a device such as "/job:a/task:0/device:cuda:1"."""

@@ -9,9 +9,10 @@ from typing import Any
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
+from penstock.graph.ops.exchange import writing
 from penstock.graph.ops.table import operation
 from penstock.graph.run.lower import Flat
-from penstock.graph.run.regions import Region, groups_of, region_of
+from penstock.graph.run.regions import Region, groups_of, kernel_of, region_of
 
 #: Kinds of units, as the executor tells them apart.
 KERNEL, REGION, WAITING, SENDING, RANDOM, SWITCH, MERGE, ENTER, LEAVE, NEXT, FETCH, FEED, NOTHING = range(13)
@@ -137,6 +138,8 @@ def make_plan(
     inner: dict[tuple[int, int], tuple[Unit, int]] = {}
     units: list[Unit] = []
     needed = _users(flats)
+    if resources.mail is not None:
+        _write_where_sent(flats, needed, resources.mail)
     groups = groups_of(flats, runs_in, fuses)
     for members in groups if regions else [[index] for group in groups for index in group]:
         group = set(members)
@@ -189,6 +192,23 @@ def _users(flats: Sequence[Flat]) -> dict[tuple[int, int], list[int]]:
         for port in flat.inputs:
             needed.setdefault(port, []).append(index)
     return needed
+
+
+def _write_where_sent(flats: Sequence[Flat], needed: dict[tuple[int, int], list[int]], mail: Any) -> None:
+    """Let kernels write a value that nothing takes but one Send where its receiver has it.
+
+    Once it is sent it is the receiver's alone, which may change it as it does what it made itself.
+    """
+    for index, flat in enumerate(flats):
+        users = [flats[user] for user in needed.get((index, 0), ())]
+        if [user.op for user in users] != ["Send"] or flat.ports != 1 or flat.node is None:
+            continue
+        sent = users[0].node
+        assert sent is not None, "parting puts Sends in"
+        if sent.attr.get("is_asked"):  # it may lie here for long
+            continue
+        if _is_pure(flat) and operation(flat.op).takes_out and not flat.node.attr.get("kernel"):
+            flat.call = writing(kernel_of(flat), mail, sent.attr["to"])
 
 
 def _unit(flat: Flat, resources: Any) -> Unit:

@@ -1,6 +1,7 @@
 """What workers of one host send each other: by a socket without a file, and by memory that both map.
 
-    sender     copies a large part into a block that the receiver maps, too, and small ones into the message
+    sender     copies a large part into a block that the receiver maps, too, and small ones into the message; a kernel
+               may have written its value into such a block, which is then handed over as it is
     receiver   uses the block as it lies there, and clears its first byte once nothing refers to it any more
 
 The thread of a step sends. Of the steps that wait, one receives, for all: a tensor that it waits for itself changes no
@@ -57,8 +58,9 @@ _MARK_BYTES = 64
 _PART = struct.Struct("<QQ")
 _ALIGNMENT = 16
 _DESCRIPTOR = struct.Struct("i")
-#: Of as many as one message may have on Linux.
-_DESCRIPTOR_SPACE = socket.CMSG_SPACE(253 * _DESCRIPTOR.size)
+#: In one message: more Linux does not take.
+_MOST_DESCRIPTORS = 253
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
 
 
 class HostLink:
@@ -135,6 +137,15 @@ class HostLink:
         """Send a message; return False where the worker is on another host, or cannot take it now."""
         out = self._out.get(address)
         return out is not None and out.send(parts)
+
+    def lend(self, address: str, nbytes: int) -> np.ndarray[Any, Any] | None:
+        """Return memory in which a worker has what is sent to it from there, for the caller alone until it is sent.
+
+        It is free again as soon as nothing refers to it. None where small parts go by no block, the worker is on
+        another host, or there is no more memory.
+        """
+        out = self._out.get(address) if nbytes > _SMALL_BYTES else None
+        return None if out is None else out.lend(nbytes)
 
     def get_within(self, queue: WakingQueue[T], seconds: float | None) -> T:
         """Return the next item of a queue, as `penstock.queues.get_within`; receive what comes meanwhile."""
@@ -297,6 +308,10 @@ class _Out:
         self._lock = threading.Lock()
         self._blocks: list[Arena] = []
         self._views: list[np.ndarray[Any, Any]] = []
+        #: How many blocks the receiver knows.
+        self._known = 0
+        #: Of memory that is lent and not sent, by address: its block, its bytes, and what frees it once it is gone.
+        self._lent: dict[int, tuple[int, int, weakref.finalize[..., Any]]] = {}
 
     def is_there(self) -> bool:
         """Return whether the worker has not ended."""
@@ -322,13 +337,16 @@ class _Out:
         views = [memoryview(part).cast("B") for part in parts]
         with self._lock:
             taken: list[int] = []
-            known = len(self._blocks)
+            handed_over: dict[int, Any] = {}
             head = bytearray()
             small: list[Any] = []
             for view in views:
                 if view.nbytes <= _SMALL_BYTES:
                     head += _PART.pack(view.nbytes, 0)
                     small += [view, bytes(-view.nbytes % _ALIGNMENT)]
+                elif (lent := self._lent.get(address := _address(view))) and lent[1] == view.nbytes:
+                    handed_over[address] = lent
+                    head += _PART.pack(view.nbytes, lent[0] + 1)
                 elif (block := self._free_block(view.nbytes)) is not None:
                     self._views[block][0] = 1
                     self._views[block][_MARK_BYTES : _MARK_BYTES + view.nbytes] = view
@@ -339,17 +357,43 @@ class _Out:
             has_all = len(head) == _PART.size * len(views)
             is_sent = has_all and len(head) + sum(map(len, small)) <= _MOST_MESSAGE_BYTES
             if is_sent:
-                new = [each.descriptor for each in self._blocks[known:]]
+                new = [each.descriptor for each in self._blocks[self._known :]]
                 buffers = [_PART.pack(len(views), len(new)), head, *small]
                 try:
                     socket.send_fds(self._connection, buffers, new)
                 except OSError:  # it is full, or the worker has ended
                     is_sent = False
-            if not is_sent:
+            if is_sent:
+                self._known = len(self._blocks)
+                for address, (_, _, free) in handed_over.items():
+                    del self._lent[address]
+                    free.detach()
+            else:
                 for block in taken:
                     self._views[block][0] = 0
-                self._forget(known)
+                # But not those in front of a block that is lent.
+                while len(self._blocks) > self._known and not self._views[-1][0]:
+                    self._forget(len(self._blocks) - 1)
             return is_sent
+
+    def lend(self, nbytes: int) -> np.ndarray[Any, Any] | None:
+        """Return memory of a block that nobody uses; None where there may be no more."""
+        with self._lock:
+            if (block := self._free_block(nbytes)) is None:
+                return None
+            self._views[block][0] = 1
+            mapping = self._blocks[block].mapping
+            array = np.frombuffer(mapping, np.uint8, nbytes, _MARK_BYTES)
+            address = array.ctypes.data
+            free = weakref.finalize(array, self._free, address, memoryview(mapping))
+            free.atexit = False
+            self._lent[address] = (block, nbytes, free)
+            return array
+
+    def _free(self, address: int, mapping: memoryview) -> None:
+        # Without the lock: it may run anywhere. Before it is free, nobody else has this address.
+        del self._lent[address]
+        mapping[0] = 0
 
     def _free_block(self, nbytes: int) -> int | None:
         """Return the number of a block that nobody uses, a new one if need be; None where there may be no more."""
@@ -357,6 +401,8 @@ class _Out:
             if not view[0] and nbytes <= len(view) - _MARK_BYTES <= 2 * nbytes:
                 return number
         if nbytes + sum(map(len, self._views)) > MOST_BLOCK_BYTES:
+            return None
+        if len(self._blocks) - self._known >= _MOST_DESCRIPTORS:
             return None
         try:
             block = Arena(nbytes + _MARK_BYTES, is_shared=True)
@@ -366,12 +412,12 @@ class _Out:
         self._views.append(block.array)
         return len(self._blocks) - 1
 
-    def _forget(self, known: int) -> None:
-        """Forget the blocks that the receiver did not learn of."""
-        self._views[known:] = []
-        for block in self._blocks[known:]:
+    def _forget(self, first: int) -> None:
+        """Forget a block and those after it."""
+        self._views[first:] = []
+        for block in self._blocks[first:]:
             block.close()
-        self._blocks[known:] = []
+        self._blocks[first:] = []
 
     def close(self) -> None:
         with self._lock:
@@ -426,6 +472,10 @@ class _In:
             for block in self._blocks:
                 block.close()
             self._blocks.clear()
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 def _lent(block: Arena, nbytes: int) -> np.ndarray[Any, Any]:

@@ -23,16 +23,17 @@ class Mail:
     """The values on their way to the Recvs of one session's steps on one worker.
 
     send: sends a message to a task: its name, the number of the step, the name of a node, and its outputs by port; None
-    asks for them. get_within: waits for what happens to a step, as `penstock.queues.get_within`.
+    asks for them. lend: gives memory of so many bytes in which a task has what is sent to it, where there is such.
+    get_within: waits for what happens to a step, as `penstock.queues.get_within`.
     """
 
     def __init__(
         self,
         send: Callable[[str, int, str, Values | None], None],
+        lend: Callable[[str, int], Any] = lambda to, nbytes: None,
         get_within: Callable[[WakingQueue[Any], float | None], Any] = get_within,
     ) -> None:
-        #: Sends outputs of a node: to a task, for a step.
-        self.send, self.get_within = send, get_within
+        self.send, self.lend, self.get_within = send, lend, get_within
         #: By step, node and task: what waits until that asks, with who waits; and who asked for what is not there yet.
         self._offers: dict[tuple[int, str, str], tuple[Any, Values]] = {}
         self._asked: set[tuple[int, str, str]] = set()

@@ -245,7 +245,10 @@ class Worker:
             else:
                 self.link.post(numbers[to], parts)
 
-        self._sessions[session] = _Hosted(self, send, int(message["seed"]))
+        def lend(to: str, nbytes: int) -> Any:
+            return self.host.lend(others[to], nbytes) if here and not is_lossy else None
+
+        self._sessions[session] = _Hosted(self, Mail(send, lend, self.host.get_within), int(message["seed"]))
         self.link.answer(who, {"kind": "opened", **_about(message)})
 
     def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
@@ -333,15 +336,13 @@ _ANSWERS: dict[str, Callable[..., None]] = {
 class _Hosted:
     """A client's session on this worker: its state, and the parts of graphs that it runs."""
 
-    def __init__(
-        self, worker: Worker, send: Callable[[str, int, str, Values | None], None], seed: int
-    ) -> None:
+    def __init__(self, worker: Worker, mail: Mail, seed: int) -> None:
         self.heard = time.monotonic()
         self._task = worker.task
         self.parts: dict[int, Future[Session]] = {}
-        self.mail = Mail(send, worker.host.get_within)
+        self.mail = mail
         self.resources = Resources(seed, *worker._brought)
-        self.resources.mail = self.mail
+        self.resources.mail = mail
         self._slowness = worker._slowness
         self._aborted: dict[int, str] = {}
         self._lock = threading.Lock()
