@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
+from tests.loader.pictures import CountedFolder, drawn
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, predict
@@ -32,7 +32,7 @@ from penstock.loader.transforms import (
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.ranks import alone
 from penstock.simulate import loading
-from penstock.store import ImageFolder, job_memory
+from penstock.store import job_memory
 from penstock.store.disk import DiskTier, disk_tiers
 from penstock.store.group import Bytes, Failed, Ids
 from penstock.trace import read_trace
@@ -40,18 +40,6 @@ from penstock.trace.schema import Kind
 
 COUNT, EPOCHS = 45, 7
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
-
-
-class CountedFolder(ImageFolder):
-    """Counts how often each sample is read."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.reads: Counter[int] = Counter()
-
-    def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
-        self.reads.update(ids.tolist())
-        return super().read_group(ids, into, begins)
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +53,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of about one size, as the first of them says it."""
     return drawn(tmp_path_factory.mktemp("alike") / "a", [(60 + sample, 70) for sample in range(16)])
-
-
-def drawn(folder: Path, sizes: list[tuple[int, int]]) -> Path:
-    folder.mkdir()
-    random = np.random.default_rng(4)
-    for sample, (height, width) in enumerate(sizes):
-        coarse = random.integers(0, 256, (height // 6 + 1, width // 6 + 1, 3), np.uint8)
-        picture = cv2.resize(coarse, (int(width), int(height)), interpolation=cv2.INTER_CUBIC)
-        assert cv2.imwrite(str(folder / f"{sample:02}.{'png' if sample % 9 == 4 else 'jpg'}"), picture)
-    return folder.parent
 
 
 def batches_of(source: Any, transforms: Any, keep: str, **arguments: Any) -> list[tuple[bytes, bytes]]:

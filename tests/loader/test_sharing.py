@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tests.faults import PIPES, FaultSchedule, Namespace, Process
 from tests.forking import Forks
 from tests.interpreters import Interpreters
+from tests.loader.pictures import CountedFolder, drawn
 from tests.loader.sharing_data import Counted, expected, loader, ranks_in
 from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
@@ -29,13 +30,14 @@ from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.ranks_memory import Sharing
+from penstock.loader.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
 from penstock.measure.replay import replay_of
 from penstock.measure.slow_source import SlowSource
 from penstock.plan.serialise import read_plan
 from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
-from penstock.store import Source
+from penstock.store import ImageFolder, Source
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -490,6 +492,70 @@ def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(
     assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
 
 
+RANDOM, FIXED = (RandomResizedCrop(20), RandomHorizontalFlip()), (Resize(24), CenterCrop(20))
+
+
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
+@pytest.mark.parametrize(
+    ("hosts", "keep", "transforms"),
+    [
+        (1, "crops", FIXED),
+        pytest.param(1, "decoded", RANDOM, marks=pytest.mark.slow),
+        pytest.param(2, "crops", FIXED, marks=pytest.mark.slow),
+        (2, "decoded", RANDOM),
+    ],
+)
+def test_ranks_decode_each_picture_once_and_give_each_other_its_pixels(
+    hosts: int, keep: str, transforms: tuple[Any, ...], tmp_path: Path
+) -> None:
+    """No batch is another for it; nor where a rank's memory is damaged, which is a miss.
+
+    Crops of the last picture are not all made of its pixels, so that it is kept as stored.
+    """
+    sizes = [*((60 + sample, 70) for sample in range(15)), (420, 420)]
+    photos, whole = drawn(tmp_path / "a", sizes), threading.Barrier(2)
+    sources = [CountedFolder(photos) for _ in range(2)]
+    how: dict[str, Any] = {"epochs": 4, "batch_size": 4, "transforms": (*transforms, ToTensor())}
+    how |= {"dtype": "float32", "memory": "64 MB", "seed": 5, "timeout_seconds": patient(60)}
+    # Nothing is staged of a sample that the one worker has still to keep.
+    how |= {"prefetch": 1, "decoders": 1}
+
+    def part(ranks: Ranks) -> tuple[list[NDArray[Any]], int, int]:
+        here.host = f"host {ranks.rank % hosts}"
+        images, share = [], "host" if hosts == 1 else "hosts"
+        with (
+            contextlib.ExitStack() as failing,
+            loader(sources[ranks.rank], ranks, keep=keep, share=share, **how) as load,
+        ):
+            failing.callback(whole.abort)
+            tier, misses = sharing_of(load).tier, 0
+            assert tier is not None
+            for epoch in range(4):
+                for rows, _ in load:
+                    images.append(rows.copy())
+                    whole.wait(patient(60))
+                if epoch == 2:
+                    misses = misses_of(sharing_of(load))
+                    if ranks.rank == 1:
+                        assert tier._log is not None
+                        np.frombuffer(tier._log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
+                    whole.wait(patient(60))
+                    reads.append(sum(sources[ranks.rank].reads.values()))
+            failing.pop_all()
+            return images, misses, misses_of(sharing_of(load))
+
+    reads: list[int] = []
+    (first, before, after), (second, *others) = run(2, part)
+
+    with loader(CountedFolder(photos), alone(), rank=None, world_size=None, share=None, **how) as one:
+        expected_images = [images.copy() for _ in range(4) for images, _ in one]
+    for mine, theirs, both in zip(first, second, expected_images, strict=True):
+        assert (np.concatenate((mine, theirs)) == both).all()
+    assert sum(reads) == len(sizes)
+    assert [before, *others] == [0, 0, 0]
+    assert after > 0
+
+
 def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
     def said(**options: Any) -> str:
         with pytest.raises(ConfigError) as raised:
@@ -500,15 +566,25 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
     assert '"host", "hosts", "jobs" or None' in said(share="job")
     assert "local_disk=" in said(share="jobs", local_disk=str(tmp_path))
     assert "decoders=0" in said(decoders=0)
-    assert "keep=" in said(keep="crops")
+    assert 'keep=\'auto\', in place of which keep="crops" or "decoded" is shared' in said(keep="auto")
+
+    photos = ImageFolder(drawn(tmp_path / "a", [(40, 50)] * 8))
+    pictures = {"transforms": (*RANDOM, ToTensor()), "keep": "decoded", "dtype": "float32", "batch_size": 4}
+    keeps = ["decoded", "stored"]
 
     def part(options: dict[str, Any]) -> Callable[[Ranks], Any]:
-        return lambda ranks: loader(Counted(SAMPLES), ranks, **options).close()
+        source: Any = photos if "transforms" in options else Counted(SAMPLES)
+        return lambda ranks: loader(source, ranks, **options).close()
 
     for options, reason in (
         ({"policy": "push"}, "hands samples from rank to rank"),
         ({"policy": "frequency-alone"}, "each rank reads its own tiers alone"),
+        (pictures | {"keep": "crops"}, 'give keep="decoded" or "stored"'),
+        (pictures | {"policy": "cover"}, "ranks read samples for others ahead of need"),
+        (pictures | {"local_disk": str(tmp_path / "disk")}, "in memory alone, and a disk is given"),
     ):
         for error in run(2, part(options)):
             assert isinstance(error, ConfigError)
             assert reason in str(error)
+    for error in run(2, lambda ranks: part(pictures | {"keep": keeps[ranks.rank]})(ranks)):
+        assert "keep is 'decoded' on rank 0 and 'stored' on rank 1" in str(error)

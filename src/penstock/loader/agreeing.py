@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.loader.config import BOTH_OR_NEITHER, LoaderConfig
+from penstock.loader.config import BOTH_OR_NEITHER, HOST, HOSTS, LoaderConfig
 from penstock.loader.dataset import MapDataset
 from penstock.loader.listing_once import START, list_once
 from penstock.loader.opened import Opened, data_of, open_run, open_source_of, pipeline_of, plan_of, samples_of
@@ -223,6 +223,7 @@ def _values_of(
         "steps": config.steps,
         "policy": describe_object(config.loading_policy),
         "share": config.share,
+        "keep": config.keep if config.share in (HOST, HOSTS) else None,
         "resumes at": [state.get("epoch"), state.get("step")] if isinstance(state, Mapping) else None,
         "plan.samples": samples,
         **dict(flat_values({"data": data})),

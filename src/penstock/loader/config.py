@@ -155,8 +155,8 @@ class LoaderConfig:
     share: "host" has the ranks of a host read each other's memory, so that together they keep each sample once and read
         the source once for it; "hosts" does so for the ranks of all hosts, which send each other samples over encrypted
         connections. "jobs": separate jobs of this user on a host, over the same data, keep samples together, in the
-        memory= of the first of them, with keep="decoded" or "crops" their pixels, too. Of a folder or `Source`. None:
-        each rank reads for itself.
+        memory= of the first of them. With keep="decoded" or "crops" all share pixels, too. Of a folder or `Source`.
+        None: each rank reads for itself.
     decode_servers: addresses of `penstock decode-server` on other machines, such as ["node7:7447"], which read, decode
         and crop pictures of a folder or `Source` as far as that is faster; batches are the same, bit by bit. Nothing is
         kept here then, unless policy= says so.
@@ -465,11 +465,8 @@ class LoaderConfig:
             raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{HOSTS}", "{JOBS}" or None')
         instead = {
             "a data set, whose own code reads": self.is_of_data_set,
-            f'keep={self.keep!r}, which ranks of one host share by share="{JOBS}"': (
-                self.share != JOBS and check_keep(self.keep) is not None
-            ),
-            f'keep={self.keep!r}, in place of which jobs share keep="{CROPS}" or "{DECODED}"': (
-                self.share == JOBS and self.keep not in (STORED, CROPS, DECODED)
+            f'keep={self.keep!r}, in place of which keep="{CROPS}" or "{DECODED}" is shared': (
+                self.keep not in (STORED, CROPS, DECODED)
             ),
             "local_disk=, which jobs do not share": self.share == JOBS and self.local_disk is not None,
             "decoders=0, by which nothing is read ahead": self.decoders == 0,
@@ -509,6 +506,12 @@ class LoaderConfig:
             SHARED_POLICY if self.share in (HOST, HOSTS) else SERVED_POLICY if self.decode_servers else POLICY
         )
         return policy_of(self.policy or by_default)
+
+    @property
+    def shares_form(self) -> bool:
+        """Whether several ranks keep pixels for each other."""
+        is_shared = self.share in (HOST, HOSTS) and (self.world_size or 1) > 1
+        return is_shared and check_keep(self.keep) is not None
 
     @property
     def unequal(self) -> Unequal:

@@ -16,11 +16,13 @@ from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import FRONTS, ImageDecoder, ImageGroup
 from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.pictures import KeptPictures
-from penstock.loader.pixels_on_disk import PixelsOnDisks
+from penstock.loader.pixels_on_disk import PixelsOnDisks, with_spare
+from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.transforms.crops import Crop, CropPass
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
 from penstock.store.blocks import BlockTier
+from penstock.store.group import Ids
 from penstock.trace.schema import STAGING
 
 
@@ -28,6 +30,7 @@ class KeptCrops:
     """The crops in memory, and those on disks. Any thread may call anything.
 
     epochs: of the run. placement: says of which samples. disks: what they keep.
+    shared: memory that other ranks read, in place of the capacity, of crops that serve all epochs.
     """
 
     def __init__(
@@ -38,10 +41,11 @@ class KeptCrops:
         placement: Placement,
         epochs: int,
         disks: KeptOnDisks,
+        shared: BlockTier | None = None,
     ) -> None:
-        self.form, self._epochs = form, epochs
+        self.form, self._epochs, self._shape = form, epochs, crops.shape
         self.disks = PixelsOnDisks(disks, placement, crops.shape)
-        self.tier = BlockTier(capacity_bytes, crops.shape)
+        self.tier = BlockTier(capacity_bytes, crops.shape) if shared is None else shared
         #: bool[samples]
         self.is_kept: NDArray[np.bool_] = placement.tier_of == form.TIER
 
@@ -55,6 +59,10 @@ class KeptCrops:
             self.tier.array[block][...] = crop
             self.tier.keep(block, sample)
 
+    def unpacked(self, content: Crop) -> Crop | None:
+        """Return the crop that another rank has in memory; None for bytes that are none."""
+        return with_spare(content.reshape(self._shape)) if content.size == np.prod(self._shape) else None
+
     def epochs_from(self, sample: int, epoch: int) -> range:
         """Return the epochs after this one whose crops are made along with this one's."""
         later = self.form.later_epochs(epoch, sample)
@@ -64,8 +72,8 @@ class KeptCrops:
 class CropFetcher(SourceFetcher):
     """A `Fetcher` that has uint8[rows, columns, 3] where a tier keeps crops or pictures, and stored bytes elsewhere."""
 
-    def __init__(self, kept: KeptCrops | KeptPictures, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, kept: KeptCrops | KeptPictures, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._kept = kept
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
@@ -85,13 +93,25 @@ class CropFetcher(SourceFetcher):
         rests = [STAGING if kept.form.is_in(rest) else rest for rest in request.rests]
         return super().fetch(request._replace(rests=rests))
 
+    def _from_peer(self, ids: Ids, peers: RanksMemory, rank: int) -> list[Any]:
+        """Return what another rank has, as `_in_memory`: it keeps samples in the same form."""
+        found = super()._from_peer(ids, peers, rank)
+        for index, each in enumerate(found):
+            if not isinstance(each, Failed):
+                pixels = self._kept.unpacked(each)
+                found[index] = self._not_here(int(ids[index]), f"rank {rank}") if pixels is None else pixels
+        return found
+
     def _in_memory(self, sample: int, epoch: int) -> Crop | Failed:
         found = self._kept.find(sample, epoch)
         if found is None:
             found = self._kept.disks.find(sample)
         if found is None:
-            return Failed(DataError(f"nothing of {self.describe(sample)} for epoch {epoch} is in memory"))
+            return self._not_here(sample, f"memory for epoch {epoch}")
         return found
+
+    def _not_here(self, sample: int, place: str) -> Failed:
+        return Failed(DataError(f"no crop or picture of {self.describe(sample)} is in {place}"))
 
     def close(self) -> None:
         super().close()

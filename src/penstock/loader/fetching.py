@@ -25,6 +25,7 @@ from penstock.policy import AllExtents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
+from penstock.store.blocks import BlockTier
 from penstock.store.direct import LEAST_MAPPED_BYTES, new_buffer
 from penstock.store.group import Bytes, Ids, was_mapped
 from penstock.store.mixing import sources_in
@@ -97,7 +98,7 @@ class SourceFetcher:
     def __init__(
         self,
         source: Source,
-        tiers: Mapping[int, MemoryTier | WriteBehind],
+        tiers: Mapping[int, MemoryTier | BlockTier | WriteBehind],
         near: Near | None = None,
         copied: Mapping[int, NDArray[np.bool_]] | None = None,
         peers: RanksMemory | None = None,

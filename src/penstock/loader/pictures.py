@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.loader.images import ImageDecoder, ImageGroup, size_of
 from penstock.loader.local_disk import KeptOnDisks
-from penstock.loader.pixels_on_disk import PixelsOnDisks, with_spare
+from penstock.loader.pixels_on_disk import HEAD_BYTES, PixelsOnDisks, head_of, with_spare, write_head
 from penstock.loader.transforms import Scratch
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.geometry import (
@@ -32,6 +33,8 @@ from penstock.store import MemoryTier
 
 #: Of a photograph: what a byte of its file is decoded to.
 _BYTES_A_BYTE = 6.0
+#: Of a picture that ranks send each other as pixels, at most; larger ones they keep as stored.
+MOST_SHARED_BYTES = 256 << 20
 
 
 def front_of_crops(pipeline: Pipeline) -> Front | None:
@@ -102,7 +105,13 @@ class WholePictures:
 class KeptPictures:
     """The pictures in memory, and those on disks. Any thread may call anything.
 
+    Each begins with its rows and columns; those of one that is kept as stored are zero. Behind pixels are bytes that
+    compiled loops may read.
+
     pipeline: one of `front_of_crops`. placement: says of which samples. disks: what they keep.
+    shared: memory that other ranks read, in place of the capacity. They count on each sample that is to be there, so
+        that one whose pixels cannot be is kept as stored, for which there is always space.
+    sizes_bytes: int64[samples], as stored.
     """
 
     def __init__(
@@ -112,40 +121,72 @@ class KeptPictures:
         capacity_bytes: int,
         placement: Placement,
         disks: KeptOnDisks,
+        shared: MemoryTier | None,
+        sizes_bytes: NDArray[np.int64],
     ) -> None:
-        self.form, self.tier = form, MemoryTier(capacity_bytes)
+        self.form, self.tier = form, MemoryTier(capacity_bytes) if shared is None else shared
+        self._is_shared, self._sizes_bytes = shared is not None, sizes_bytes
         self.disks = PixelsOnDisks(disks, placement, None)
         #: bool[samples]
         self.is_kept: NDArray[np.bool_] = placement.tier_of == form.TIER
-        #: int32[samples, 2], rows and columns of those that are here.
-        self._shapes = np.zeros((self.is_kept.size, 2), np.int32)
         self.whole = WholePictures(pipeline)
+        kept_bytes = sizes_bytes[self.is_kept]
+        #: What those that are to be here, and are not yet, take as stored. Under the lock, as is taking space.
+        self._due_bytes = int(kept_bytes.sum()) + HEAD_BYTES * kept_bytes.size
+        self._due_lock = threading.Lock()
 
     def find(self, sample: int, epoch: int = 0) -> NDArray[np.uint8] | None:
-        """Return uint8[rows, columns, 3], read-only; None where it is not here. Raises: ClosedError."""
+        """Return uint8[rows, columns, 3], read-only, or uint8[bytes] as stored; None where it is not here.
+
+        Raises: ClosedError.
+        """
         ((begin, end),) = self.tier.places_of(np.array([sample])).tolist()
         if begin < 0:
             return None
-        found = self._picture(sample, begin, end)
-        found.flags.writeable = False
+        found = self.unpacked(self.tier.array[begin:end])
+        if found is not None:
+            found.flags.writeable = False
         return found
 
     def keep(self, sample: int, pixels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         """Copy a picture; return the copy, or None without space for it. pixels: uint8[rows, columns, 3]."""
-        ids = np.array([sample])
-        begins = self.tier.take_space(ids, np.array([pixel_bytes(*pixels.shape[:2])]))
-        if begins is None:
+        rows, columns, _ = pixels.shape
+        nbytes = pixel_bytes(rows, columns)
+        if self._is_shared and HEAD_BYTES + nbytes > MOST_SHARED_BYTES:
             return None
-        self._shapes[sample] = pixels.shape[:2]
-        found = self._picture(sample, *begins.tolist())
-        found[...] = pixels
-        self.tier.keep(ids)
-        return found
+        return self._keep(sample, pixels, rows, columns, nbytes)
 
-    def _picture(self, sample: int, begin: int, end: int) -> NDArray[np.uint8]:
-        rows, columns = self._shapes[sample].tolist()
-        # Behind the pixels are bytes that compiled loops may read.
-        return self.tier.array[begin:end][: rows * columns * 3].reshape(rows, columns, 3)
+    def keep_stored(self, sample: int, data: NDArray[np.uint8]) -> None:
+        """Copy what has no pixels here, where other ranks count on it, if there is space. data: uint8[bytes]."""
+        if self._is_shared:
+            self._keep(sample, data, 0, 0, data.size)
+
+    def _keep(
+        self, sample: int, what: NDArray[np.uint8], rows: int, columns: int, nbytes: int
+    ) -> NDArray[np.uint8] | None:
+        ids, as_stored_bytes = np.array([sample]), HEAD_BYTES + int(self._sizes_bytes[sample])
+        with self._due_lock:
+            others_bytes = self._due_bytes - as_stored_bytes if self._is_shared else 0
+            if self.tier.used_bytes + HEAD_BYTES + nbytes + others_bytes > self.tier.capacity_bytes:
+                return None
+            begins = self.tier.take_space(ids, np.array([HEAD_BYTES + nbytes]))
+            if begins is None:
+                return None
+            self._due_bytes -= as_stored_bytes
+        content = self.tier.array[begins[0] : begins[1]]
+        write_head(content, rows, columns)
+        content[HEAD_BYTES:][: what.size] = what.reshape(-1)
+        self.tier.keep(ids)
+        return self.unpacked(content)
+
+    def unpacked(self, content: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        """Return what memory has of a sample, here or on another rank, as `find`; None for bytes that are none."""
+        rows, columns = head_of(content)
+        if rows == columns == 0:
+            return content[HEAD_BYTES:] if content.size > HEAD_BYTES else None
+        if min(rows, columns) < 1 or content.size != HEAD_BYTES + pixel_bytes(rows, columns):
+            return None
+        return content[HEAD_BYTES:][: rows * columns * 3].reshape(rows, columns, 3)
 
 
 class PictureDecoder(ImageDecoder):
@@ -163,13 +204,13 @@ class PictureDecoder(ImageDecoder):
         for index in which:
             sample = group.sample(index)
             is_wanted = self._kept.is_kept[sample] or self._kept.disks.is_wanted(sample)
-            if data[index].ndim == 1 and is_wanted:
+            if data[index].ndim == 1 and is_wanted and not self._kept.tier.contains(sample):
                 at(sample)
-                pixels = self._whole(data[index].data, sample, group)
+                pixels = self._whole(data[index], sample, group)
                 data[index] = data[index] if pixels is None else pixels
         return super()._write_images(group._replace(data=data), which, at)
 
-    def _whole(self, data: memoryview, sample: int, group: ImageGroup) -> NDArray[np.uint8] | None:
+    def _whole(self, data: NDArray[np.uint8], sample: int, group: ImageGroup) -> NDArray[np.uint8] | None:
         """Decode a picture and keep it; return a copy of it.
 
         None where that is not what its crops are made of, or memory has no space that should keep it.
@@ -181,5 +222,7 @@ class PictureDecoder(ImageDecoder):
             self._kept.disks.put(sample, pixels)
             found = self._kept.keep(sample, pixels) if self._kept.is_kept[sample] else with_spare(pixels)
 
-        self._kept.whole.decode(data, group.scratch, keep)
+        self._kept.whole.decode(data.data, group.scratch, keep)
+        if found is None and self._kept.is_kept[sample]:
+            self._kept.keep_stored(sample, data)
         return found

@@ -22,7 +22,7 @@ from penstock.store.write_behind import WriteBehind
 
 #: In front of a picture, whose size no other place knows: rows and columns.
 _HEAD = np.dtype("<i4")
-_HEAD_BYTES = 2 * _HEAD.itemsize
+HEAD_BYTES = 2 * _HEAD.itemsize
 #: Behind pixels: compiled loops may read a few bytes on, which weigh nothing.
 _SPARE_BYTES = 64
 
@@ -107,21 +107,32 @@ class PixelsOnDisks:
     def _packed(self, pixels: Pixels) -> Bytes:
         if self._shape is not None:
             return pixels.reshape(-1)
-        packed = np.empty(_HEAD_BYTES + pixels.size, np.uint8)
-        packed[:_HEAD_BYTES].view(_HEAD)[:] = pixels.shape[:2]
-        packed[_HEAD_BYTES:] = pixels.reshape(-1)
+        packed = np.empty(HEAD_BYTES + pixels.size, np.uint8)
+        write_head(packed, *pixels.shape[:2])
+        packed[HEAD_BYTES:] = pixels.reshape(-1)
         return packed
 
     def _unpacked(self, content: Bytes) -> Pixels | None:
         """Return the picture; None for bytes that are none."""
         if self._shape is not None:
             return content.reshape(self._shape) if content.size == np.prod(self._shape) else None
-        if content.size < _HEAD_BYTES:
+        rows, columns = head_of(content)
+        if content.size < HEAD_BYTES or content.size != HEAD_BYTES + 3 * rows * columns:
             return None
-        rows, columns = np.frombuffer(content[:_HEAD_BYTES].tobytes(), _HEAD).tolist()
-        if content.size != _HEAD_BYTES + 3 * rows * columns:
-            return None
-        return content[_HEAD_BYTES:].reshape(rows, columns, 3)
+        return content[HEAD_BYTES:].reshape(rows, columns, 3)
+
+
+def write_head(content: Bytes, rows: int, columns: int) -> None:
+    """Write what is in front of a picture."""
+    content[:HEAD_BYTES] = np.array([rows, columns], _HEAD).view(np.uint8)
+
+
+def head_of(content: Bytes) -> tuple[int, int]:
+    """Return rows and columns, as `write_head` wrote them; zeros of what is too short to have any."""
+    if content.size < HEAD_BYTES:
+        return 0, 0
+    rows, columns = np.frombuffer(content[:HEAD_BYTES].tobytes(), _HEAD).tolist()
+    return rows, columns
 
 
 def with_spare(pixels: Pixels) -> Pixels:

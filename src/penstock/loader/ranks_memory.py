@@ -9,6 +9,7 @@ from penstock.errors import DataError
 from penstock.policy.placement import Shared
 from penstock.ranks.remote_peers import RemotePeers
 from penstock.store import MemoryTier
+from penstock.store.blocks import BlockTier
 from penstock.store.host_memory import Bytes, HostMemory, Ids
 
 
@@ -56,11 +57,12 @@ class RanksMemory:
 class Sharing:
     """What ranks of a host, or of the job, keep for each other.
 
-    ranks: all that do, this one among them, ascending. tier: the memory of this one. peers: of the others.
+    ranks: all that do, this one among them, ascending. tier: the memory of this one; of blocks for crops. peers: of the
+        others.
     Both None in a prediction.
     """
 
     shared: Shared
     ranks: tuple[int, ...]
-    tier: MemoryTier | None = None
+    tier: MemoryTier | BlockTier | None = None
     peers: RanksMemory | None = None

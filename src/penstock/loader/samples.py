@@ -18,7 +18,7 @@ from penstock.flow.staging import Field, slot_bytes
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.collating import CollatingDecoder
-from penstock.loader.config import JOBS, LoaderConfig
+from penstock.loader.config import HOSTS, JOBS, LoaderConfig
 from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.decode_servers import connect, served_by
@@ -51,6 +51,7 @@ from penstock.plan import AccessPlan
 from penstock.policy import AllExtents, Placement
 from penstock.policy.forms import STRAY, CropForm
 from penstock.store import MemoryTier, Source, labels_of
+from penstock.store.blocks import BlockTier
 from penstock.store.calls import Calls
 from penstock.store.pairs import masks_of
 from penstock.store.write_behind import WriteBehind
@@ -67,7 +68,8 @@ class Samples(NamedTuple):
     fields: of a batch. picture_bytes, large_picture_bytes: see `share_memory`; 0 for a data set.
     parts: makes what fetches and decodes them of memory, machine and disks, and where they lie.
     draws_seed, processes, byte_values, form: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
-    served_bytes: of one that a decode server has decoded; 0 without any. pixels: of `describe_form`.
+    served_bytes: of one that a decode server, or a rank of another host, has decoded; 0 without any.
+    pixels: of `describe_form`. crop_shape: of what memory keeps; None where that is no crops.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -86,6 +88,7 @@ class Samples(NamedTuple):
     form: CropForm | None = None
     served_bytes: int = 0
     pixels: Mapping[str, object] | None = None
+    crop_shape: tuple[int, ...] | None = None
 
     def stored_for(self, undecoded_bytes: int) -> int:
         """Return the bytes of as many samples, as they are stored, as memory of so many bytes has space for."""
@@ -141,11 +144,11 @@ def samples_of_source(
     ) -> tuple[Fetcher, Decoder, AllExtents | None]:
         extents = all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
-        tiers: dict[int, MemoryTier | WriteBehind] = dict(disks.tiers)
+        tiers: dict[int, MemoryTier | BlockTier | WriteBehind] = dict(disks.tiers)
         count = 1 if processes is None else processes.count
         how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
         if budget.tier_bytes and runs and form is not None:
-            made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks
+            made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks, sharing
             fetcher, decoder = _kept_in_form(*made, (source, tiers, near), how)
         else:
             if sharing is not None and sharing.tier is not None:
@@ -179,18 +182,21 @@ def samples_of_source(
         processes,
         byte_values=byte_values,
         form=form,
-        served_bytes=_served_bytes(config, pipeline, masks),
+        served_bytes=_served_bytes(config, pipeline, masks, form),
         pixels=None if form is None else describe_form(form, pipeline),
+        crop_shape=None if form is None or form.is_decoded or crops is None else crops.shape,
     )
 
 
-def _served_bytes(config: LoaderConfig, pipeline: Pipeline, masks: Masks | None) -> int:
-    """Return what a sample takes that a decode server has decoded; 0 without servers.
+def _served_bytes(
+    config: LoaderConfig, pipeline: Pipeline, masks: Masks | None, form: CropForm | None
+) -> int:
+    """Return what a sample takes that a decode server, or a rank of another host, has decoded; 0 without any.
 
     Raises: ConfigError where they could not make what this pipeline begins with.
     """
     if not config.decode_servers:
-        return 0
+        return 0 if form is None or config.share != HOSTS else int(form.space_share * form.crop_bytes)
     if masks is not None:
         raise ConfigError(
             "decode_servers are given, and images have masks, which they do not decode: leave them out"
@@ -211,7 +217,8 @@ def _kept_in_form(
     placement: Placement,
     epochs: int,
     disks: KeptOnDisks,
-    reads: tuple[Any, ...],
+    sharing: Sharing | None,
+    reads: tuple[Source, dict[int, Any], Near | None],
     how: tuple[Any, ...],
 ) -> tuple[SourceFetcher, ImageDecoder]:
     """Return what fetches and decodes where memory, and disks perhaps, keep decoded pictures, or crops.
@@ -219,13 +226,20 @@ def _kept_in_form(
     reads, how: arguments of a `SourceFetcher`, and of an `ImageDecoder`.
     """
     form = replace(form, disks=len(disks.in_form))
+    shared, peers = (None, None) if sharing is None else (sharing.tier, sharing.peers)
+    if shared is not None:
+        reads[1][form.TIER] = shared
+    more = {"peers": peers}
     if form.is_decoded:
-        pictures = KeptPictures(form, pipeline, capacity_bytes, placement, disks)
-        return CropFetcher(pictures, *reads), PictureDecoder(pictures, *how)
+        assert not isinstance(shared, BlockTier), "pictures are of any size"
+        sizes_bytes = reads[0].sizes_bytes
+        pictures = KeptPictures(form, pipeline, capacity_bytes, placement, disks, shared, sizes_bytes)
+        return CropFetcher(pictures, *reads, **more), PictureDecoder(pictures, *how)
     assert crops is not None, "they are of that form"
+    assert not isinstance(shared, MemoryTier), "crops are of one size"
     crops.prepare()
-    kept = KeptCrops(form, crops, capacity_bytes, placement, epochs, disks)
-    return CropFetcher(kept, *reads), CropDecoder(kept, crops, *how)
+    kept = KeptCrops(form, crops, capacity_bytes, placement, epochs, disks, shared)
+    return CropFetcher(kept, *reads, **more), CropDecoder(kept, crops, *how)
 
 
 def pixels_bytes(budget: MemoryBudget, sizes_bytes: NDArray[np.int64], form: CropForm | None) -> int:

@@ -333,7 +333,7 @@ def job_among(
     )
     on = replace(draft.on, storage=(storage[0], *tiers))
     sizes_bytes, seed = draft.samples.sizes_bytes, seed_of(draft.config)
-    return Job(plan, sizes_bytes, on, seed, draft.rank, sharing=ranks, first=first, held=held)
+    return Job(plan, sizes_bytes, on, seed, draft.rank, draft.form, ranks, first, held)
 
 
 def tiers_of(draft: Draft) -> list[int]:
@@ -440,6 +440,11 @@ def _disks_of(
     none: _Classes = lambda total_bytes: []  # noqa: E731
     if isinstance(policy, Staging) or config.share == JOBS:
         return none, content_of
+    if config.shares_form and classes(1):
+        raise ConfigError(
+            f"keep is {config.keep!r} and share {config.share!r}, by which ranks keep pixels for each other in memory "
+            "alone, and a disk is given: leave local_disk, and the disks of machine, out, or keep"
+        )
     if isinstance(source, Source):
         return classes, partial(content_of, source)
     if not config.cache or not classes(1):
@@ -612,8 +617,10 @@ def _keep_bytes(
     if isinstance(policy, Staging):
         return 0
     most_bytes, form = _most_kept_bytes(machine, samples.sizes_bytes, samples.form), samples.form
-    if config.share != JOBS or form is None:
+    if form is None or not (config.share == JOBS or config.shares_form):
         return most_bytes
+    if config.shares_form:  # each rank guesses by another picture
+        return int(form.space_share * most_bytes)
     # Beside pixels, whatever they turn out to take, are samples as stored.
     return int(samples.sizes_bytes.sum() + form.space_share * most_bytes)
 

@@ -31,6 +31,7 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
 from penstock.loader.local_disk import Disk
+from penstock.loader.pictures import MOST_SHARED_BYTES
 from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, without_disks
 from penstock.policy.loading import Fill, Loading
@@ -40,6 +41,7 @@ from penstock.ranks.carrier_of_job import carrier_of_job, free_tag
 from penstock.ranks.descriptors import DescriptorExchange, host_id
 from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.store import MemoryTier
+from penstock.store.blocks import BlockTier
 from penstock.store.disk import DiskTier
 from penstock.store.host_memory import FileBytes, HostMemory, KeptLog, PeerMemory, PeerTiers, checksum_of
 from penstock.units import is_integer
@@ -81,6 +83,7 @@ class Meeting:
         about: dict[str, Any] = {
             "rank": draft.rank,
             "tiers_bytes": tiers_of(draft),
+            "form_bytes": None if draft.form is None else draft.form.crop_bytes,
             "held": _packed_ids(draft.disks, len(draft.samples.sizes_bytes)),
             "network": host_id(),
             "tag": free_tag(self._transport),
@@ -109,6 +112,11 @@ class Meeting:
         if len(set(map(len, of_ranks))) > 1 or not all(tiers[0] for tiers in of_ranks):
             # A disk has failed on one of them, or none has memory for samples: memory alone.
             draft = self._draft = without_disks(draft)
+        of_form = [each["form_bytes"] for each in (*here.values(), *far)]
+        if draft.form is not None:
+            # How large pictures are each has judged by another one; without memory none keeps any.
+            largest = None if None in of_form else replace(draft.form, crop_bytes=max(of_form))
+            draft = self._draft = draft._replace(form=largest)
         self._tiers_bytes = [min(sizes) for sizes in zip(*of_ranks, strict=False)][: 1 + len(draft.disks)]
         held = {
             each["rank"]: _ids_of(each["held"])
@@ -149,7 +157,7 @@ class Meeting:
                 self._transport,
                 max(each["tag"] for each in offers),
                 {each["network"] for each in far},
-                int(draft.samples.sizes_bytes.max()),
+                max(int(np.abs(self._sizes_bytes).max()), MOST_SHARED_BYTES if self._has_pictures else 0),
                 what='share="hosts"',
                 otherwise='give share="host"',
             )
@@ -160,7 +168,7 @@ class Meeting:
         self._logs = [log, *(KeptLog(count, wakes_by, log.generation) for _ in draft.disks)]
         for each in self._logs:
             self._closing.callback(each.close)
-        tier = MemoryTier(max(1, tiers_bytes[0]), partial(Arena, is_shared=True), log)
+        tier = self._new_tier(max(1, tiers_bytes[0]), log)
         self._closing.callback(tier.close)
         self._sharing = Sharing(shared, ranks, tier)
         #: Of each tier, memory or the file that has its samples, and its log.
@@ -186,7 +194,7 @@ class Meeting:
         received = self._exchange.receive(len(sent), len(self._descriptors))
         peers = {rank: self._attached(rank, generations[rank], each) for rank, each in received.items()}
         self._exchange.close()
-        others = RanksMemory(HostMemory(peers, self._draft.samples.sizes_bytes), self._far_of(sent))
+        others = RanksMemory(HostMemory(peers, self._sizes_bytes), self._far_of(sent))
         self._closing.callback(others.close)
         setup = finish(self._draft, replace(sharing, peers=others))
         for disk, log in zip(self._draft.disks, self._logs[1:], strict=True):
@@ -195,6 +203,25 @@ class Meeting:
         self._sent.close()
         self._closing.pop_all()  # the loader's fetcher closes what is left
         return setup
+
+    @property
+    def _has_pictures(self) -> bool:
+        return self._draft.form is not None and self._draft.form.is_decoded
+
+    @property
+    def _sizes_bytes(self) -> NDArray[np.int64]:
+        """What ranks have of each sample; -n: about n bytes."""
+        sizes_bytes, form = self._draft.samples.sizes_bytes, self._draft.form
+        if form is None:
+            return sizes_bytes
+        return np.full(sizes_bytes.size, -form.crop_bytes if form.is_decoded else form.crop_bytes)
+
+    def _new_tier(self, capacity_bytes: int, log: KeptLog) -> MemoryTier | BlockTier:
+        """Return memory that others map, for samples in their form."""
+        new_arena, shape = partial(Arena, is_shared=True), self._draft.samples.crop_shape
+        if shape is None:
+            return MemoryTier(capacity_bytes, new_arena, log)
+        return BlockTier(capacity_bytes, shape, new_arena, log)
 
     def _far_of(self, sent: Sequence[Mapping[str, Any]]) -> RemotePeers | None:
         """Return the ranks of other hosts, connected to; None where there are none."""
@@ -210,7 +237,7 @@ class Meeting:
             carrier,
             own,
             {rank: FarRank(each["generation"], kept[rank].samples.size) for rank, each in far.items()},
-            self._draft.samples.sizes_bytes,
+            self._sizes_bytes,
             checksum_of,
             self._draft.on.network_bytes_per_second,
         )

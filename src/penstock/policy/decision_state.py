@@ -324,22 +324,34 @@ def parts_of(state: State, machine: Machine) -> tuple[NDArray[np.int64], NDArray
 
     Both are views of the state's memory.
     """
-    tiers, rows_at = len(machine.storage) - 1, int(state.ints[d.ROWS])
+    numbers, rows = _rows_of(state)
+    return numbers, rows[:, 2 : len(machine.storage) + 1]
+
+
+def _rows_of(state: State) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the same with the rows of all origins."""
+    rows_at = int(state.ints[d.ROWS])
     ranks = rows_at // d.NUMBERS
     origins = int(state.ints[d.GROUP] - rows_at) // (ranks * d.ROW_COLUMNS)
     rows = state.ints[rows_at : state.ints[d.GROUP]].reshape(ranks, origins, d.ROW_COLUMNS)
-    return state.ints[:rows_at].reshape(ranks, d.NUMBERS), rows[:, 2 : tiers + 2]
+    return state.ints[:rows_at].reshape(ranks, d.NUMBERS), rows
 
 
-def keep_in_form(state: State, machine: Machine, form: CropForm) -> None:
-    """Have the tiers of all ranks that a form is for keep samples in it, before the first event."""
-    numbers, rows = parts_of(state, machine)
+def keep_in_form(state: State, machine: Machine, form: CropForm, *, maps_peers: bool = False) -> None:
+    """Have the tiers of all ranks that a form is for keep samples in it, before the first event.
+
+    maps_peers: whether workers read other ranks' tiers, too, which are memory that they map.
+    """
+    numbers, rows = _rows_of(state)
     numbers[:, d.FORM_EPOCHS] = form.epochs
-    for number in range(rows.shape[1]):
-        if form.is_in(number + 1):
-            tier = rows[:, number]
+    tiers = len(machine.storage) - 1
+    for number in range(1, tiers + 1):
+        if form.is_in(number):
+            tier = rows[:, number + 1]
             tier[:, [d.IS_ELSEWHERE, d.IS_FORM]] = 1
             tier[:, d.FILL_NEXT] = tier[:, d.FILL_END]  # who decodes a sample for a batch fills it
+            if maps_peers:
+                rows[:, tiers + number + 1 :][:, :1, d.IS_FORM] = 1  # none where no rank has another's
 
 
 def views_of(tables: Tables) -> Tables:

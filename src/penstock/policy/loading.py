@@ -136,6 +136,20 @@ class Job:
         has_crops = self.form is not None and not self.form.is_decoded and self.kept_bytes.ndim == 2
         return self.sizes_bytes if has_crops else None
 
+    def bytes_in_tiers(self, policy: str) -> Ids:
+        """Return what samples take in any tier: int64[F].
+
+        Raises: NotSupported where that differs from tier to tier, naming the policy that would have it alike.
+        """
+        found = np.atleast_2d(self.kept_bytes)
+        if (found != found[0]).any():
+            raise NotSupported(
+                f"{policy} takes a sample to be as large in each tier, and here some of them keep it in another form: "
+                "leave the disks out, or the form"
+            )
+        first: Ids = found[0]
+        return first
+
     def bytes_in(self, tier: int, samples: Ids) -> int:
         """Return what samples take in a tier."""
         kept = self.kept_bytes if self.kept_bytes.ndim == 1 else self.kept_bytes[tier - 1]
@@ -618,9 +632,19 @@ class OneHome:
             return Loading()
         if self.by != "hash" or self.reads_locally or job.sharing is not None:
             _need_one_reader(job, self.name)
+        if self.by != "first-reader" and job.sharing is not None and job.form is not None:
+            raise NotSupported(
+                f"by policy {self.name!r} ranks read samples for others ahead of need, and those that are kept as "
+                f"{job.form.name} are made by whoever decodes one for its own batch: leave policy out, or keep"
+            )
         if self.by == "first-reader":
             homes, promised = place_by_first_read(
-                job.plan, job.sizes_bytes, job.worthwhile_bytes(), job.sharing, job.first, job.held
+                job.plan,
+                job.bytes_in_tiers(self.name),
+                job.worthwhile_bytes(),
+                job.sharing,
+                job.first,
+                job.held,
             )
             is_promised = np.zeros(job.plan.samples, bool)
             is_promised[promised] = True

@@ -281,7 +281,7 @@ class Scheduler:
         #: For so many bytes of the source the training waits where others have promised to read them.
         self._promised_bytes = mean_bytes * (plan.max_local_batch(rank) * plan.ranks if is_batch else 1)
         if form is not None:
-            keep_in_form(state, machine, form)
+            keep_in_form(state, machine, form, maps_peers=shared is not None and shared.is_mapped)
         if limits.reads_ahead:
             state.ints[decisions.PROBES_LEFT] = 0
         self._have(state)

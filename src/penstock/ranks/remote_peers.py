@@ -44,6 +44,8 @@ from penstock.ranks.peer_messages import (
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
+#: Of samples that are asked for together, about: what a carrier may not take as one message.
+_MOST_ASKED_BYTES = 256 << 20
 #: News are gathered for so many times as long as it took to send the last, so that many ranks cost no more than this
 #: share of the thread.
 _NEWS_PAUSE = 8.0
@@ -89,7 +91,7 @@ class Shelf(Protocol):
         ...
 
     def look_up(self, ids: Ids, sizes: Ids) -> Sequence[tuple[Bytes, int] | None]:
-        """Return bytes and checksum of samples; None for one that is not there."""
+        """Return bytes and checksum of samples; None for one that is not there. sizes: below zero, any."""
         ...
 
     def close(self) -> None:
@@ -132,7 +134,7 @@ class RemotePeers:
     """The ranks of other hosts, as places to read from; and their requests, answered.
 
     carrier: connected; closed with this, as is the shelf.
-    ranks: by number. sizes_bytes: int64[samples]. checksum_of: of a sample's bytes.
+    ranks: by number. sizes_bytes: int64[samples]; -n: about n, as the record says. checksum_of: of a sample's bytes.
     bytes_per_second: of the link, as modelled.
     Any thread may read; one at a time takes news.
     """
@@ -202,10 +204,11 @@ class RemotePeers:
 
     def read(self, rank: int, ids: Ids) -> list[Bytes | DataError]:
         """Return the bytes of samples that a rank keeps, read-only; an error in the place of what is not had."""
-        if ids.size > MOST_IDS:
-            return [each for part in np.array_split(ids, 2) for each in self.read(rank, part)]
         sizes = self._sizes_bytes[ids]
-        asked = _Asked(rank, ids, int(sizes.sum()))
+        nbytes = int(np.abs(sizes).sum())
+        if ids.size > MOST_IDS or (ids.size > 1 and nbytes > _MOST_ASKED_BYTES):
+            return [each for part in np.array_split(ids, 2) for each in self.read(rank, part)]
+        asked = _Asked(rank, ids, nbytes)
         with self._lock:
             patience = self._patience[rank]
             if patience.is_away or self._is_closed:
@@ -243,7 +246,8 @@ class RemotePeers:
                 found.append(DataError(f"rank {rank} does not have sample {sample} as it announced"))
                 continue
             data = np.frombuffer(parts[index], np.uint8) if is_fit else None
-            if data is not None and data.size == size and self._checksum_of(data) == checksums[index]:
+            expected = size if size >= 0 else records[index, 1]
+            if data is not None and data.size == expected and self._checksum_of(data) == checksums[index]:
                 data.flags.writeable = False
                 found.append(data)
             else:

@@ -203,7 +203,7 @@ def run_in_virtual_time(
         read, machine, limits, agreed, int(numbers[0, decisions.GROUP_SIZE]), step_seconds, has_spans
     )
     if form is not None:
-        _keep_in_form(state, clock, machine, form)
+        _keep_in_form(state, clock, machine, form, maps_peers=agreed.maps_peers)
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
     loop = _compiled(clock.string.size + int(agreed.before.sum()))
     views = views_of(state), views_of(clock)
@@ -264,9 +264,9 @@ def _state_before(
     )
 
 
-def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm) -> None:
+def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm, *, maps_peers: bool) -> None:
     """Have tiers keep samples in a form, which a worker finishes at the rate at which it writes a batch."""
-    keep_in_form(state, machine, form)
+    keep_in_form(state, machine, form, maps_peers=maps_peers)
     clock.ints[_clock.CROP_BYTES] = form.crop_bytes
     clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
     if not form.is_decoded:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.errors import ClosedError
+from penstock.store.host_memory import KeptLog, checksum_of
 from penstock.store.memory import check_capacity
 
 #: Behind the last block: compiled loops may read a few bytes on, which weigh nothing.
@@ -26,26 +27,29 @@ class BlockTier:
     is free again when the array that `find` returned is gone.
 
     capacity_bytes: at least 1; a block for each `shape` that fits. shape: of a block.
-    new_arena: makes its memory.
+    new_arena: makes its memory. log: gets what is kept for all epochs, for other ranks; closed with the tier.
     Raises: ConfigError if the capacity is below 1 or the kernel has no such space in its address space.
     """
 
     def __init__(
-        self, capacity_bytes: int, shape: tuple[int, ...], new_arena: Callable[[int], Arena] = Arena
+        self,
+        capacity_bytes: int,
+        shape: tuple[int, ...],
+        new_arena: Callable[[int], Arena] = Arena,
+        log: KeptLog | None = None,
     ) -> None:
         check_capacity(capacity_bytes)
         block_bytes = int(np.prod(shape))
         count = capacity_bytes // block_bytes
-        self._arena = new_arena(count * block_bytes + _SPARE_BYTES)
+        self.arena = new_arena(count * block_bytes + _SPARE_BYTES)
         #: uint8[blocks, *shape]; None once closed.
-        self._array: NDArray[np.uint8] | None = self._arena.array[: count * block_bytes].reshape(
-            count, *shape
-        )
+        self._array: NDArray[np.uint8] | None = self.arena.array[: count * block_bytes].reshape(count, *shape)
         #: Those that hold nothing. Appending and taking are one step each, in any thread.
         self._free = deque(range(count))
         #: By sample and epoch. Guarded by the lock while it changes.
         self._blocks: dict[tuple[int, int | None], int] = {}
         self._lock = threading.Lock()
+        self._log = log
         #: By block, what tells that nobody reads it any more.
         self._read: dict[int, weakref.ref[NDArray[np.uint8]]] = {}
 
@@ -80,6 +84,10 @@ class BlockTier:
             known = self._blocks.setdefault((sample, epoch), block)
         if known != block:
             self._free.append(block)
+        elif self._log is not None and epoch is None:
+            content = self.array[block].reshape(-1)
+            places = content.size * np.array([[block, block + 1]])
+            self._log.add(np.array([sample]), places, [checksum_of(content)])
 
     def find(self, sample: int, epoch: int | None = None) -> NDArray[np.uint8] | None:
         """Return uint8[*shape], read-only, of a sample; None where it is not here. epoch: as for `keep`.
@@ -108,7 +116,9 @@ class BlockTier:
         """Forget everything; memory goes when the last view does. Twice is harmless."""
         self._array = None
         self._blocks = {}
-        self._arena.close()
+        self.arena.close()
+        if self._log is not None:
+            self._log.close()
 
     def _end_reading(self, block: int, _: object) -> None:
         # Called wherever the last reference goes, under the lock too: these are one step each.

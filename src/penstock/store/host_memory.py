@@ -147,20 +147,21 @@ class PeerMemory:
     def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
         """Return the bytes of samples where they lie, read-only, and their checksum; None for one that is not there.
 
-        One whose bytes are not as they should be is not. sizes: int64[n], bytes of each.
+        One whose bytes are not as they should be is not. sizes: int64[n], bytes of each; below 0: as its record says.
         """
         at, is_kept = self._found(ids)
         rows = np.full(ids.size, -1)
         rows[is_kept] = self._rows[at[is_kept]]
         records = self._records()[np.maximum(rows, 0)]
         is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
-        is_good &= (records[:, _SIZE] == sizes.astype(np.uint64)) & (records[:, _BEGIN] <= _MOST_BEGIN)
+        is_good &= (sizes < 0) | (records[:, _SIZE] == sizes.astype(np.uint64))
+        is_good &= (records[:, [_BEGIN, _SIZE]] <= _MOST_BEGIN).all(1)
         is_good &= _seals(records, self.generation) == records[:, _SEAL]
         found: list[tuple[Bytes, int] | None] = []
         for good, begin, size, checksum in zip(
             is_good.tolist(),
             records[:, _BEGIN].tolist(),
-            sizes.tolist(),
+            records[:, _SIZE].tolist(),
             records[:, _CHECKSUM].tolist(),
             strict=True,
         ):
@@ -228,7 +229,8 @@ class PeerTiers:
 class HostMemory:
     """What all other ranks of the host keep.
 
-    peers: by rank. sizes_bytes: int64[samples]. One thread at a time takes news; any thread may read.
+    peers: by rank. sizes_bytes: int64[samples], as `PeerMemory.look_up` takes them. One thread at a time takes news;
+    any thread may read.
     """
 
     def __init__(self, peers: Mapping[int, PeerMemory | PeerTiers], sizes_bytes: Ids) -> None:
