@@ -1,10 +1,11 @@
 """Ranks that share a cache: reads of the store, the time that a slow store costs them, and what a link delivers.
 
-    python benchmarks/scale/peers.py            jobs of 1, 2 and 4 processes, three times each, with share= and without
+    python benchmarks/scale/peers.py            jobs of 1 to 8 processes, three times each, with share= and without
     python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
     python benchmarks/scale/peers.py --hosts    each rank as if on a host of its own: samples by message, over loopback
     python benchmarks/scale/peers.py --link     fetching samples of 100 kB from a peer, against ZeroMQ's own ping-pong
     mpiexec -n 2 python benchmarks/scale/peers.py --link     the same over MPI, and what a rank uses that waits
+    python benchmarks/scale/peers.py --mapped   samples of 100 kB in memory of another rank of the host, against copies
 
 The store is slowed, for all processes together, to one wire of 50 MB/s behind 5 ms. A rank's step takes as long as
 --step-seconds says; ranks end each step together. All ranks together have memory for 1.2 times the data set, or half
@@ -12,6 +13,8 @@ of it, slots aside. Printed: reads of the store over the samples, in the run and
 of an epoch after the first; and for how much of it the slowest rank waits. Counts hold on a busy machine, seconds do
 not. --link sends the same messages, encrypted alike, with and without all that makes samples of them (records,
 checksums on both sides, threads), three times in turn; printed are medians, and the CPU time of both processes.
+--mapped has one thread find samples where they lie, and verify them; and copy the same bytes, in turn: MB a second of
+its processor.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.simulate.policies import policy_named
 from penstock.simulate.scheduled import simulate_job
 from penstock.store import MemoryTier
-from penstock.store.host_memory import KeptLog, PeerMemory, checksum_of
+from penstock.store.host_memory import HostMemory, KeptLog, PeerMemory, checksum_of
 
 RATE, LATENCY_SECONDS, EPOCHS = 50e6, 5e-3, 4
 #: Of a rank's memory that is no tier: slots and bytes in passing.
@@ -389,6 +392,38 @@ def compare_link(seconds: float, repeats: int) -> None:
     )
 
 
+def compare_mapped(seconds: float, repeats: int) -> None:
+    """Print at which rate samples of the same host are had, and copied."""
+    kept, own = kept_samples(), np.empty(GROUP * SAMPLE_BYTES, np.uint8)
+    sizes = np.full(KEPT, SAMPLE_BYTES)
+    host, everything = HostMemory({1: kept}, sizes), filter(None, kept.look_up(np.arange(KEPT), sizes))
+    memory = np.concatenate([data for data, _ in everything])
+    groups = KEPT // GROUP
+
+    def found(group: int) -> None:
+        read = host.read(1, np.arange(GROUP) + GROUP * group)
+        assert all(isinstance(each, np.ndarray) for each in read), read
+
+    def copied(group: int) -> None:
+        own[:] = memory[own.size * group :][: own.size]
+
+    def rate(work: Callable[[int], None]) -> float:
+        began, count = time.thread_time(), 0
+        while time.thread_time() < began + seconds:
+            work(count % groups)
+            count += 1
+        return count * own.nbytes / 1e6 / (time.thread_time() - began)
+
+    runs = [(rate(found), rate(copied)) for _ in range(repeats)]
+    ratios = [had / copies for had, copies in runs]
+    had, copies = (median(run[which] for run in runs) for which in (0, 1))
+    print(
+        f"{GROUP} samples of 100 kB in memory of the same host, found and verified: {had:,.0f} MB/s, copies of them "
+        f"{copies:,.0f} MB/s (ratio {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f})"
+    )
+    host.close()
+
+
 class Communicator:
     """The end of a pipe between the two ranks of an MPI job."""
 
@@ -474,6 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--half", action="store_true", help="memory for half of the data set")
     parser.add_argument("--hosts", action="store_true", help="each rank as if on a host of its own")
     parser.add_argument("--link", action="store_true", help="what a link delivers")
+    parser.add_argument("--mapped", action="store_true", help="memory of the same host")
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--sample-bytes", type=int, default=100_000)
     parser.add_argument("--step-seconds", type=float, default=0.02)
@@ -488,8 +524,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.link:
         compare_link(0.05 if given.quick else 3.0, 1 if given.quick else 3)
         return
+    if given.mapped:
+        compare_mapped(0.02 if given.quick else 0.3, 1 if given.quick else 7)
+        return
     share = "hosts" if given.hosts else "host"
-    counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4), 3)
+    counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4, 8), 3)
     samples, sample_bytes = (200, 1000) if given.quick else (given.samples, given.sample_bytes)
     for ranks in counts:
         for shares in (share, None):

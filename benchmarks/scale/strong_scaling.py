@@ -1,4 +1,4 @@
-"""Strong scaling, as tables 5.7 and 5.8 of the thesis: one data set on 1, 2 and 4 ranks, by each loader, on one store.
+"""Strong scaling, as tables 5.7 and 5.8 of the thesis: one data set on 1 to 8 ranks, by each loader, on one store.
 
     python benchmarks/scale/strong_scaling.py                    the table: five minutes
     python benchmarks/scale/strong_scaling.py --plot scale.png   and a picture of it
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few samples, 1 and 2 ranks")
-    parser.add_argument("--samples", type=int, default=600)
+    parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--step-seconds", type=float, default=0.03)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.job is not None:
         print(json.dumps(run_job(json.loads(given.job))))
         return
-    counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4), given.samples)
+    counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4, 8), given.samples)
     rows: dict[tuple[str, int], dict[str, float]] = {}
     for ranks in counts:
         for name in LOADERS:
