@@ -7,7 +7,8 @@ batches of 64, shuffled. DataLoader pads with torch.nn.utils.rnn.pad_sequence, a
 lengths up, with 0, 1 and 2 persistent workers. Both sides give the same batches, which is checked first. Each turn
 times one epoch, after one that is not timed, so that a loader which reads ahead is as far ahead at its end as at its
 begin; sides take turns, in another order each round. Penstock has ten seconds before, and longer where it tries who
-makes the batches, to find out what is fastest; a line says what it chose. "bare" is the least that there is to do: one
+makes the batches, to find out what is fastest; a line says what it chose. "__getitem__" calls the data set for each
+sample and does nothing else, which all sides pay: no loader is faster. "bare" is the least that there is to do: one
 loop over the samples of a batch and one copy of their bytes into place; "memcpy" copies as many bytes as batches have,
 padding included, into memory that is used again, and calls nothing for a sample.
 Printed: samples per second (median, least, most over rounds), and the ratio of each to the best DataLoader, round by
@@ -78,6 +79,12 @@ def report_choice(line: str) -> None:
         print(f"  {line}", flush=True)
 
 
+def samples_alone(data: Texts) -> Iterable[int]:
+    order = np.random.default_rng(0).permutation(len(data))
+    for first in range(0, len(data), BATCH):
+        yield len([data[index] for index in order[first : first + BATCH].tolist()])
+
+
 def bare(data: Texts) -> Iterable[int]:
     order = np.random.default_rng(0).permutation(len(data))
     for first in range(0, len(data), BATCH):
@@ -137,6 +144,7 @@ def sides(data: Texts, how: str, warm_up_seconds: float) -> dict[str, Callable[[
     ours = penstock_side(data, how)
     warm_up(ours, warm_up_seconds)
     found["Penstock"] = lambda: ours
+    found["__getitem__"] = lambda: samples_alone(data)
     found["bare"] = lambda: bare(data)
     found["memcpy"] = lambda: memcpy(data, how)
     return found

@@ -26,12 +26,14 @@ def test_memory_is_used_again_once_no_view_is_left_and_no_earlier(large_pages: b
     memory = Reused(large_pages=large_pages)
     array = memory.empty((500, 300), BYTES)
     place, row = address_of(array), array[7:, 1]
+    array[:] = 7
     del array
 
     other = memory.empty((300, 501), BYTES)
     assert not np.shares_memory(other, row)
     del row
     assert address_of(memory.empty((150_200,), BYTES)) == place  # of about the same size
+    assert memory.empty((140_000,), BYTES)[-1] == 7, "of the next smaller one"
 
 
 @for_each("large_pages", [False, True])
@@ -64,7 +66,7 @@ def test_all_memory_is_no_more_than_what_arrays_took_at_one_time(asked: list[tup
         most = max(most, sum(large))
         space = memory._space
         assert isinstance(space, _Mappings)
-        assert space.lent_bytes + space.idle_bytes <= 1.125 * most
+        assert space.lent_bytes + space.idle_bytes <= 1.25 * most
         assert all((each[:1] == each[-1:]).all() for each in held)
         assert not any(np.shares_memory(array, other) for other in held[:-1])
         del array

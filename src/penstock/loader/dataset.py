@@ -349,11 +349,13 @@ class SampleDecoder:
     def _copy(self, column: Sequence[Any], kinds: set[type], place: NDArray[Any]) -> bool:
         """Copy a leaf of several samples; return False where it is not as the example's. kinds: its types."""
         kind = next(iter(kinds)) if len(kinds) == 1 else None
-        if kind is int or kind is float or kind is bool:
-            array = np.array(column)
-            if array.dtype != place.dtype or array.shape != place.shape:
+        if (dtype := _NUMBERS.get(kind)) is not None:
+            if place.dtype != dtype or place.ndim > 1:
                 return False
-            place[:] = array
+            try:
+                place[:] = np.fromiter(column, dtype, len(column))
+            except OverflowError:  # one by one: it may say what is wrong
+                return False
             return True
         if kind is np.ndarray:
             if (found := find(column, place.dtype, place.shape[1:])) is not None:
@@ -414,6 +416,12 @@ class SampleDecoder:
         return self._as_array(leaf) is not None
 
 
+#: What arrays of Python's numbers are.
+_NUMBERS: dict[type | None, np.dtype[Any]] = {
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    bool: np.dtype(np.bool_),
+}
 #: What is surely no array.
 _TEXTS = {str, bytes, type(None)}
 

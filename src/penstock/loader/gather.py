@@ -8,6 +8,7 @@ Decided in docs/decisions/0039-arrays-by-their-addresses.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -103,4 +104,4 @@ def find(
     places = np.empty((len(objects), 2), np.int64)
     if _short(gather)(items_of(objects), wanted, places, 0, _NO_PLACES, _NO_BYTES) < len(objects):
         return None
-    return Found(objects, places, int(np.prod(shape[is_free:], dtype=np.int64)) * dtype.itemsize)
+    return Found(objects, places, math.prod(shape[is_free:]) * dtype.itemsize)

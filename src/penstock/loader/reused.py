@@ -23,6 +23,8 @@ from penstock.store.direct import HUGE_BYTES, in_blocks, new_large_pages
 _LEAST_BYTES = 64 << 10
 #: Sizes are rounded up to so many steps between powers of two, so that memory fits arrays of about one size.
 _STEPS = 8
+#: Memory that waits may be so many times as large as its array.
+_LOOSE = 1.125
 #: Of a mapping with large pages: of it, arrays take memory as they come, and the kernel supplies a page when one does.
 _REGION_BYTES = 32 << 20
 #: Of its pages: what the kernel takes back without breaking one up.
@@ -59,10 +61,16 @@ class _Mappings:
     def take(self, nbytes: int) -> _Piece:
         step = 1 << (nbytes.bit_length() - 1) >> _STEPS.bit_length() - 1
         size = -(-nbytes // step) * step
-        self.lent_bytes += size
-        if found := self._idle.get(size):
+        # One step larger, too: arrays of sizes to both sides of a step would drop each other's memory.
+        fitting = [
+            each for each, memories in self._idle.items() if memories and size <= each <= size * _LOOSE
+        ]
+        if fitting:
+            size = min(fitting)
+            self.lent_bytes += size
             self.idle_bytes -= size
-            return _Piece(found.pop(), 0, size)
+            return _Piece(self._idle[size].pop(), 0, size)
+        self.lent_bytes += size
         self._most_bytes = max(self._most_bytes, self.lent_bytes)
         for other in [each for each, memories in self._idle.items() for _ in memories]:
             if self.lent_bytes + self.idle_bytes <= self._most_bytes:

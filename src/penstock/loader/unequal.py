@@ -189,7 +189,8 @@ class Joined:
         if not isinstance(pieces, Found):
             return [self.join(pieces[step]) for step in steps]
         if self._how is None:
-            made = [self._ragged(pieces.lengths[step]) for step in steps]
+            ends = _offsets(pieces.lengths)
+            made = [self._ragged(ends[step.start : step.stop + 1] - ends[step.start]) for step in steps]
             pieces.copy(steps, [each.values for each in made])
             return made
         counts = [pieces.lengths[step] for step in steps]
@@ -207,7 +208,7 @@ class Joined:
     def join(self, pieces: Sequence[NDArray[Any]]) -> Any:
         """Return what a batch has of its samples: `Ragged`, a padded array or `Padded`. The arrays are new ones."""
         if self._how is None:
-            made = self._ragged(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+            made = self._ragged(_offsets(np.fromiter(map(len, pieces), np.int64, len(pieces))))
             if pieces:
                 np.concatenate(pieces, out=made.values)
             return made
@@ -223,10 +224,8 @@ class Joined:
                 mask[there] = True
         return values if mask is None else Padded(values, mask)
 
-    def _ragged(self, lengths: NDArray[np.int64]) -> Ragged:
-        """Return a batch of samples so long, whose values nobody has written."""
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        lengths.cumsum(out=offsets[1:])
+    def _ragged(self, offsets: NDArray[np.int64]) -> Ragged:
+        """Return a batch of samples that begin and end there, whose values nobody has written."""
         return Ragged(np.empty((int(offsets[-1]), *self._rest), self._dtype), offsets)
 
     def _padded_rows(self, pieces: Sequence[NDArray[Any]]) -> Any:
@@ -281,3 +280,10 @@ class Joined:
             return sum(piece.nbytes for piece in pieces) // len(pieces) + 8
         item_bytes = self._dtype.itemsize + self._how.mask
         return math.prod(self._largest(np.array([piece.shape for piece in pieces]))) * item_bytes
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where arrays so long begin that follow each other, and the end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=offsets[1:])
+    return offsets

@@ -34,6 +34,8 @@ def changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     kind = type(batch)
     if kind is np.ndarray or kind is torch.Tensor:  # most of what there is, and asked first
         return change(batch)
+    if kind is list:
+        return [changed(part, change) for part in batch]
     if kind is Ragged:
         return Ragged(change(batch.values), change(batch.offsets))
     if isinstance(batch, (np.ndarray, torch.Tensor)):
