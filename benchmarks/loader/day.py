@@ -2,14 +2,14 @@
 
     make bench NAME=loader/day                  # about five minutes
 
-A day, without its waiting: as many steps as a training takes in 24 hours, handed out as fast as they come. From a file of
-records of 1 KB, ten steps a second of 16 samples, so 864,000; from objects of the benchmarks' object store on loopback
-(object_store.py: 2 ms, no limit of its link), a step a second of two samples of 100 KB, so 86,400. Then 2,000 steps of
-16 from files of 10^5, 10^6 and 10^7 records of 8 bytes.
+A day, without its waiting: as many steps as a training takes in 24 hours, handed out as fast as they come. From a file
+of records of 1 KB, ten steps a second of 16 samples, so 864,000; from objects of the benchmarks' object store on
+loopback (object_store.py: 2 ms, no limit of its link), a step a second of two samples of 100 KB, so 86,400. Then 2,000
+steps of 16 from files of 10^5, 10^6 and 10^7 records of 8 bytes.
 
-Printed is what a process has in memory that no file gives back (RssAnon and RssShmem of /proc/self/status), after each twelfth of the
-steps; each in a process of its own. A full shuffle, `policy="staging"`: no sample is kept for later. Nothing is timed, so
-that other programs may run.
+Printed is what a process has in memory that no file gives back (RssAnon and RssShmem of /proc/self/status), after each
+twelfth of the steps; each in a process of its own. A full shuffle, `policy="staging"`: no sample is kept for later.
+Nothing is timed, so that other programs may run.
 
 --quick: a hundredth of the steps.
 """
@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if options.run:
         kind, where, steps, batch = options.run
-        return run(kind, where, int(steps), int(batch))
+        run(kind, where, int(steps), int(batch))
+        return
     shorter = 100 if options.quick else 1
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.bin"
