@@ -58,6 +58,10 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("graph/steps", {r"us a step, eager .* us: .* x": 7}),
     ("graph/placement", {r"behind the best fixed placement": 4}),
     (
+        "graph/placed_workers",
+        {r" of the best fixed placement; one ": 3, r"^behind .* at most": 1, r"up to .* x$": 3},
+    ),
+    (
         "loader/records",
         {r"^(?!FFCV).* \(.* to .*\(.* to ": 15, r", of gather.*: ": 2, r"single gets: .*wanted 5": 1},
     ),

@@ -41,10 +41,12 @@ from penstock.graph import (
     gradients,
     write_tfrecords,
 )
+from penstock.graph.ops.table import operation
 from penstock.graph.workers import LocalWorkers, SessionConfig, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.host import HostLink
+from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.mail import Mail
 from penstock.graph.workers.session import WorkerSession
 from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked_values
@@ -189,11 +191,28 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
     slow, fast = new_worker(TASKS[0]), new_worker(TASKS[1])
     feeds = {x: np.eye(300, dtype=np.float32)}
     init = graph.initialize_all()
-    with opened(graph, {TASKS[0]: slow.address, TASKS[1]: fast.address}, link_latency_seconds=0.0) as session:
+    monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: {tuple(TASKS[:2]): (0.0, 1e9)})
+    products: list[str] = []
+    multiply = operation("MatMul").kernels["cpu"]
+
+    def counted(node: Any) -> Any:
+        kernel = multiply(node)
+
+        def call(*values: Any, **where: Any) -> Any:
+            products.append(node.name)
+            return kernel(*values, **where)
+
+        return call
+
+    monkeypatch.setitem(operation("MatMul").kernels, "cpu", counted)
+    with opened(graph, {TASKS[0]: slow.address, TASKS[1]: fast.address}) as session:
         session.run(init)
         assert session.run(total, feeds) == 600
         assert set(session.placement().device.values()) == {f"{TASKS[0]}/device:cpu:0"}
+        products.clear()
         costs = session.learn(total, feeds)
+        # The second time counts.
+        assert products == [f"product{number}" for number in (0, 0, 1, 1, 2, 2)]
         assert session.run(total, feeds) == 600
         device = session.placement().device
     slow.close()
@@ -204,6 +223,26 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
     )
     assert device["w"] == f"{TASKS[0]}/device:cpu:0"
     assert device["product1"] == f"{TASKS[1]}/device:cpu:0"
+
+
+def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str]) -> None:
+    """Each hop takes 2 ms and a second for 1 MB on a clock of its own; each run 5 ms besides, whatever it is."""
+    probe, now = LinkProbe(TASKS), 0.0
+    with opened(probe.graph, workers) as session:
+
+        def run(targets: list[Any]) -> None:
+            nonlocal now
+            session.run(targets=targets)
+            name, hops = targets[0].endpoint.node, 0
+            while inputs := probe.graph.nodes[name].inputs:
+                sender = session.placement().device[inputs[0].node]
+                assert sender != session.placement().device[name]
+                name, hops = inputs[0].node, hops + 1
+            now += 5e-3 + hops * (2e-3 + 4e-6 * probe.graph.nodes[name].attr["shape"][0])
+
+        found = probe.measure(run, lambda: now)
+    assert set(found) == {(TASKS[0], TASKS[1]), (TASKS[0], TASKS[2]), (TASKS[1], TASKS[2])}
+    assert list(found.values()) == [pytest.approx((2e-3, 1e6), rel=0.01)] * 3
 
 
 def test_a_machine_says_what_a_device_holds_and_which_is_preferred(

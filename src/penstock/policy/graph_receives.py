@@ -9,7 +9,7 @@ Source: Abadi et al. 2015, section 5.2 (ASAP and ALAP times of the critical path
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,24 +34,37 @@ class Receive:
     after: str
 
 
+#: What a tensor of so many bytes takes from one device to another.
+_Away = Callable[[str, str, float], float]
+
+
 def receive_order(
-    nodes: Sequence[PlacedNode], placement: Placement, latency_seconds: float, bytes_per_second: float
+    nodes: Sequence[PlacedNode],
+    placement: Placement,
+    latency_seconds: float,
+    bytes_per_second: float,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
 ) -> list[Receive]:
     """Return what devices receive from each other, in the order in which it must begin.
 
-    nodes, latency_seconds, bytes_per_second: those that `place` got. Of two that must begin at once, the one whose
-    source comes first in `nodes` is first. Raises: ConfigError if a node is not placed.
+    nodes, latency_seconds, bytes_per_second, links: those that `place` got. Of two that must begin at once, the one
+    whose source comes first in `nodes` is first. Raises: ConfigError if a node is not placed.
     """
     for node in nodes:
         if node.name not in placement.device:
             raise ConfigError(f"node {node.name!r} is not placed: give the placement of these nodes")
     by_name = {node.name: node for node in nodes}
+
+    def away(one: str, other: str, nbytes: float) -> float:
+        latency, rate = (links or {}).get((one, other), (latency_seconds, bytes_per_second))
+        return latency + nbytes / rate
+
     # Nodes were placed after what they need, and run on their device in that order.
     on_device: dict[str, list[str]] = {}
     for name in placement.finish_seconds:
         on_device.setdefault(placement.device[name], []).append(name)
     place_of = {name: place for place, name in enumerate(by_name)}
-    latest = _latest_starts(by_name, placement, on_device, latency_seconds, bytes_per_second)
+    latest = _latest_starts(by_name, placement, on_device, away)
     users: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         for source in dict.fromkeys(node.inputs):
@@ -59,7 +72,7 @@ def receive_order(
                 users.setdefault((source, placement.device[node.name]), []).append(node.name)
     found = []
     for source, device in sorted(users, key=lambda each: place_of[each[0]]):
-        seconds = latency_seconds + by_name[source].nbytes / bytes_per_second
+        seconds = away(placement.device[source], device, by_name[source].nbytes)
         begin = min(latest[user] for user in users[source, device]) - seconds
         here = on_device[device]
         before = here[: min(map(here.index, users[source, device]))]
@@ -74,8 +87,7 @@ def _latest_starts(
     by_name: Mapping[str, PlacedNode],
     placement: Placement,
     on_device: Mapping[str, Sequence[str]],
-    latency_seconds: float,
-    bytes_per_second: float,
+    away: _Away,
 ) -> dict[str, float]:
     """Return the latest start of each node with which the step ends as early as in the placement."""
     device, finish = placement.device, placement.finish_seconds
@@ -88,9 +100,9 @@ def _latest_starts(
         node = by_name[name]
         latest[name] = ends[name] - node.cost_seconds[device[name]]
         for source in (*node.inputs, *node.controls):
-            away = 0.0
+            seconds = 0.0
             if device[source] != device[name]:
                 nbytes = by_name[source].nbytes if source in node.inputs else 0.0
-                away = latency_seconds + nbytes / bytes_per_second
-            ends[source] = min(ends[source], latest[name] - away)
+                seconds = away(device[source], device[name], nbytes)
+            ends[source] = min(ends[source], latest[name] - seconds)
     return latest

@@ -321,6 +321,10 @@ class Step:
         is_timed = self._statistics is not None or self._lane is not None or self._slowness > 1
         begin = time.perf_counter() if is_timed else 0.0
         try:
+            if self._statistics is not None and self._statistics.is_warm:
+                if unit.region is not None or operation(flat.op).kind == "pure":
+                    call(*([args.copy(), self] if unit.region is not None else args))
+                begin = time.perf_counter()
             if unit.region is not None:
                 outputs: Sequence[Any] = call(args, self)
             else:

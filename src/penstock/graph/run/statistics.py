@@ -16,6 +16,7 @@ class Statistics:
     kernels: how often each node ran, by its name; a node of a body is "loop/node". seconds: of its kernels, those of a
     region shared evenly among its members. devices: of each node that ran. nbytes: of the outputs of each that ran by
     itself, the last time. received_bytes: by worker, the most that it had at a time of what others sent it.
+    is_warm: kernels without a state run twice, and the second time counts: the first one may load what they need.
     """
 
     kernels: dict[str, int] = field(default_factory=dict)
@@ -23,6 +24,7 @@ class Statistics:
     devices: dict[str, str] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     received_bytes: dict[str, int] = field(default_factory=dict)
+    is_warm: bool = False
 
     def add(self, flat: Flat, seconds: float, outputs: Sequence[Any] | None = None) -> None:
         """Count a kernel of a node. outputs: what it gave, where that is known."""

@@ -9,6 +9,7 @@ lanes.py       the timeline of all workers
 mail.py        values on their way from Sends to Recvs
 worker.py      a worker: the state and parts of sessions
 config.py      how a session on workers is opened, as a value
+link_probe.py  what sending takes between two workers
 session.py     `WorkerSession`: a session whose nodes run on workers
 job.py         workers that are the ranks of a job
 local.py       workers of this host, started and ended with a program

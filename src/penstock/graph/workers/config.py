@@ -12,14 +12,17 @@ from penstock.graph.run.session import checked_seed
 from penstock.machine import Machine
 from penstock.validate import check_above_zero, check_rate, check_seconds
 
+#: Of links of which nothing is known.
+USUAL_LATENCY_SECONDS, USUAL_BYTES_PER_SECOND = 50e-6, 1e9
+
 
 class SessionArguments(TypedDict, total=False):
     """The arguments of a session on workers, see `SessionConfig`."""
 
     seed: int
     costs: Mapping[str, Mapping[str, Any]] | None
-    link_latency_seconds: float
-    link_bytes_per_second: float
+    link_latency_seconds: float | None
+    link_bytes_per_second: float | None
     machine: Machine | str | os.PathLike[str] | None
     objective: str
     lost_seconds: float
@@ -37,9 +40,10 @@ class SessionConfig:
     """How a `WorkerSession` places nodes and sends tensors: all that it is given but the graph and the workers.
 
     seed: of all draws. costs: by node, {"cost": seconds by device, "bytes": of its output}, as `learn` returns; without
-        them, a node costs nothing anywhere. link_...: between any two workers, for the placement. machine: or its file,
-        with devices of these workers, the preferred ones first, their memory, links between them and the network, in
-        place of link_bytes_per_second. objective: as of `place_graph`.
+        them, a node costs nothing anywhere. link_...: between any two workers, for the placement; None: 50 us and
+        1 GB/s, until `learn` measures what each two take. machine: or its file, with devices of these workers, the
+        preferred ones first, their memory, links between them and the network, in place of link_bytes_per_second;
+        `learn` measures no links then. objective: as of `place_graph`.
     lost_seconds: a worker whose messages' own thread is silent for so long is lost; one that ends is at once.
     lag_seconds: one whose Python answers no health check for so long is given up: a node that computes does not keep
         it from that, one call into C that keeps Python's lock for so long does. None: never. node_seconds: one that
@@ -55,8 +59,8 @@ class SessionConfig:
     _: KW_ONLY
     seed: int = 0
     costs: Mapping[str, Mapping[str, Any]] | None = None
-    link_latency_seconds: float = 50e-6
-    link_bytes_per_second: float = 1e9
+    link_latency_seconds: float | None = None
+    link_bytes_per_second: float | None = None
     machine: Machine | str | os.PathLike[str] | None = None
     objective: str = "search"
     lost_seconds: float = 3.0
@@ -74,8 +78,10 @@ class SessionConfig:
         for name, seconds in (("lag_seconds", self.lag_seconds), ("node_seconds", self.node_seconds)):
             if seconds is not None:
                 check_above_zero(name, seconds)
-        check_seconds("link_latency_seconds", self.link_latency_seconds)
-        check_rate("link_bytes_per_second", self.link_bytes_per_second)
+        if self.link_latency_seconds is not None:
+            check_seconds("link_latency_seconds", self.link_latency_seconds)
+        if self.link_bytes_per_second is not None:
+            check_rate("link_bytes_per_second", self.link_bytes_per_second)
 
 
 def session_config(config: SessionConfig | None, arguments: SessionArguments) -> SessionConfig:

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Unpack
 
 from penstock.errors import PenstockError, WaitTimeout
@@ -33,9 +34,16 @@ from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.placing import known_of_devices, place_graph, placed_nodes
 from penstock.graph.workers.access import checked_workers
-from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
+from penstock.graph.workers.config import (
+    USUAL_BYTES_PER_SECOND,
+    USUAL_LATENCY_SECONDS,
+    SessionArguments,
+    SessionConfig,
+    session_config,
+)
 from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
+from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
@@ -90,9 +98,12 @@ class WorkerSession:
         self.tasks = list(workers)
         self._costs = {name: dict(each) for name, each in (config.costs or {}).items()}
         machine = read_machine(config.machine, Calls())
+        usual = (config.link_latency_seconds, config.link_bytes_per_second)
+        #: Whether `learn` has to find out what links take.
+        self._measures_links = machine is None and usual == (None, None)
         self._known = {
-            "latency_seconds": config.link_latency_seconds,
-            "bytes_per_second": config.link_bytes_per_second,
+            "latency_seconds": USUAL_LATENCY_SECONDS if usual[0] is None else usual[0],
+            "bytes_per_second": USUAL_BYTES_PER_SECOND if usual[1] is None else usual[1],
             **({} if machine is None else known_of_devices(machine)),
         }
         self._preferred: list[str] = self._known.pop("devices", [])
@@ -199,6 +210,7 @@ class WorkerSession:
                 "feeds": {str(fed[place]): values[place] for place in part.feeds},
                 "targets": part.targets,
                 "counts": statistics is not None,
+                "is_warm": statistics is not None and statistics.is_warm,
                 "records": self._trace is not None,
             }
             for task, part in parts.items()
@@ -277,10 +289,14 @@ class WorkerSession:
     ) -> dict[str, dict[str, Any]]:
         """Run something node by node, measure it, and place what has no state by that from now on.
 
+        A node without a state runs twice there, and the second time counts: the first may load what it needs.
+        Links between workers are measured, too, where neither arguments nor a machine say what they take: by tensors of
+        1 MiB at most, to and fro between each two.
+
         Returns: by node, `cost` (seconds by device) and `bytes` (of its output), as `costs=` takes them. A kernel's
         time on other workers follows from how long they take for one product of matrices.
         """
-        statistics = Statistics()
+        statistics = Statistics(is_warm=True)
         before, self._options = self._options, {**self._options, "regions": False}
         try:
             self._cuts.clear()
@@ -289,6 +305,8 @@ class WorkerSession:
             self._options = before
             self._cuts.clear()
         reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
+        if self._measures_links:
+            self._known["links"] = self._measured_links()
         with self.graph.lock:
             for name, seconds in statistics.seconds.items():
                 if name in self.graph.nodes:
@@ -302,6 +320,20 @@ class WorkerSession:
             self._device = {name: device for name, device in self._device.items() if name in stays}
             self._placement = None
         return dict(self._costs)
+
+    def _measured_links(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Return the latency and the bytes a second between each two devices of different workers."""
+        probe = LinkProbe(self.tasks)
+        config = replace(self._config, costs=None, regions=False, check_finite=False)
+        with WorkerSession(probe.graph, self._addresses, self._secret, config, report=None) as session:
+            found = probe.measure(session.run)
+        return {
+            ends: link
+            for pair, link in found.items()
+            for one in self._peers[pair[0]].devices
+            for other in self._peers[pair[1]].devices
+            for ends in ((one, other), (other, one))
+        }
 
     def _cut(
         self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]
@@ -330,7 +362,7 @@ class WorkerSession:
             return {}
         nodes = placed_nodes(self.graph, self.devices, costs=self._costs)
         link = self._known["latency_seconds"], self._known["bytes_per_second"]
-        order = receive_order(nodes, self.placement(), *link)
+        order = receive_order(nodes, self.placement(), *link, self._known.get("links"))
         return {(each.source, task_of(each.device)): each.after for each in order if each.after}
 
     # -- State -----------------------------------------------------------------------------------------------

@@ -362,7 +362,7 @@ class _Hosted:
     def run(self, message: dict[str, Any]) -> dict[str, Any]:
         """Run a part as a step, and return what was fetched."""
         step = int(message["step"])
-        statistics = Statistics() if message["counts"] else None
+        statistics = Statistics(is_warm=message["is_warm"]) if message["counts"] else None
         recorder = StepRecorder(self._task, step) if message["records"] else None
         with contextlib.ExitStack() as stack:
             stack.callback(self._end, step)
