@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import UserDict
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,8 +67,10 @@ class Alternating:
     def __init__(self, samples: int = 40) -> None:
         self.samples, self.own, self.others = samples, 0, 0
 
-    def given(self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool) -> float:
-        self.own += is_own
+    def given(
+        self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool, batches: int = 1
+    ) -> float:
+        self.own += is_own * batches
         self.others += not is_own
         return 0 if is_own or self.others % 3 else self.samples
 
@@ -78,6 +83,7 @@ def load(data: Any, turns: Any = None, **arguments: Any) -> Any:
     if turns is not None:
         assert loader._own_thread is not None
         loader._own_thread._turns = turns
+        loader._own_thread._most_samples = 20  # two batches of eight, so that more are made in pieces
     return loader
 
 
@@ -240,6 +246,8 @@ def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blam
         (lambda samples: [samples] * 1001, 1),
         (lambda samples: torch.eye(4).to_sparse(), 1),
         (lambda samples: Made(int), 1),
+        (lambda samples: [Fraction(each) for each in samples], 1),
+        (lambda samples: [SimpleNamespace(text="a", number=each) for each in samples], 4),
     ],
 )
 def test_what_a_function_returns_is_made_together_up_to_four_megabytes_and_an_epoch_that_is_left_keeps_none(
@@ -254,13 +262,27 @@ def test_what_a_function_returns_is_made_together_up_to_four_megabytes_and_an_ep
                 if number == 6:  # threads made three; the plan gives one step then, then two, then four
                     break
             assert max(seen) == seen[-1] == together
-            assert len(made.keys() & set(range(MADE, MADE + 4))) == together - 1
             if begins_again:
                 iter(loader)
             else:
                 loader.close()
             assert not own._ready
             assert not made.keys() & set(range(MADE, MADE + 4))
+
+
+def test_short_epochs_that_the_training_makes_are_reported_together_and_all_of_them_at_the_end() -> None:
+    lines = list[str]()
+    with load(Texts(), Alternating(10_000), epochs=5, report=lines.append) as loader:
+        list(loader)
+        assert "epoch 0" in lines[-1], "the first at once"
+        lines.clear()
+        loader._summed = math.inf  # just now
+        for _ in range(3):
+            list(loader)
+        assert not lines
+        assert [each.steps for each in loader.metrics] == [13] * 4
+        list(loader)
+    assert [line.partition("epoch ")[2][0] for line in lines] == list("1234")
 
 
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:

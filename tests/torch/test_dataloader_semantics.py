@@ -494,6 +494,18 @@ def test_an_iterator_that_is_over_stays_over(DataLoader: Any, workers: int) -> N
         next(batches)
 
 
+def test_a_profiler_sees_each_batch() -> None:
+    numbers: Any = list(range(8))
+    batches = iter(OfPenstock(numbers, batch_size=2))
+    next(batches)
+    profile: Any = torch.autograd.profiler.profile
+    with profile() as profiled:
+        rest = len(list(batches))
+
+    (marked,) = [each for each in profiled.key_averages() if each.key.startswith("enumerate(DataLoader)")]
+    assert (rest, marked.count) == (3, 4), "and the end of the pass"
+
+
 def test_pin_memory_without_an_accelerator_warns_and_goes_on(DataLoader: Any) -> None:
     if torch.accelerator.is_available():
         return

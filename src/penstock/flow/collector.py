@@ -48,9 +48,9 @@ class Collector:
         self._writer = writer
         self._describe = describe
         self._sums = RunningMetrics(Sums())
-        #: Drained and not summed up yet, and up to which (epoch, step) all of it was consumed.
+        #: Drained and not summed up yet, and up to which (epoch, step) all of it was consumed; when last summed, too.
         self._unsummed: list[Spans] = []
-        self._reached = (0, -1)
+        self._reached = self._summed_to = (0, -1)
         self._sums_lock = threading.Lock()
         #: Of the slowest samples, by id, in the file; and the spans that these were the samples of.
         self._names: dict[int, str] = {}
@@ -137,7 +137,10 @@ class Collector:
 
     def _sum_up(self) -> None:
         """Sum up what was drained. With the lock."""
-        parts, self._unsummed = self._unsummed, []
+        is_new = bool(self._unsummed) or self._reached != self._summed_to
+        if not is_new and len(self._ids) <= _MOST_GROUPS:
+            return
+        parts, self._unsummed, self._summed_to = self._unsummed, [], self._reached
         summed = self._sums.add(join_spans(parts), *self._reached)
         for flow in np.unique(summed["flow"]).tolist() if self._ids else ():
             self._ids.pop((self._recorder.rank, flow), None)

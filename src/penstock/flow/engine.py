@@ -404,14 +404,16 @@ class Engine:
         step: int,
         samples: NDArray[np.int64],
         in_array: int,
+        at_once: int,
         fetcher: Fetcher,
         decoder: Decoder,
     ) -> list[StagedBatch]:
         """Make the batches of some steps in the calling thread, of which the scheduler knows nothing: see `seek`.
 
         The engine is usable. samples: int64[steps, local batch], of the steps from this one on.
-        in_array: of how many steps one array has the rows: these are fetched together, and no others, as by threads,
-            so that what a data set makes of a list of ids does not depend on who asks. Ctrl-C is let through.
+        in_array: of how many steps one array has the rows. at_once: of how many of these the samples are fetched
+            together, and no others, as by threads, so that what a data set makes of a list of ids does not depend on
+            who asks. Ctrl-C is let through.
         fetcher, decoder: that do what the engine's own do for samples of the source.
         Raises: what no sample is to blame for. A timeout does not apply to it, patience does.
         """
@@ -426,26 +428,32 @@ class Engine:
         self._consumer_waits, maker.is_making = (epoch, step, begin), True
         made: list[StagedBatch] = []
         missed, nbytes, reading_seconds = list[int](), 0, 0.0
+        size = samples.shape[1]
         try:
             for first in range(0, len(samples), in_array):
-                load = whole
-                if len(samples) > in_array:
-                    load = _made_load(maker, epoch, step, samples[first : first + in_array], first)
-                fetching = self._clock()
-                data = fetcher.fetch(Request(load.samples, at, epoch=epoch, follows=True))
-                reading_seconds += self._clock() - fetching
-                some_missed, some_nbytes = _found(data)
-                missed += [first * samples.shape[1] + index for index in some_missed]
-                nbytes += some_nbytes
+                load = _made_load(maker, epoch, step, samples[first : first + in_array], first)
                 rows = load.samples.size
                 arrays = tuple([np.empty((rows, *field.shape), field.dtype) for field in decoder.fields])
-                failed = self._decode_fetched(decoder, load, data, arrays, at, has_failed=bool(some_missed))
-                del data
-                known = {int(load.samples[index]): error for index, (_, error) in failed.items()}
+                failed: dict[int, Exception] = {}
+                for row in range(0, rows, at_once * size):
+                    part = load._replace(rows=range(row, min(row + at_once * size, rows)))
+                    fetching = self._clock()
+                    data = fetcher.fetch(Request(part.ids, at, epoch=epoch, follows=True))
+                    reading_seconds += self._clock() - fetching
+                    some_missed, some_nbytes = _found(data)
+                    missed += [first * size + row + index for index in some_missed]
+                    nbytes += some_nbytes
+                    wrong = self._decode_fetched(
+                        decoder, part, data, arrays, at, has_failed=bool(some_missed)
+                    )
+                    del data
+                    failed |= {row + index: error for index, (_, error) in wrong.items()}
+                    wrong.clear()  # as in `_loaded`
+                known = {int(load.samples[row]): error for row, error in failed.items()}
                 ready = Ready(
                     load.batch, epoch, load.step, load.slot, load.samples, tuple(sorted(failed)), load.steps
                 )
-                failed.clear()  # as in `_loaded`
+                failed.clear()
                 made += [StagedBatch(ready, load.step + each, arrays, known) for each in range(load.steps)]
             # Fetching and decoding may have taken turns: recorded is how long either took, as what the wait was for.
             read = begin + reading_seconds

@@ -64,10 +64,6 @@ class CollatingDecoder:
         self._made[load.slot] = made
         return []
 
-    def nbytes_of(self, slot: int) -> float:
-        """Return what the batch of a slot takes, about, which is not finished; infinity where that is not known."""
-        return _nbytes(self._made.get(slot))
-
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """Return the batch; the same again, if it is asked for again before another one, as after Ctrl-C."""
         if slot < 0:
@@ -92,21 +88,24 @@ class CollatingDecoder:
             self._made[slot] = what
 
 
-def _nbytes(batch: Any) -> float:
-    """Return what arrays and tensors, numbers and texts take, in whatever lists and dicts; infinity if not known."""
+def nbytes_of(batch: Any) -> float:
+    """Return what arrays, tensors, numbers and texts take, in lists, dicts and objects; infinity if not known."""
     left, nbytes, parts = [batch], 0.0, 1
     try:
         while left:
+            if parts > _MOST_PARTS:
+                return math.inf
             what = left.pop()
             if isinstance(what, dict | UserDict | list | tuple):
                 parts += len(what)
-                if parts > _MOST_PARTS:
-                    return math.inf
                 left += what if isinstance(what, list | tuple) else what.values()
             elif what is None or isinstance(what, int | float | str | bytes):
                 nbytes += sys.getsizeof(what)
-            else:
+            elif hasattr(what, "nbytes"):
                 nbytes += int(what.nbytes)
+            else:
+                parts += len(vars(what))
+                left += vars(what).values()
     except Exception:  # somebody else's object, or a tensor that is sparse
         return math.inf
     return nbytes

@@ -16,7 +16,12 @@ DRAW = Part(
 )
 
 
-def draw_compiled() -> None:
-    """Have this process draw by compiled code from here on, if it is compiled."""
-    if (draw := DRAW.ask()) is not None:
+# Samples after which it is worth compiling, which takes 2 s of a processor; and worth loading where it was compiled.
+_WORTH_COMPILING_SAMPLES, _WORTH_LOADING_SAMPLES = 10_000, 1_000
+
+
+def draw_compiled(samples: int) -> None:
+    """Have this process draw for so many samples by compiled code from here on, if that is there and worth it."""
+    is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and DRAW.is_cached
+    if (samples >= _WORTH_COMPILING_SAMPLES or is_worth_loading) and (draw := DRAW.ask()) is not None:
         random.use(draw)

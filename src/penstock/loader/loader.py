@@ -71,8 +71,9 @@ from penstock.units import is_integer
 _CONSUMER = 0
 _RING_SPANS = 4096
 _DRAIN_SECONDS = 5.0
-#: From so many samples on it is worth compiling how random numbers are drawn, which takes 2 s of a processor.
-_MANY_SAMPLES = 10_000
+# Of epochs that take less, the training's thread reports several together, but not more than are summed up at once:
+# that takes about as long as for one.
+_LINES_SECONDS, _MOST_LINES = 0.5, 16
 #: Of the memory, to copy a data set that nobody said to copy.
 _COPY_SHARE = 8
 
@@ -230,6 +231,9 @@ class Loader:
         #: Since when the caller waits for a batch; None while it has one.
         self._asked: float | None = None
         self._drained = self._recorder.clock()
+        #: Epochs that ended and were not reported, and when the latest was that were.
+        self._ended: list[int] = []
+        self._summed = -math.inf
         self._pass = _Pass()
         self._skipped: list[SkippedSample] = []
         self._lines = EpochLines(setup, engine)
@@ -727,27 +731,31 @@ class Loader:
     def _wait_for_batch(self, epoch: int) -> Any:
         has_skipped_batch = False
         while self._position[0] == epoch:
-            step = self._position[1]
-            staged = (self._own_thread or self._engine).take(epoch, step)
-            kept, skipped, error = self._judge(staged)
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
-                    del error, staged
-            batch = self._batch_of(staged, kept) if kept else None
+            step, own, skipped, fitted = self._position[1], self._own_thread, list[SkippedSample](), 0.0
+            if own is not None and (ready := own.ready(self._position)) is not None:
+                batch, samples = ready
+            else:
+                staged = (own or self._engine).take(epoch, step)
+                kept, skipped, error = self._judge(staged)
+                if error is not None:
+                    try:
+                        raise error
+                    finally:
+                        # The traceback refers to this frame, and to the caller's, which has batches: no circle, please.
+                        del error, staged
+                batch = self._batch_of(staged, kept) if kept else None
+                samples, fitted = len(kept), staged.fitted
             following = (epoch, step + 1)
             if step + 1 >= self._pass.whole_steps:  # before, every step is as large as this one
                 following = self._plan.first_read_from(self._rank, *following)
             # Ctrl-C before this line, and the same batch comes again; after it, the next one.
             self._position = following
-            self._engine.let_go(epoch, step)
+            (own or self._engine).let_go(epoch, step)
             self._skipped += skipped
             if batch is None:
                 has_skipped_batch = True
                 continue
-            self._end_wait(epoch, step, len(kept), staged.fitted)
+            self._end_wait(epoch, step, samples, fitted)
             self._pass.delivered += 1
             return batch
         if self._pass.delivered == 0 and (skips := skip_clause(self._skipped_of(epoch))):
@@ -810,24 +818,32 @@ class Loader:
             self._engine.seek(*following)
             self._position = following
             self._collector.consumed = (epoch, self._plan.steps(epoch))
-        self._end_epoch()
+        own = self._own_thread
+        self._end_epoch(may_wait=own is not None and own.makes(self._position))
 
     def _is_begun(self) -> bool:
         """Whether the pass has handed out some, not all, of its epoch's batches."""
         epoch, step = self._position
         return epoch == self._pass.epoch and step != self._pass.first_step
 
-    def _end_epoch(self) -> None:
-        """Close the sums of the epoch that a pass was in, and report them."""
-        self._end_step(self._recorder.clock())
+    def _end_epoch(self, *, may_wait: bool = False) -> None:
+        """Close the sums of the epoch that a pass was in, and report them. may_wait: until others have ended, too."""
+        now = self._recorder.clock()
+        self._end_step(now)
         self._pass.departure = None
         ended, self._pass.epoch = self._pass.epoch, None
-        self._collector.collect()
-        if ended is None or self._report is None:
+        if ended is not None:
+            self._ended.append(ended)
+        if may_wait and now - self._summed < _LINES_SECONDS and len(self._ended) < _MOST_LINES:
             return
-        metrics = self._collector.epoch(ended)
-        if metrics is not None and metrics.seconds:
-            self._report(f"{self._name}: {self._lines.line(metrics, self._skipped_of(ended))}")
+        self._collector.collect()
+        epochs, self._ended, self._summed = self._ended, [], now
+        if self._report is None:
+            return
+        for epoch in epochs:
+            metrics = self._collector.epoch(epoch)
+            if metrics is not None and metrics.seconds:
+                self._report(f"{self._name}: {self._lines.line(metrics, self._skipped_of(epoch))}")
 
     def _skipped_of(self, epoch: int) -> list[SkippedSample]:
         return [skip for skip in self._skipped if skip.epoch == epoch]
@@ -970,8 +986,7 @@ def _report_printable(report: Callable[[str], None], line: str) -> None:
 def _begin(begin_thread: Callable[[], None], fetcher: Fetcher, samples: int) -> None:
     """Do what a thread that decodes does first. samples: of the data."""
     begin_thread()
-    if samples >= _MANY_SAMPLES:
-        draw_compiled()
+    draw_compiled(samples)
     if isinstance(fetcher, SourceFetcher):
         fetcher.prepare()
     elif isinstance(fetcher, Processes):

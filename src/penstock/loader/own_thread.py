@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from penstock.flow.engine import MADE, Engine, StagedBatch
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
-from penstock.loader.collating import CollatingDecoder
+from penstock.loader.collating import CollatingDecoder, nbytes_of
 from penstock.loader.dataset import SampleDecoder
 from penstock.loader.front_end import FrontEnd
+from penstock.loader.on_device import made
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
 
@@ -48,9 +49,11 @@ _AGAIN_SECONDS = 30.0
 #: a function makes of samples is known once it is there: of larger ones each is made alone.
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
-# the training waits no longer at once than it would notice. What is one array for several of them takes so many bytes
-# at most: who keeps one of the batches keeps all of it.
-_TOGETHER, _TOGETHER_SECONDS, _ARRAY_BYTES, _MOST_COLLATED = 512, 5e-3, 128 << 10, 4
+# the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
+# several steps takes so many bytes at most: who keeps one of the batches keeps all of it.
+_TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
+# What a function makes is looked at once in so many times: objects have many parts.
+_LOOK_EVERY = 8
 
 
 class Turns:
@@ -69,16 +72,18 @@ class Turns:
         self._hopeless_seconds = 0.0
         self._begin_window(0.0)
 
-    def given(self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool) -> float:
-        """Take note of a batch; return how many samples the training makes from here on, 0 where nothing changes.
+    def given(
+        self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool, batches: int = 1
+    ) -> float:
+        """Take note of batches; return how many samples the training makes from here on, 0 where nothing changes.
 
-        between_seconds: from the batch before until it was asked for. is_own: whether the training made it.
+        between_seconds: while none was waited for, before these. is_own: whether the training made them.
         """
         if self._is_over:
             return 0
         if is_own != self._is_own:  # what the training was to make is made
             return self._look_again() if not self.is_trying else self._end_turn()
-        between = min(between_seconds, _MOST_BETWEEN_SECONDS)
+        between = min(between_seconds, batches * _MOST_BETWEEN_SECONDS)
         self._all_samples += samples
         self._all_seconds += between + waited_seconds
         if self._beginning_seconds > 0.0:
@@ -198,14 +203,18 @@ class OwnThread:
         #: From the plan: a place, the samples of the steps from there on, and what follows these.
         self._first, self._ids = (0, 0), np.empty((0, 0), np.int64)
         self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
-        #: What was made and not taken, by place; whether anything was in this turn; how long a sample took.
-        self._ready: dict[tuple[int, int], StagedBatch] = {}
+        #: What was made and not let go, by place: the batch and its samples; batches that lack some, until they are
+        #: taken. Whether anything was made in this turn; how long a sample took.
+        self._ready: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._failed: dict[tuple[int, int], StagedBatch] = {}
         self._has_made = False
         self._sample_seconds = math.inf
+        #: How many times some were made.
+        self._times = 0
         # Samples that are there at once wake the collector of garbage from so many objects on; it frees none of them.
         objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
         waking = gc.get_threshold()[0] if gc.isenabled() else 0
-        self._most_samples = min(_TOGETHER, waking // objects) if waking else _TOGETHER
+        self._most_samples = min(_AT_ONCE, waking // objects) if waking else _AT_ONCE
         #: Of those that are made together, and of those in one array.
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
         #: What the largest batch took that a function made here, of those that were looked at; None before.
@@ -220,29 +229,58 @@ class OwnThread:
         """Whether turns are under way that nothing was decided by yet."""
         return self._turns.is_trying
 
+    def makes(self, place: tuple[int, int]) -> bool:
+        """Whether the training makes the batch of a place, as far as is known now."""
+        return place < self._until
+
+    def ready(self, place: tuple[int, int]) -> tuple[Any, int] | None:
+        """Return a batch that the training makes, as the caller gets it, and how many samples it has.
+
+        The same again until it is let go. None where `take` has it: it is of threads, or lacks samples.
+        """
+        if not self.makes(place):
+            return None
+        self._engine.check_usable()
+        if place not in self._ready and place not in self._failed:
+            self._make_from(place)
+        return self._ready.get(place)
+
     def take(self, epoch: int, step: int) -> StagedBatch:
         """Return a batch; see `Engine.take`."""
-        place, asked = (epoch, step), self._clock()
-        is_own = place < self._until
-        if self._has_made and not is_own:  # the last one was handed out
+        if (staged := self._failed.pop((epoch, step), None)) is not None:
+            return staged
+        if self._has_made:  # the last one was handed out
             self.forget_made()
-        staged = self._made(place) if is_own else self._engine.take(epoch, step)
+        asked = self._clock()
+        staged = self._engine.take(epoch, step)
+        count = self._note(asked, staged.samples.size)
+        if count:
+            self._until = self._place_after((epoch, step), count)
+            self._engine.seek(*self._until)
+        self._pause(bool(count) or self._turns.is_trying)
+        return staged
+
+    def let_go(self, epoch: int, step: int) -> None:
+        """See `Engine.let_go`."""
+        if self._ready.pop((epoch, step), None) is None:
+            self._engine.let_go(epoch, step)
+
+    def _note(self, asked: float, samples: int, own_batches: int = 0) -> float:
+        """Take note of what is given now; see `Turns.given`."""
         given, last = self._clock(), self._given
         between = 0.0 if last is None else asked - last
         self._given = given
-        count = self._turns.given(staged.samples.size, between, given - asked, is_own)
-        if count:
-            self._until = self._place_after(place, count)
-            self._engine.seek(*self._until)
-        is_paused = is_own or bool(count) or self._turns.is_trying
+        return self._turns.given(samples, between, given - asked, own_batches > 0, max(1, own_batches))
+
+    def _pause(self, is_paused: bool) -> None:
         if is_paused != self._switching.is_paused:
             self._switching.pause(is_paused)
-        return staged
 
     def forget_made(self) -> None:
         """Keep nothing of what was made here, as when all of it was taken, or the epoch was left."""
         self._has_made = False
         self._ready.clear()
+        self._failed.clear()
         if isinstance(self._decoder, CollatingDecoder):
             for slot in range(MADE, MADE + self._most_steps):
                 self._decoder.take(slot, ())
@@ -258,25 +296,43 @@ class OwnThread:
             return self._plan.epochs, 0
         return self._plan.first_read_from(self._rank, epoch + epochs, step)
 
-    def _made(self, place: tuple[int, int]) -> StagedBatch:
-        self._engine.check_usable()
-        if (staged := self._ready.pop(place, None)) is not None:
-            return staged
-        samples = self._samples_from(place)
+    def _make_from(self, place: tuple[int, int]) -> None:
+        """Make some batches from a place on."""
         begin = self._clock()
-        make = partial(self._engine.make, *place, samples, self._steps_in_array, self._fetcher, self._decoder)
+        samples = self._samples_from(place)
+        collates = isinstance(self._decoder, CollatingDecoder)
+        at_once = 1 if collates else self._most_samples // samples.shape[1]
+        make = partial(
+            self._engine.make,
+            *place,
+            samples,
+            self._steps_in_array,
+            max(1, at_once),
+            self._fetcher,
+            self._decoder,
+        )
         self._has_made = True
         if self._front_end.is_plain_thread():
             with self._front_end.as_workers():
-                made = make()
+                found = make()
         else:
-            made = _in_new_thread(self._front_end.begin_thread, make)
+            found = _in_new_thread(self._front_end.begin_thread, make)
+        self._ready, self._failed = {}, {}
+        for staged in found:
+            at = staged.epoch, staged.step
+            if staged.failed:
+                self._failed[at] = staged
+            else:
+                size = staged.samples.size
+                self._ready[at] = made(self._decoder, self._front_end, None, staged, range(size)), size
         # A thread that other programs kept from the processors is no slower for long.
         self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
-        if isinstance(self._decoder, CollatingDecoder):
-            self._collated_bytes = max(self._collated_bytes or 0.0, self._decoder.nbytes_of(MADE))
-        self._ready = {(each.epoch, each.step): each for each in made}
-        return self._ready.pop(place)
+        self._times += 1
+        is_due = self._collated_bytes is None or self._times % _LOOK_EVERY == 0
+        if collates and is_due and place in self._ready:
+            self._collated_bytes = max(self._collated_bytes or 0.0, nbytes_of(self._ready[place][0]))
+        self._note(begin, samples.size, len(samples))
+        self._pause(True)
 
     def _samples_from(self, place: tuple[int, int]) -> NDArray[np.int64]:
         """Return the samples of the steps that are made together, int64[steps, local batch]."""
@@ -288,7 +344,7 @@ class OwnThread:
                 epoch, first, self._ids = next(self._following)
             self._first = epoch, first
         begin, size = step - first, self._ids.shape[1]
-        count = int(min(self._most_samples, _TOGETHER_SECONDS / self._sample_seconds)) // size
+        count = int(min(_TOGETHER, _TOGETHER_SECONDS / self._sample_seconds)) // size
         if self._collated_bytes is not None:
             count = min(count, int(MOST_OWN_BYTES / max(1.0, self._collated_bytes)))
         end = begin + max(1, min(self._most_steps, count))
