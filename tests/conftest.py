@@ -414,11 +414,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from penstock.checkpoint.codecs import ours  # noqa: F401
     from penstock.compiling import PARTS, compile_ahead
     from penstock.flow import engine  # noqa: F401
+    from penstock.flow.cpus import most_compilers
     from penstock.loader import prediction  # noqa: F401
     from penstock.loader.transforms import compiled  # noqa: F401
     from penstock.store import files  # noqa: F401
 
-    compile_ahead(PARTS, len(os.sched_getaffinity(0)), lambda part: None)
+    compile_ahead(PARTS, most_compilers(), lambda part: None)
 
 
 # -- Catalogs ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import errno
+import fcntl
 import importlib
 import os
 import re
@@ -275,7 +276,7 @@ def test_compiling_that_takes_long_is_reported_once_on_a_host(
 
 
 def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of_one_by_one_process(
-    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of one folder call the same functions, which two processes would compile twice."""
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
@@ -284,11 +285,14 @@ def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of
     parts = [Part(kernels.name, name, SIGNATURE, name, "") for name in ("loops", "more loops")]
     apart = others.part()
     vars(apart)["folders"] = Folders((others.folder,), others.folder, "")
+    monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
     done: list[Part] = []
 
-    ahead = threading.Thread(target=compile_ahead, args=([*parts, apart], 2, done.append), daemon=True)
+    ahead = threading.Thread(
+        target=compile_ahead, args=([*parts, apart], 2, done.append, lines.append), daemon=True
+    )
     ahead.start()
-    wait_until(lambda: kernels.began and others.began)  # neither goes on before both have begun
+    wait_until(lambda: kernels.began and others.began and lines)  # neither goes on before both have begun
     kernels.go_on()
     others.go_on("no such type")
     wait_until(lambda: len(kernels.began) == 2)
@@ -297,11 +301,37 @@ def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of
     others.go_on()
     ahead.join()
 
+    assert lines == ["compiling 3 loops in 2 processes"]
     assert set(done) == {*parts, apart}
     assert len(kernels.began) == 2
     assert len(set(kernels.began)) == 1
     assert len(set(others.began)) == 2
     assert [part.wait()(21) for part in done] == [42, 42, 42]
+
+
+def test_compiling_ahead_names_what_another_process_compiles(
+    kernels: Kernels, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
+    part, done = kernels.part(), list[Part]()
+    assert part._file is not None
+    ahead = threading.Thread(target=compile_ahead, args=([part], 2, done.append, lines.append), daemon=True)
+
+    with (part._file.parent / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ahead.start()
+        wait_until(lambda: lines)
+        assert not kernels.began
+    kernels.first()
+    wait_until(lambda: len(lines) == 2)
+    kernels.go_on()
+    ahead.join()
+
+    assert lines == [
+        "another process compiles loops: waiting for it",
+        "compiling 1 loop in 1 process",
+    ]
+    assert done == [part]
 
 
 def test_without_a_lease_the_caller_waits_and_is_told(

@@ -9,7 +9,8 @@ have memory for 1.2 times the data set; `hash-home, disk` has it on local disks 
 does (HVAC, a cache group of JuiceFS). Where each is alone, a rank keeps what it reads most often; by the split "local",
 too. Printed for each: seconds of the first epoch, and the median of later ones; how many times faster these are than
 those of DataLoader with 4 workers on as many ranks; the share of them that the slowest rank waits; reads of the store a
-sample over the run, and simulated. Counts hold on a busy machine, seconds do not.
+sample over the run, and simulated ("-": reads of DataLoader's worker processes are not counted, no run of DataLoader is
+simulated). Counts hold on a busy machine, seconds do not.
 """
 
 from __future__ import annotations
@@ -65,10 +66,9 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
         "later": median(seconds for seconds, _ in later),
         "stall": max(waited / seconds for seconds, waited in later),
     }
-    if isinstance(how, int):
-        found["reads"] = EPOCHS
-    else:
+    if how == 0 or not isinstance(how, int):  # what DataLoader's processes read is not counted in the rank's
         found["reads"] = sum(each["reads"] for each in of_ranks) / samples
+    if not isinstance(how, int):
         found["simulated"] = simulated_reads(job | {"share_of_data": 1.2}) / samples
     return found
 
@@ -117,14 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows[name, ranks] = measured(name, ranks, samples, 0.0 if given.quick else given.step_seconds)
         for name in LOADERS:
             row = rows[name, ranks]
-            simulated = (
-                f"{row['simulated']:.3f} simulated" if "simulated" in row else "every sample in every epoch"
-            )
+            reads = f"{row['reads']:.3f}" if "reads" in row else "-"
+            simulated = f"{row['simulated']:.3f}" if "simulated" in row else "-"
             print(
                 f"{ranks} ranks, {name:22}: first epoch {row['first']:6.2f} s, later {row['later']:6.2f} s, "
                 f"{rows[BASELINE, ranks]['later'] / row['later']:5.2f} x {BASELINE}; waits "
                 f"{100 * row['stall']:5.1f} %; "
-                f"{row['reads']:.3f} reads a sample, {simulated}",
+                f"{reads} reads a sample, {simulated} simulated",
                 flush=True,
             )
     if given.plot is not None:

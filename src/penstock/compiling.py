@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import functools
 import importlib
+import math
 import os
 import queue
 import signal
@@ -34,7 +35,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ _STOP_SECONDS = 1.0
 _LOAD_SECONDS = 10.0
 #: The line on its standard error by which a child reports that it holds the lock and compiles.
 _COMPILES = "penstock compiles"
+#: And that it waits for another process that holds it.
+_WAITS = "penstock waits"
 
 
 # -- Parts -------------------------------------------------------------------------------------------------
@@ -286,7 +289,7 @@ class Part:
             line = f"the process that compiled {self.what} was killed: {self._meanwhile} from here on"
         else:
             self._is_for_this_process = True
-            lines = [line for line in written if line != _COMPILES] or [f"code {code}"]
+            lines = [line for line in written if line not in (_COMPILES, _WAITS)] or [f"code {code}"]
             where = f"kept in {self.folders.kept}"
             line = f"the process that compiled {self.what} failed ({lines[-1]}; {where}): this process compiles it"
         _report(line)
@@ -446,12 +449,16 @@ def _compiled(module: str, name: str) -> MachineCode:
 
 @contextlib.contextmanager
 def _locked(path: Path, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Hold a lock that ends with its process, or return without it once the work is done."""
+    """Hold a lock that ends with its process, or return without it once the work is done. A wait for it is printed."""
+    is_told = False
     with path.open("ab") as file:
         while not is_done():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if not is_told:
+                    is_told = True
+                    print(_WAITS, file=sys.stderr, flush=True)
                 time.sleep(_POLL_SECONDS)
             except OSError:  # a file system without locks: two may compile, and each replaces complete files
                 break
@@ -472,38 +479,99 @@ def _serve() -> None:
                 write_whole(file, _compiled(module, name).to_bytes())
 
 
-def compile_ahead(parts: Iterable[Part], processes: int, report: Callable[[Part], None]) -> None:
+class _Child:
+    """A process that compiles parts of one folder, one after the other."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """Start it. Raises: NoChild."""
+        self._parts, self._written, self._waits_since = parts, b"", math.inf
+        words = [word for part in parts for word in (part._module, part._name, str(part._file))]
+        self._process = start_child("penstock.compiling:_serve", words, stderr=subprocess.PIPE)
+        assert self._process.stderr is not None
+        self._output = self._process.stderr
+        os.set_blocking(self._output.fileno(), False)
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended; note what it says that it does."""
+        has_ended = self._process.poll() is not None
+        self._written += self._output.read() or b""
+        if self._state != _WAITS.encode():
+            self._waits_since = math.inf
+        elif self._waits_since == math.inf:
+            self._waits_since = time.monotonic()
+        return has_ended
+
+    @property
+    def compiles(self) -> bool:
+        return self._state == _COMPILES.encode()
+
+    @property
+    def waits_for(self) -> Part | None:
+        """Return the part that another process compiles, if that lasts so long that it is worth a line."""
+        if time.monotonic() < self._waits_since + PATIENCE_SECONDS:
+            return None
+        return next((part for part in self._parts if not part.is_cached), None)
+
+    @property
+    def _state(self) -> bytes:
+        """The last that it said of itself, by whole lines."""
+        lines = self._written.split(b"\n")[:-1]
+        return next((line for line in reversed(lines) if line in (_COMPILES.encode(), _WAITS.encode())), b"")
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._process.kill()
+        with self._process:
+            pass
+
+
+def compile_ahead(
+    parts: Iterable[Part],
+    processes: int,
+    report: Callable[[Part], None],
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Have parts compiled by several children at once, and report each as it is done.
 
     Those of one folder, which share callees and a lock, are compiled by one child, one after the other; folders begin
     in the order of their first parts. What a child leaves, because it failed or could not start, is compiled by
     `Part.wait`, which says why it fails.
+
+    tell: called with a line if this takes longer than PATIENCE_SECONDS, and with one for each child that waits as long
+    for another process; None: standard error.
     """
     missing = [part for part in parts if not part.is_cached]
     folders: dict[Path, list[Part]] = {}
     for part in missing:
         if part._file is not None:
             folders.setdefault(part._file.parent, []).append(part)
-    waiting, running = deque(folders.values()), list[subprocess.Popen[bytes]]()
+    waiting, running = deque(folders.values()), list[_Child]()
+    tell, late = tell or _report, time.monotonic() + PATIENCE_SECONDS
+    told = set[_Child | None]()  # of which children that they wait; None: that some compile
     try:
         with contextlib.suppress(NoChild):
             while waiting or running:
                 while waiting and len(running) < processes:
-                    words = [
-                        word
-                        for part in waiting.popleft()
-                        for word in (part._module, part._name, str(part._file))
-                    ]
-                    running.append(start_child("penstock.compiling:_serve", words, stderr=subprocess.DEVNULL))
+                    running.append(_Child(waiting.popleft()))
                 time.sleep(_POLL_SECONDS)
-                running = [process for process in running if process.poll() is None]
+                for child in [child for child in running if child.has_ended()]:
+                    running.remove(child)
+                    child.close()
                 for part in [part for part in missing if part.is_cached]:
                     missing.remove(part)
                     report(part)
+                is_due = bool(missing) and None not in told and time.monotonic() >= late
+                if is_due and any(child.compiles for child in running):
+                    told.add(None)
+                    plurals = "s" * (len(missing) > 1), "es" * (len(running) > 1)
+                    tell(f"compiling {len(missing)} loop{plurals[0]} in {len(running)} process{plurals[1]}")
+                for child in running:
+                    if child not in told and (part_of_other := child.waits_for) is not None:
+                        told.add(child)
+                        tell(f"another process compiles {part_of_other.what}: waiting for it")
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        for child in running:
+            child.close()
     for part in missing:
         part.wait()
         report(part)

@@ -15,7 +15,7 @@ from typing import IO, Any
 import pytest
 from tests.for_each import for_each
 from tests.forking import Forks
-from tests.ranks.jobs import start_process
+from tests.ranks.jobs import end, start_process
 
 from penstock.checkpoint import preemption
 from penstock.checkpoint.preemption import StopOnSignal
@@ -307,8 +307,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Reports:
         told.send("mpi", 1, signal.SIGTERM)
         mpi_job.communicate()
     finally:
-        mpi_job.kill()
-        mpi_job.communicate()
+        end(mpi_job)
 
     read: Reports = {
         job: [json.loads((folder / f"{job}-{rank}.json").read_text()) for rank in range(size)]

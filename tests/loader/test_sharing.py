@@ -172,7 +172,7 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
     assert [misses_of(each) for each in found] == [0] * size
 
 
-def test_ranks_that_torchrun_or_mpirun_starts_read_each_sample_once_and_give_the_same_batches(
+def test_ranks_of_torch_distributed_and_of_mpiexec_read_each_sample_once_and_give_the_same_batches(
     tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

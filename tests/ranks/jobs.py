@@ -7,6 +7,7 @@ forked, see tests/forking.py.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -43,7 +44,17 @@ def start_mpi_jobs(script: Path, jobs: list[tuple[int, list[str]]]) -> subproces
 
 
 def start_process(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """Start a process in a session of its own, which `end` ends with all that it starts."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a process of `start_process` that has not been waited for, and what it started: mpiexec and its ranks."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def wait_for(torch_jobs: Forked, *mpi_jobs: subprocess.Popen[str], killed: int = 0) -> None:
@@ -54,7 +65,7 @@ def wait_for(torch_jobs: Forked, *mpi_jobs: subprocess.Popen[str], killed: int =
         outputs = [job.communicate(timeout=patient(100)) for job in mpi_jobs]
     finally:
         for job in mpi_jobs:
-            job.kill()
+            end(job)
     assert sorted(ended.values()) == [-signal.SIGKILL] * killed + [0] * (len(ended) - killed), told
     assert [job.returncode for job in mpi_jobs] == [0] * len(mpi_jobs), outputs
 

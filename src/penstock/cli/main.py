@@ -37,8 +37,6 @@ from penstock.report import print_report
 from penstock.units import parse_seconds
 
 INTERRUPTED = 130
-#: What a process that compiles takes: 371 MB and some.
-_COMPILER_BYTES = 1 << 29
 
 _OF_DEMO = """\
 Example: penstock demo --data photos/train --epochs 3
@@ -195,7 +193,7 @@ def _ps(options: argparse.Namespace) -> None:
 def _compile(options: argparse.Namespace) -> None:
     from penstock.checkpoint.codecs import ours
     from penstock.compiling import Part, compile_ahead
-    from penstock.flow.cpus import available_cpus, memory_limit_bytes
+    from penstock.flow.cpus import most_compilers
     from penstock.flow.engine import DECISIONS
     from penstock.flow.sums import SUMS
     from penstock.loader.draws import DRAW
@@ -239,7 +237,7 @@ def _compile(options: argparse.Namespace) -> None:
     def report_compiled(part: Part) -> None:
         report(f"compiled {part.what}, kept in {part.folders.kept}")
 
-    compile_ahead(parts, min(available_cpus(), memory_limit_bytes() // _COMPILER_BYTES or 1), report_compiled)
+    compile_ahead(parts, most_compilers(), report_compiled, report)
     results = [
         {"what": part.what, "folder": str(part.folders.kept), "was_compiled": was_compiled}
         for part, was_compiled in zip(parts, were_compiled, strict=True)

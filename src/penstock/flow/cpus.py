@@ -18,6 +18,8 @@ from penstock.errors import ConfigError
 _ROOT = Path("/")
 #: Niceness of who takes what others leave: a seventieth of a processor where all are wanted.
 _LAST = 19
+#: What a process that compiles takes: 371 MB and some.
+_COMPILER_BYTES = 1 << 29
 _OF_SRUN = "SLURM_STEP_TASKS_PER_NODE"
 #: What launchers call the number of ranks on a host, and that of each among them. The first that is there started this
 #: rank: torchrun may itself be a task of srun.
@@ -132,6 +134,11 @@ def default_readers(cpus: int) -> int:
 def default_coders() -> int:
     """Return how many threads to encode or decode snapshots with: 4 outrun most disks, and training needs some too."""
     return min(4, available_cpus())
+
+
+def most_compilers() -> int:
+    """Return how many processes may compile at once: one for each processor and for each 512 MB of memory."""
+    return max(1, min(available_cpus(), memory_limit_bytes() // _COMPILER_BYTES))
 
 
 def give_way() -> None:
