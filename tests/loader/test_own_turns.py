@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import threading
+import weakref
 from collections import UserDict
 from collections.abc import Callable
 from fractions import Fraction
@@ -31,8 +33,8 @@ COUNT = 103
 class Texts:
     """An array, a number, a text and tokens of unequal length; notes in which thread each sample is made."""
 
-    def __init__(self, bad: int = -1) -> None:
-        self.bad = bad
+    def __init__(self, bad: int = -1, wrong: int = -1) -> None:
+        self.bad, self.wrong = bad, wrong
         self.threads: set[int] = set()
 
     def __len__(self) -> int:
@@ -43,7 +45,12 @@ class Texts:
         if index == self.bad:
             raise ValueError("no such text")
         tokens = np.arange(index % 7)
-        return {"array": rng.random(5), "number": index + epoch, "text": f"text {index}", "tokens": tokens}
+        return {
+            "array": rng.random(5 + (index == self.wrong)),
+            "number": index + epoch,
+            "text": f"text {index}",
+            "tokens": tokens,
+        }
 
 
 class Made:
@@ -236,6 +243,21 @@ def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blam
     assert (critical.decode["bytes"] == 3).all(), "the wait for the first of them is for all"
 
 
+class Slotted:
+    __slots__ = ("image",)
+
+
+class WithSlot(Slotted):
+    def __init__(self) -> None:
+        self.image, self.label = np.zeros(8 << 20, np.uint8), 3
+
+
+class WithAttribute(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.image = np.zeros(8 << 20, np.uint8)
+
+
 @for_each(
     ("collate", "together"),
     [
@@ -247,27 +269,92 @@ def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blam
         (lambda samples: torch.eye(4).to_sparse(), 1),
         (lambda samples: Made(int), 1),
         (lambda samples: [Fraction(each) for each in samples], 1),
+        (lambda samples: WithSlot(), 1),
+        (lambda samples: WithAttribute(ids=samples), 1),
         (lambda samples: [SimpleNamespace(text="a", number=each) for each in samples], 4),
     ],
 )
-def test_what_a_function_returns_is_made_together_up_to_four_megabytes_and_an_epoch_that_is_left_keeps_none(
-    collate: Any, together: int
+def test_what_a_function_returns_is_made_together_up_to_four_megabytes(collate: Any, together: int) -> None:
+    with load(Made(int), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
+        own, seen = loader._own_thread, list[int]()
+        for number, _ in enumerate(loader):
+            own._sample_seconds = 1e-9
+            seen.append(len(own._ready) + 1)
+            if number == 6:  # threads made three; the plan gives one step then, then two, then four
+                break
+        assert max(seen) == seen[-1] == together
+
+
+@for_each(("begins_again",), [(False,), (True,)])
+def test_an_epoch_that_is_left_keeps_nothing_that_was_made_for_it(begins_again: bool) -> None:
+    made, me = list[weakref.ref[torch.Tensor]](), threading.get_ident()
+
+    def collate(samples: list[int]) -> torch.Tensor:
+        batch = torch.tensor(samples)
+        if threading.get_ident() == me:
+            made.append(weakref.ref(batch))
+        return batch
+
+    def get(index: int) -> int:
+        if index == 30:
+            raise ValueError("no such number")
+        return index
+
+    arguments: Any = {"collate_fn": collate, "batch_size": 4, "shuffle": False, "on_error": "skip"}
+    with load(Made(get), Alternating(10_000), **arguments) as loader:
+        own = loader._own_thread
+        for number, _ in enumerate(loader):
+            own._sample_seconds = 1e-9
+            if number == 6:
+                break
+        assert [*own._failed] == [(0, 7)]
+        assert [*own._ready] == [(0, 8), (0, 9)]
+        del own, _
+        if begins_again:
+            iter(loader)
+        else:
+            loader.close()
+        gc.collect()
+        assert len(made) == 7
+        assert not [batch for batch in made if batch() is not None]
+
+
+@for_each(("faulty",), [({"bad": 60},), ({"wrong": 60},)])
+def test_a_sample_that_fails_among_many_is_skipped_and_recorded_as_by_threads(
+    tmp_path: Path, faulty: dict[str, int]
 ) -> None:
-    for begins_again in (False, True):
-        with load(Made(int), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
-            own, seen, made = loader._own_thread, list[int](), loader._decoder._made
-            for number, _ in enumerate(loader):
-                own._sample_seconds = 1e-9
-                seen.append(len(own._ready) + 1)
-                if number == 6:  # threads made three; the plan gives one step then, then two, then four
-                    break
-            assert max(seen) == seen[-1] == together
-            if begins_again:
-                iter(loader)
-            else:
-                loader.close()
-            assert not own._ready
-            assert not made.keys() & set(range(MADE, MADE + 4))
+    arguments: Any = {"shuffle": False, "on_error": "skip", "epochs": 1}
+    with load(Texts(**faulty), workers="threads", trace=tmp_path / "threads", **arguments) as loader:
+        expected = [plain(batch) for batch in loader]
+        skipped = loader.skipped
+    assert [each.sample for each in skipped] == [60]
+
+    with load(Texts(**faulty), Alternating(10_000), trace=tmp_path / "own", **arguments) as loader:
+        found = []
+        for batch in loader:
+            found.append(plain(batch))
+            loader._own_thread._sample_seconds = 1e-9
+        assert loader.skipped == skipped
+    assert found == expected
+
+    of_threads, spans = (read_trace(tmp_path / name).spans for name in ("threads", "own"))
+    own = spans[spans["worker"] == CONSUMER]
+    for kind in (Kind.READ, Kind.DECODE):
+        counts = [int(each[each["kind"] == kind]["samples"].sum()) for each in (own, of_threads)]
+        assert counts[0] == counts[1] - 3 * 8, kind
+    assert own[own["kind"] == Kind.READ]["samples"].max() > 3 * 8, "in a piece that is not the first"
+
+
+def test_a_batch_that_is_asked_for_in_inference_mode_leaves_those_made_with_it_fit_for_training() -> None:
+    with load(Texts(), Alternating(10_000), epochs=1) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        loader._own_thread._sample_seconds = 1e-9
+        with torch.inference_mode():
+            next(batches)
+        assert loader._own_thread._ready
+        assert not next(batches)["array"].is_inference()
 
 
 def test_short_epochs_that_the_training_makes_are_reported_together_and_all_of_them_at_the_end() -> None:
@@ -281,8 +368,25 @@ def test_short_epochs_that_the_training_makes_are_reported_together_and_all_of_t
             list(loader)
         assert not lines
         assert [each.steps for each in loader.metrics] == [13] * 4
-        list(loader)
+        loader._summed = -math.inf  # long ago
+        next(iter(loader))
+        assert [line.partition("epoch ")[2][0] for line in lines] == list("123")
     assert [line.partition("epoch ")[2][0] for line in lines] == list("1234")
+
+
+def test_what_was_not_reported_yet_of_a_loader_that_is_dropped_is_reported_when_its_threads_end() -> None:
+    lines = list[str]()
+    loader = load(Texts(), Alternating(10_000), report=lines.append)
+    list(loader)
+    loader._summed = math.inf
+    list(loader)
+    assert "epoch 0" in lines[-1]
+    threads = [*loader._engine._threads]
+    del loader
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+    assert "epoch 1" in lines[-1]
 
 
 def test_an_error_of_a_sample_that_the_training_makes_arrives_with_its_place() -> None:

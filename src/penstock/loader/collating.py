@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,9 @@ Collate = Callable[[list[Any]], Any]
 _NAMED_SAMPLES = 8
 # Of a batch, so many parts are looked at to know what it takes.
 _MOST_PARTS = 1000
+_PLAIN = {dict, list, tuple, int, float, bool, str, bytes, type(None)}
+# Slots that hold no parts of an object, or those that `vars` tells.
+_TOLD = {"__dict__", "__weakref__"}
 
 
 class CollatingDecoder:
@@ -71,12 +73,21 @@ class CollatingDecoder:
                 f"a batch without samples is asked for, and collate_fn {_name_of(self._collate)} makes batches of "
                 "samples only: leave collate_fn out here"
             )
-        if slot in self._made:
+        kept = self._made
+        if slot in kept:
             # Another thread may finish the next one meanwhile: for one that is asked once, what it finds is returned.
-            made = self._latest = self._made[slot]
-            del self._made[slot]
+            made = self._latest = kept[slot]
+            del kept[slot]
             return made
         return self._latest
+
+    def forget_latest(self) -> None:
+        """Keep no batch for one who asks again: what was finished last is not wanted."""
+        self._latest = None
+
+    def forget_all(self) -> None:
+        """Keep no batch: nobody asks for one any more."""
+        self._made, self._latest = {}, None
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """See `MovableDecoder`: the batch."""
@@ -96,9 +107,13 @@ def nbytes_of(batch: Any) -> float:
             if parts > _MOST_PARTS:
                 return math.inf
             what = left.pop()
-            if isinstance(what, dict | UserDict | list | tuple):
-                parts += len(what)
+            if type(what) not in _PLAIN and any(map(_has_slots, type(what).__mro__)):
+                return math.inf
+            if isinstance(what, dict | list | tuple):
+                attributes = getattr(what, "__dict__", {})
+                parts += len(what) + len(attributes)
                 left += what if isinstance(what, list | tuple) else what.values()
+                left += attributes.values()
             elif what is None or isinstance(what, int | float | str | bytes):
                 nbytes += sys.getsizeof(what)
             elif hasattr(what, "nbytes"):
@@ -109,6 +124,12 @@ def nbytes_of(batch: Any) -> float:
     except Exception:  # somebody else's object, or a tensor that is sparse
         return math.inf
     return nbytes
+
+
+def _has_slots(kind: type) -> bool:
+    """Whether objects of a class have parts that `vars` does not tell."""
+    slots = kind.__dict__.get("__slots__", ())
+    return not {slots} <= _TOLD if isinstance(slots, str) else not {*slots} <= _TOLD
 
 
 def _name_of(collate: Collate) -> str:

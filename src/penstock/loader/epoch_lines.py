@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import printable
+from penstock.flow.collector import Collector
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.loader.image_mixing import MixingDecoder
@@ -93,6 +95,52 @@ class EpochLines:
             f"; decoded {format_count(alone, 'picture')} one at a time, as nothing says beforehand how large they are: "
             "JPEG, PNG, BMP, WebP, GIF, PNM and TIFF are decoded by all threads at once"
         )
+
+
+class EndedEpochs:
+    """Epochs that ended and were not reported yet.
+
+    It refers to no loader, and so the loader's engine reports the last ones of a loader that was dropped.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        name: str,
+        skipped: Sequence[SkippedSample],
+        report: Callable[[str], None] | None,
+    ) -> None:
+        self._collector, self._name, self._skipped, self._report = collector, name, skipped, report
+        self._epochs = deque[int]()
+        #: What words their lines; None before any epoch ended.
+        self.lines: EpochLines | None = None
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def add(self, epoch: int) -> None:
+        """Have an epoch reported by the next `report`."""
+        self._epochs.append(epoch)
+
+    def report(self) -> None:
+        """Report them all, with what was recorded by now."""
+        self._collector.collect()
+        while self._epochs:
+            epoch = self._epochs.popleft()
+            if self._report is None or self.lines is None:
+                continue
+            metrics = self._collector.epoch(epoch)
+            if metrics is not None and metrics.seconds:
+                skipped = [skip for skip in self._skipped if skip.epoch == epoch]
+                self._report(f"{self._name}: {self.lines.line(metrics, skipped)}")
+
+    def finish(self) -> None:
+        """Report what is left, and drain nothing from here on; twice is harmless."""
+        try:
+            if self._epochs:
+                self.report()
+        finally:
+            self._collector.close()
 
 
 def retry_clause(metrics: EpochMetrics) -> str:

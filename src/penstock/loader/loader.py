@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import socket
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -31,10 +32,11 @@ from penstock.flow.staging import StagingBuffer
 from penstock.flow.work import Fetcher
 from penstock.loader.agreeing import Agreed, leave_start, open_together, placed
 from penstock.loader.budget import MemoryBudget
+from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
 from penstock.loader.draws import draw_compiled
-from penstock.loader.epoch_lines import EpochLines, SkippedSample, skip_clause
+from penstock.loader.epoch_lines import EndedEpochs, EpochLines, SkippedSample, skip_clause
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.on_device import copy_ahead, device_line, made
@@ -211,6 +213,8 @@ class Loader:
         self._collector = Collector(
             self._recorder, None, to_user, self._fetcher.describe, {self._recorder.rank: socket.gethostname()}
         )
+        self._skipped: list[SkippedSample] = []
+        self._ended = EndedEpochs(self._collector, self._name, self._skipped, self._report)
         self._device = self._front_end.device
         self._ahead = copy_ahead(setup, self._front_end, self._recorder.clock, to_user)
         self._staging = self._make_staging()
@@ -231,12 +235,10 @@ class Loader:
         #: Since when the caller waits for a batch; None while it has one.
         self._asked: float | None = None
         self._drained = self._recorder.clock()
-        #: Epochs that ended and were not reported, and when the latest was that were.
-        self._ended: list[int] = []
+        #: When the latest epochs were reported.
         self._summed = -math.inf
         self._pass = _Pass()
-        self._skipped: list[SkippedSample] = []
-        self._lines = EpochLines(setup, engine)
+        self._lines = self._ended.lines = EpochLines(setup, weakref.proxy(engine))  # which refers to it
         self._has_reported_start = False
         self._is_closed = False
         #: The thread that is inside `start`, `iter` or `next`, None while none is.
@@ -352,7 +354,7 @@ class Loader:
             report=report,
             progress=partial(progress_lines, self._collector, self._plan),
             collect=self._collector.collect,
-            finish=self._collector.close,
+            finish=self._ended.finish,
             samples_of=partial(plan.local_batch, rank),
             compiled=compiled_decisions(),
             ahead=self._ahead,
@@ -533,6 +535,8 @@ class Loader:
             try:
                 self._engine.close()
                 self._own_thread = None
+                if isinstance(self._decoder, CollatingDecoder):
+                    self._decoder.forget_all()
                 self._lease.close()  # after its threads, which would compile for themselves without it
             finally:
                 self._collector.close()
@@ -776,6 +780,8 @@ class Loader:
     def _begin_wait(self) -> None:
         self._asked = self._recorder.clock()
         self._end_step(self._asked)
+        if self._ended and self._asked - self._summed >= _LINES_SECONDS:
+            self._report_ended(self._asked)
 
     def _end_wait(self, epoch: int, step: int, samples: int, fitted: float) -> None:
         """Record a wait that got a batch, whose step begins. fitted: see `StagedBatch`."""
@@ -833,17 +839,13 @@ class Loader:
         self._pass.departure = None
         ended, self._pass.epoch = self._pass.epoch, None
         if ended is not None:
-            self._ended.append(ended)
-        if may_wait and now - self._summed < _LINES_SECONDS and len(self._ended) < _MOST_LINES:
-            return
-        self._collector.collect()
-        epochs, self._ended, self._summed = self._ended, [], now
-        if self._report is None:
-            return
-        for epoch in epochs:
-            metrics = self._collector.epoch(epoch)
-            if metrics is not None and metrics.seconds:
-                self._report(f"{self._name}: {self._lines.line(metrics, self._skipped_of(epoch))}")
+            self._ended.add(ended)
+        if not may_wait or now - self._summed >= _LINES_SECONDS or len(self._ended) >= _MOST_LINES:
+            self._report_ended(now)
+
+    def _report_ended(self, now: float) -> None:
+        self._summed = now
+        self._ended.report()
 
     def _skipped_of(self, epoch: int) -> list[SkippedSample]:
         return [skip for skip in self._skipped if skip.epoch == epoch]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,9 @@ MOST_OWN_BYTES = 4 << 20
 # the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
 # several steps takes so many bytes at most: who keeps one of the batches keeps all of it.
 _TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
+#: Batches as the caller gets them, and how many samples they have, by place.
+_Presented = dict[tuple[int, int], tuple[Any, int]]
+_Made = TypeVar("_Made")
 # What a function makes is looked at once in so many times: objects have many parts.
 _LOOK_EVERY = 8
 
@@ -205,7 +208,7 @@ class OwnThread:
         self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
         #: What was made and not let go, by place: the batch and its samples; batches that lack some, until they are
         #: taken. Whether anything was made in this turn; how long a sample took.
-        self._ready: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._ready = _Presented()
         self._failed: dict[tuple[int, int], StagedBatch] = {}
         self._has_made = False
         self._sample_seconds = math.inf
@@ -284,6 +287,7 @@ class OwnThread:
         if isinstance(self._decoder, CollatingDecoder):
             for slot in range(MADE, MADE + self._most_steps):
                 self._decoder.take(slot, ())
+            self._decoder.forget_latest()
         elif self._beside is not None:
             self._beside.drop(MADE)
 
@@ -314,17 +318,11 @@ class OwnThread:
         self._has_made = True
         if self._front_end.is_plain_thread():
             with self._front_end.as_workers():
-                found = make()
+                found, ready = self._presented(make)
         else:
-            found = _in_new_thread(self._front_end.begin_thread, make)
-        self._ready, self._failed = {}, {}
-        for staged in found:
-            at = staged.epoch, staged.step
-            if staged.failed:
-                self._failed[at] = staged
-            else:
-                size = staged.samples.size
-                self._ready[at] = made(self._decoder, self._front_end, None, staged, range(size)), size
+            found, ready = _in_new_thread(self._front_end.begin_thread, partial(self._presented, make))
+        self._ready = ready
+        self._failed = {(staged.epoch, staged.step): staged for staged in found if staged.failed}
         # A thread that other programs kept from the processors is no slower for long.
         self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
         self._times += 1
@@ -333,6 +331,19 @@ class OwnThread:
             self._collated_bytes = max(self._collated_bytes or 0.0, nbytes_of(self._ready[place][0]))
         self._note(begin, samples.size, len(samples))
         self._pause(True)
+
+    def _presented(self, make: Callable[[], list[StagedBatch]]) -> tuple[list[StagedBatch], _Presented]:
+        """Make some batches; return them, and those that lack nothing as the caller gets them.
+
+        In one thread: what is set in the caller's while it asks for one batch, as inference mode, is not for the rest.
+        """
+        found, ready = make(), _Presented()
+        for staged in found:
+            if not staged.failed:
+                size = staged.samples.size
+                batch = made(self._decoder, self._front_end, None, staged, range(size))
+                ready[staged.epoch, staged.step] = batch, size
+        return found, ready
 
     def _samples_from(self, place: tuple[int, int]) -> NDArray[np.int64]:
         """Return the samples of the steps that are made together, int64[steps, local batch]."""
@@ -353,7 +364,7 @@ class OwnThread:
         return self._ids[begin:end]
 
 
-def _in_new_thread(begin: Callable[[], None], make: Callable[[], list[StagedBatch]]) -> list[StagedBatch]:
+def _in_new_thread(begin: Callable[[], None], make: Callable[[], _Made]) -> _Made:
     """Return what is made in a thread for which nobody has set anything. begin: see `FrontEnd.begin_thread`."""
     made: list[Any] = []
 
@@ -372,5 +383,5 @@ def _in_new_thread(begin: Callable[[], None], make: Callable[[], list[StagedBatc
         thread.join()
     if isinstance(made[0], BaseException):
         raise made[0]
-    staged: list[StagedBatch] = made[0]
-    return staged
+    what: _Made = made[0]
+    return what

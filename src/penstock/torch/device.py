@@ -45,8 +45,7 @@ def changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return kind(*[changed(part, change) for part in batch])
     if isinstance(batch, (tuple, list)):
-        parts = [changed(part, change) for part in batch]
-        return parts if kind is list else kind(parts)
+        return kind([changed(part, change) for part in batch])
     return with_fields(batch, partial(changed, change=change)) if is_dataclass_value(batch) else change(batch)
 
 
