@@ -45,6 +45,7 @@ from penstock.graph.ops.table import operation
 from penstock.graph.workers import LocalWorkers, SessionConfig, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
+from penstock.graph.workers.config import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.mail import Mail
@@ -243,6 +244,17 @@ def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str])
         found = probe.measure(run, lambda: now)
     assert set(found) == {(TASKS[0], TASKS[1]), (TASKS[0], TASKS[2]), (TASKS[1], TASKS[2])}
     assert list(found.values()) == [pytest.approx((2e-3, 1e6), rel=0.01)] * 3
+
+
+def test_links_that_noise_hides_are_taken_as_usual() -> None:
+    probe, noise, now = LinkProbe(TASKS), Random(5), 0.0
+
+    def run(targets: list[Any]) -> None:
+        nonlocal now
+        now += 5e-3 + 1e-3 * noise.random()
+
+    found = probe.measure(run, lambda: now)
+    assert set(found.values()) == {(USUAL_LATENCY_SECONDS, USUAL_BYTES_PER_SECOND)}
 
 
 def test_a_machine_says_what_a_device_holds_and_which_is_preferred(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.graph.model.graph import Edge, Graph
+from penstock.graph.workers.config import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 
 #: Of tensors, float32: the first one's hop is a latency; the next gives the rate where its hop takes so long, else the
 #: one after it does. And how many hops a long chain has more than one of two: the difference has no request of the
 #: client and no answer.
 _COUNTS, _MORE_HOPS, _ENOUGH_SECONDS = (1, 1 << 14, 1 << 18), (20, 4, 4), 5e-3
 _REPEATS = 5
+#: Memory is not copied faster.
+_MOST_BYTES_PER_SECOND = 1e11
 
 
 class LinkProbe:
@@ -40,29 +44,31 @@ class LinkProbe:
     def measure(
         self, run: Callable[..., Any], clock: Callable[[], float] = time.perf_counter
     ) -> dict[tuple[str, str], tuple[float, float]]:
-        """Return the latency and the bytes a second between each two workers.
+        """Return the latency and the bytes a second between each two workers; the usual ones where noise hides them.
 
         run: of a session over the graph.
         """
         found = {}
         for pair, chains in self._chains.items():
             hops = zip(chains, _MORE_HOPS, strict=True)
-            latency = _hop_seconds(run, clock, *next(hops))
-            rate = 0.0
+            latency, latency_noise = _hop_seconds(run, clock, *next(hops))
+            rate = USUAL_BYTES_PER_SECOND
             for count, hop in zip(_COUNTS[1:], hops, strict=True):
-                seconds = _hop_seconds(run, clock, *hop) - latency
-                rate = 4 * count / max(seconds, 1e-9)
-                if seconds > _ENOUGH_SECONDS:
-                    break
-            found[pair] = (latency, rate)
+                seconds, noise = _hop_seconds(run, clock, *hop)
+                seconds -= latency
+                if seconds > noise + latency_noise:
+                    rate = min(4 * count / seconds, _MOST_BYTES_PER_SECOND)
+                    if seconds > _ENOUGH_SECONDS:
+                        break
+            found[pair] = (latency if latency > latency_noise else USUAL_LATENCY_SECONDS, rate)
         return found
 
 
 def _hop_seconds(
     run: Callable[..., Any], clock: Callable[[], float], chains: Sequence[Edge], more_hops: int
-) -> float:
-    """Return what each further hop takes. chains: the short one, and the long one."""
-    least = []
+) -> tuple[float, float]:
+    """Return what each further hop takes, and how far that may be off. chains: the short one, and the long one."""
+    least, noise = [], 0.0
     for end in chains:
         run(targets=[end])
         took = []
@@ -71,4 +77,5 @@ def _hop_seconds(
             run(targets=[end])
             took.append(clock() - begin)
         least.append(min(took))
-    return max(0.0, (least[1] - least[0]) / more_hops)
+        noise += statistics.median(took) - min(took)
+    return max(0.0, (least[1] - least[0]) / more_hops), noise / more_hops
