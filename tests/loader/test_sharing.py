@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -554,6 +555,38 @@ def test_ranks_decode_each_picture_once_and_give_each_other_its_pixels(
     assert sum(reads) == len(sizes)
     assert [before, *others] == [0, 0, 0]
     assert after > 0
+
+
+def test_pictures_whose_files_are_larger_than_their_pixels_are_kept_as_far_as_files_would_be(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "a" / "class"
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(1)
+    for number in range(40):
+        pixels = noise.integers(0, 1 << 16, (200, 200, 3), np.uint16)
+        assert cv2.imwrite(str(folder / f"{number:02}.png"), pixels)
+    whole = threading.Barrier(2)
+    how: dict[str, Any] = {"epochs": 2, "batch_size": 4, "transforms": (*RANDOM, ToTensor())}
+    how |= {"dtype": "float32", "memory": "5 MB", "seed": 5, "prefetch": 1, "decoders": 1}
+
+    def part(ranks: Ranks) -> tuple[int, int]:
+        with (
+            contextlib.ExitStack() as failing,
+            loader(ImageFolder(tmp_path / "a"), ranks, keep="decoded", share="host", **how) as load,
+        ):
+            failing.callback(whole.abort)
+            for _ in range(2):
+                for _ in load:
+                    whole.wait(patient(60))
+            failing.pop_all()
+            shared, tier = sharing_of(load).shared, sharing_of(load).tier
+            assert tier is not None
+            return shared.kept[ranks.rank].samples.size, len(tier)
+
+    for to_keep, kept in run(2, part):
+        assert kept == to_keep
+        assert 5 <= to_keep < 20
 
 
 def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def decoded_form(pipeline: Pipeline, sizes_bytes: NDArray[np.int64], sample: byt
         )
     size = None if sample is None else size_of(np.frombuffer(sample, np.uint8))
     each_byte = _BYTES_A_BYTE if sample is None or size is None else pixel_bytes(*size) / len(sample)
-    return CropForm(math.ceil(max(1.0, each_byte * float(sizes_bytes.mean()))), is_decoded=True)
+    pixels_bytes = math.ceil(max(1.0, each_byte * float(sizes_bytes.mean())))
+    return CropForm(HEAD_BYTES + pixels_bytes, is_decoded=True)
 
 
 class WholePictures:
@@ -110,7 +111,7 @@ class KeptPictures:
 
     pipeline: one of `front_of_crops`. placement: says of which samples. disks: what they keep.
     shared: memory that other ranks read, in place of the capacity. They count on each sample that is to be there, so
-        that one whose pixels cannot be is kept as stored, for which there is always space.
+        that one whose pixels cannot be is kept as stored: a plan by `Job.kept_bytes` has space for that.
     sizes_bytes: int64[samples], as stored.
     """
 
@@ -166,7 +167,8 @@ class KeptPictures:
     ) -> NDArray[np.uint8] | None:
         ids, as_stored_bytes = np.array([sample]), HEAD_BYTES + int(self._sizes_bytes[sample])
         with self._due_lock:
-            others_bytes = self._due_bytes - as_stored_bytes if self._is_shared else 0
+            is_as_stored = rows == 0
+            others_bytes = self._due_bytes - as_stored_bytes if self._is_shared and not is_as_stored else 0
             if self.tier.used_bytes + HEAD_BYTES + nbytes + others_bytes > self.tier.capacity_bytes:
                 return None
             begins = self.tier.take_space(ids, np.array([HEAD_BYTES + nbytes]))

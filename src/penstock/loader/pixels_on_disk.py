@@ -22,7 +22,7 @@ from penstock.store.write_behind import WriteBehind
 
 #: In front of a picture, whose size no other place knows: rows and columns.
 _HEAD = np.dtype("<i4")
-HEAD_BYTES = 2 * _HEAD.itemsize
+HEAD_BYTES = CropForm.HEAD_BYTES
 #: Behind pixels: compiled loops may read a few bytes on, which weigh nothing.
 _SPARE_BYTES = 64
 

@@ -32,6 +32,7 @@ from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
 from penstock.loader.local_disk import Disk
 from penstock.loader.pictures import MOST_SHARED_BYTES
+from penstock.loader.pixels_on_disk import HEAD_BYTES
 from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, without_disks
 from penstock.policy.loading import Fill, Loading
@@ -157,7 +158,7 @@ class Meeting:
                 self._transport,
                 max(each["tag"] for each in offers),
                 {each["network"] for each in far},
-                max(int(np.abs(self._sizes_bytes).max()), MOST_SHARED_BYTES if self._has_pictures else 0),
+                self._most_part_bytes,
                 what='share="hosts"',
                 otherwise='give share="host"',
             )
@@ -207,6 +208,13 @@ class Meeting:
     @property
     def _has_pictures(self) -> bool:
         return self._draft.form is not None and self._draft.form.is_decoded
+
+    @property
+    def _most_part_bytes(self) -> int:
+        """What a sample takes at most on its way to another rank; a picture may go as it is stored."""
+        if not self._has_pictures:
+            return int(self._sizes_bytes.max())
+        return max(MOST_SHARED_BYTES, int(self._draft.samples.sizes_bytes.max()) + HEAD_BYTES)
 
     @property
     def _sizes_bytes(self) -> NDArray[np.int64]:

@@ -62,6 +62,8 @@ class CropForm:
 
     #: The tier that has this form in any case: memory.
     TIER = 1
+    #: What stands in front of a decoded picture, or of one that is kept as stored where pictures are shared.
+    HEAD_BYTES = 8
 
     def __post_init__(self) -> None:
         is_none = self.is_decoded and self.epochs

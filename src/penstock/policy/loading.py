@@ -118,13 +118,18 @@ class Job:
 
     @cached_property
     def kept_bytes(self) -> NDArray[np.int64]:
-        """What samples take in tiers: int64[F], or int64[tiers, F] where that differs from tier to tier."""
+        """What samples take in tiers: int64[F], or int64[tiers, F] where that differs from tier to tier.
+
+        Pictures that ranks share are kept as stored where their pixels find no space.
+        """
         if self.form is None or len(self.machine.storage) == 1:
             return self.sizes_bytes
         found = np.tile(self.sizes_bytes, (len(self.machine.storage) - 1, 1))
         for tier, storage in enumerate(self.machine.storage[1:], start=1):
             if self.form.is_in(tier):
                 found[tier - 1] = self.form.sample_bytes(storage.capacity_bytes, self.plan.samples)
+                if self.form.is_decoded and self.sharing is not None:
+                    found[tier - 1] = np.maximum(found[tier - 1], self.sizes_bytes + self.form.HEAD_BYTES)
         return found
 
     @property
