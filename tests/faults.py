@@ -1,6 +1,6 @@
 """Faults of a job's other rank, drawn from a seed: in which steps it is stopped, cut off or slow; when it is killed.
 
-A schedule is data, and its text has the seed that draws it again. What it says is done to a real process: by signals,
+A schedule is data, and its text has what draws it again. What it says is done to a real process: by signals,
 or at the link of a network namespace, in which the process is as on another host.
 """
 
@@ -37,6 +37,8 @@ class FaultSchedule:
     """Faults one after the other, by steps; and after how many more, once all is well again, the rank is killed."""
 
     seed: int
+    kinds: tuple[str, ...]
+    least_steps: int
     faults: tuple[Fault, ...]
     killed: int
 
@@ -48,18 +50,19 @@ class FaultSchedule:
             begins = step + random.randint(1, least_steps)
             step = begins + random.randint(least_steps, 2 * least_steps)
             faults.append(Fault(kind, begins, step))
-        return cls(seed, tuple(faults), random.randint(1, least_steps))
+        return cls(seed, kinds, least_steps, tuple(faults), random.randint(1, least_steps))
 
     def __str__(self) -> str:
         faults = "; ".join(map(str, self.faults))
-        return f"seed {self.seed}: {faults}; killed {self.killed} steps after all is well again"
+        drawn = f"seed {self.seed}, kinds {self.kinds}, least_steps {self.least_steps}"
+        return f"{drawn}: {faults}; killed {self.killed} steps after all is well again"
 
 
 class Process:
     """Another host that is a process of this one."""
 
     kinds: tuple[str, ...] = ("stopped",)
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None = None
 
     def start(self, interpreters: Interpreters, program: str, *arguments: str) -> subprocess.Popen[str]:
         self.process = interpreters.start(program, *arguments, **PIPES)
@@ -67,15 +70,18 @@ class Process:
 
     def begin(self, kind: str) -> None:
         assert kind == "stopped"
+        assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def end(self, kind: str) -> None:
+        assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Leave nothing of it behind. It has been started."""
-        self.process.kill()
-        self.process.communicate()
+        """Leave nothing of it behind."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
 class Namespace(Process):
@@ -89,6 +95,14 @@ class Namespace(Process):
         self.name = f"penstock-{os.getpid()}"
         self.link, self._far = f"pn{os.getpid()}", f"pf{os.getpid()}"
         ip("netns", "add", self.name)
+        try:
+            self._lay_link()
+        except BaseException:
+            self.close()
+            raise
+
+    def _lay_link(self) -> None:
+        """Put a link between it and this host, and note what can be done to that."""
         ip("link", "add", self.link, "type", "veth", "peer", "name", self._far, "netns", self.name)
         for inside, link, address in (
             ((), self.link, "198.18.77.1/30"),
@@ -135,8 +149,10 @@ class Namespace(Process):
         subprocess.run(command, check=True)
 
     def close(self) -> None:
-        super().close()
-        ip("netns", "delete", self.name)
+        try:
+            super().close()
+        finally:
+            ip("netns", "delete", self.name)
 
 
 def ip(*words: str) -> None:

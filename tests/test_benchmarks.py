@@ -96,6 +96,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
             r"^processor time of a warm read .*\(wanted 1\.2\)$": 1,
         },
     ),
+    ("loader/day", {r"^(records|objects|[0-9,]+ records).* steps: MB( [0-9]+){12}$": 5}),
     ("loader/self_tuning", {r": .* reads/s, the most .*; readers [0-9]": 3}),
     ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 8}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
