@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, place
+from penstock.policy.graph_search import place_searched
 
 BOTH = {"gpu": 1.0, "cpu": 4.0}
 
@@ -24,6 +25,28 @@ def test_a_node_goes_where_it_finishes_first_transfers_and_queues_included() -> 
     assert placed.device == {"a": "gpu", "b": "cpu", "c": "gpu", "far": "cpu"}
     assert placed.finish_seconds == pytest.approx({"a": 1, "b": 3, "c": 4.5, "far": 6.2})
     assert "4.5 s" in placed.reason["c"]
+
+
+def test_a_small_node_stays_where_handing_it_over_costs_the_sender_more() -> None:
+    """Two long nodes, and a short one after the first: elsewhere, it runs beside the second long one."""
+    same = {"x": 1.0, "y": 1.0}
+    short = dict.fromkeys(same, 0.1)
+
+    def placed(hop: float) -> dict[str, str]:
+        nodes = [
+            PlacedNode("a", cost_seconds=same, only="x", hop_seconds=hop),
+            PlacedNode("b", cost_seconds=same, only="x", hop_seconds=hop),
+            PlacedNode("small", ("a",), cost_seconds=short, hop_seconds=hop),
+            PlacedNode("end", ("small", "b"), cost_seconds=short, only="x"),
+        ]
+        found = place_searched(nodes, ["x", "y"], 0.0, 1.0)
+        # On x: all in turn. Away: a hop there and one back, and x is kept by both.
+        assert found.finish_seconds["end"] == pytest.approx(2.1 + min(0.1, 2 * hop))
+        return found.device
+
+    assert placed(0.0)["small"] == "y"
+    assert placed(0.2)["small"] == "x"
+    assert placed(0.02)["small"] == "y"
 
 
 def test_ready_nodes_go_by_time_then_by_the_list_and_ties_to_the_first_device() -> None:

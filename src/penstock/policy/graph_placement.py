@@ -46,7 +46,8 @@ class PlacedNode:
     inputs, controls: names of nodes. cost_seconds: by device that has a kernel for it. nbytes: of its output.
     group: nodes of one group run on one device; "" is none. only: which devices are allowed; see `is_allowed`.
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
-    needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing.
+    needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
+    sending its output to another device keeps both from their nodes, however long it is under way.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PlacedNode:
     beside: tuple[str, ...] = ()
     holds_bytes: float = 0.0
     needs: str = ""
+    hop_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,30 +173,28 @@ def place(
     chosen: dict[str, str] = {}
     finish: dict[str, float] = {}
     reason: dict[str, str] = {}
-    #: By the first node of a group.
-    group_device: dict[str, str] = {}
+    group_device: dict[str, str] = {}  # by the first node of a group
     for name, device in (fixed or {}).items():
         if name in by_name:
             group_device[groups[name][0].name] = device
 
-    usual = (latency_seconds, bytes_per_second)
+    usual, sent = (latency_seconds, bytes_per_second), set[tuple[str, str]]()  # sent: what, and where to
 
     def finish_on(node: PlacedNode, device: str) -> float:
-        start = free[device]
-        for name in (*node.inputs, *node.controls):
+        start, busy = free[device], node.cost_seconds[device]
+        for name in dict.fromkeys((*node.inputs, *node.controls)):
             there = finish[name]
             if chosen[name] != device:
-                nbytes = by_name[name].nbytes if name in node.inputs else 0.0
                 latency, rate = (links or {}).get((chosen[name], device), usual)
-                there += latency + nbytes / rate
+                there += latency + (by_name[name].nbytes / rate if name in node.inputs else 0.0)
+                busy += 0.0 if (name, device) in sent else by_name[name].hop_seconds
             start = max(start, there)
-        return start + node.cost_seconds[device]
+        return start + busy
 
     while ready:
         _, _, name = heapq.heappop(ready)
         node, members = by_name[name], groups[name]
-        first = members[0].name
-        follows = first in group_device
+        follows = (first := members[0].name) in group_device
         candidates = [group_device[first]] if follows else feasible[name]
         holds = sum(member.holds_bytes for member in members)
         if not follows and holds:
@@ -206,6 +206,11 @@ def place(
         device = min(ends, key=lambda each: ends[each])
         chosen[name], finish[name] = device, ends[device]
         free[device] = ends[device]
+        for hop in {
+            (each, device) for each in (*node.inputs, *node.controls) if chosen[each] != device
+        } - sent:
+            sent.add(hop)
+            free[chosen[hop[0]]] += by_name[hop[0]].hop_seconds
         if not follows:
             group_device[first] = device
             left_bytes[device] -= holds

@@ -11,6 +11,7 @@ its Enters arrived and its last iteration is over: then a Leave that never gave 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty
@@ -318,12 +319,16 @@ class Step:
     def _call(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         call, flat = unit.call, unit.flat
         assert call is not None, "a kernel has a call"
+        warm = math.inf
         is_timed = self._statistics is not None or self._lane is not None or self._slowness > 1
         begin = time.perf_counter() if is_timed else 0.0
         try:
             if self._statistics is not None and self._statistics.is_warm:
                 if unit.region is not None or operation(flat.op).kind == "pure":
-                    call(*([args.copy(), self] if unit.region is not None else args))
+                    for _ in range(2):
+                        begin = time.perf_counter()
+                        call(*([args.copy(), self] if unit.region is not None else args))
+                    warm = self._slowness * (time.perf_counter() - begin)
                 begin = time.perf_counter()
             if unit.region is not None:
                 outputs: Sequence[Any] = call(args, self)
@@ -340,7 +345,7 @@ class Step:
             time.sleep((self._slowness - 1) * (time.perf_counter() - begin))
         if self._statistics is not None:
             members = unit.region.members if unit.region else [flat]
-            seconds = (time.perf_counter() - begin) / len(members)
+            seconds = min(warm, time.perf_counter() - begin) / len(members)
             for each in members:
                 self._statistics.add(each, seconds, outputs if len(members) == 1 else None)
         if self._lane is not None:

@@ -16,7 +16,8 @@ class Statistics:
     kernels: how often each node ran, by its name; a node of a body is "loop/node". seconds: of its kernels, those of a
     region shared evenly among its members. devices: of each node that ran. nbytes: of the outputs of each that ran by
     itself, the last time. received_bytes: by worker, the most that it had at a time of what others sent it.
-    is_warm: kernels without a state run twice, and the second time counts: the first one may load what they need.
+    is_warm: kernels without a state run three times, and the faster of the last two counts: the first may load what
+    they need, and other programs may run beside.
     """
 
     kernels: dict[str, int] = field(default_factory=dict)

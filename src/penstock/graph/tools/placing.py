@@ -38,11 +38,12 @@ def place_graph(
 
     devices: in order of preference. Each node's `placement` has `cost` (seconds by device), `bytes` (of its output),
     `group` and `only`. default_cost_seconds: for nodes without a cost; None: no time on any device.
-    fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the node says. memory_bytes: by
-    device, for variables; without end where it says none. links: latency and rate between two devices, where these are
-    others. objective: "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a
-    search; "throughput" of steps that follow each other. brought: by device, what Call and NextBatch nodes find there:
-    ("Call", name of a function), ("NextBatch", name of batches). What no device has may go to any.
+    fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the node says, and `hop`: for
+    how many seconds sending its output keeps both devices from other nodes. memory_bytes: by device, for variables;
+    without end where it says none. links: latency and rate between two devices, where these are others. objective:
+    "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a search; "throughput" of
+    steps that follow each other. brought: by device, what Call and NextBatch nodes find there: ("Call", name of a
+    function), ("NextBatch", name of batches). What no device has may go to any.
     Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
     no text.
     """
@@ -127,6 +128,7 @@ def _placed(
 ) -> PlacedNode:
     given = {**node.placement, **measured}
     cost, nbytes = given.get("cost", default), given.get("bytes", 0)
+    hop = given.get("hop", 0)
     is_cost = isinstance(cost, Mapping) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
         for value in cost.values()
@@ -135,6 +137,8 @@ def _placed(
     problem = ""
     if not is_cost or isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or nbytes < 0:
         problem = f"cost is {cost!r:.80} and bytes {nbytes!r:.40}; give seconds by device, and a number"
+    elif isinstance(hop, bool) or not isinstance(hop, int | float) or hop < 0:
+        problem = f"hop is {hop!r:.40}; give seconds"
     elif not isinstance(group, str) or not isinstance(only, str):
         problem = f"group is {group!r:.40} and only {only!r:.40}; give texts"
     if problem:
@@ -154,6 +158,7 @@ def _placed(
         beside,
         _state_bytes(node),
         needs,
+        float(hop),
     )
 
 

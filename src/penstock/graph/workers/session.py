@@ -289,12 +289,14 @@ class WorkerSession:
     ) -> dict[str, dict[str, Any]]:
         """Run something node by node, measure it, and place what has no state by that from now on.
 
-        A node without a state runs twice there, and the second time counts: the first may load what it needs.
+        A node without a state runs three times there, and the faster of the last two counts: the first may load what
+        it needs, and other programs may run beside.
         Links between workers are measured, too, where neither arguments nor a machine say what they take: by tensors of
         1 MiB at most, to and fro between each two.
 
-        Returns: by node, `cost` (seconds by device) and `bytes` (of its output), as `costs=` takes them. A kernel's
-        time on other workers follows from how long they take for one product of matrices.
+        Returns: by node, `cost` (seconds by device), `bytes` (of its output) and `hop` (seconds that sending it keeps
+        both workers from kernels), as `costs=` takes them. A kernel's time on other workers follows from how long they
+        take for one product of matrices.
         """
         statistics = Statistics(is_warm=True)
         before, self._options = self._options, {**self._options, "regions": False}
@@ -305,8 +307,10 @@ class WorkerSession:
             self._options = before
             self._cuts.clear()
         reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
+        hop = 0.0
         if self._measures_links:
-            self._known["links"] = self._measured_links()
+            links = self._known["links"] = self._measured_links()
+            hop = min([_MOST_HOP_SECONDS, *(latency / 2 for latency, _ in links.values())])
         with self.graph.lock:
             for name, seconds in statistics.seconds.items():
                 if name in self.graph.nodes:
@@ -315,6 +319,7 @@ class WorkerSession:
                     self._costs[name] = {
                         "cost": {d: each * _speed(reference[task_of(d)] / own) for d in self.devices},
                         "bytes": statistics.nbytes.get(name, 0),
+                        "hop": hop,
                     }
             stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
             self._device = {name: device for name, device in self._device.items() if name in stays}
@@ -765,6 +770,10 @@ class _Ask:
             while self._pending and time.monotonic() < end:
                 self._changed.wait(end - time.monotonic())
         self._session.forget(self.number)
+
+
+#: What a tensor keeps a worker from its kernels at most, to send or to receive it: above that, messages are under way.
+_MOST_HOP_SECONDS = 2e-4
 
 
 def _speed(ratio: float) -> float:
