@@ -537,11 +537,12 @@ def test_ranks_decode_each_picture_once_and_give_each_other_its_pixels(
                     whole.wait(patient(60))
                 if epoch == 2:
                     misses = misses_of(sharing_of(load))
+                    reads.append(sum(sources[ranks.rank].reads.values()))
+                    whole.wait(patient(60))  # the other has counted, too
                     if ranks.rank == 1:
                         assert tier._log is not None
                         np.frombuffer(tier._log.arena.mapping, np.uint64)[8:] ^= np.uint64(1)
                     whole.wait(patient(60))
-                    reads.append(sum(sources[ranks.rank].reads.values()))
             failing.pop_all()
             return images, misses, misses_of(sharing_of(load))
 
