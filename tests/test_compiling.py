@@ -292,7 +292,7 @@ def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of
         target=compile_ahead, args=([*parts, apart], 2, done.append, lines.append), daemon=True
     )
     ahead.start()
-    wait_until(lambda: kernels.began and others.began and lines)  # neither goes on before both have begun
+    wait_until(lambda: kernels.began and others.began and lines)  # each waits until both have begun
     kernels.go_on()
     others.go_on("no such type")
     wait_until(lambda: len(kernels.began) == 2)

@@ -206,8 +206,8 @@ class OwnThread:
         #: From the plan: a place, the samples of the steps from there on, and what follows these.
         self._first, self._ids = (0, 0), np.empty((0, 0), np.int64)
         self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
-        #: What was made and not let go, by place: the batch and its samples; batches that lack some, until they are
-        #: taken. Whether anything was made in this turn; how long a sample took.
+        #: By place: complete batches, until `let_go` removes them; those with samples that failed, until `take` returns
+        #: them. Whether anything was made in this turn; how long a sample took.
         self._ready = _Presented()
         self._failed: dict[tuple[int, int], StagedBatch] = {}
         self._has_made = False
@@ -239,7 +239,7 @@ class OwnThread:
     def ready(self, place: tuple[int, int]) -> tuple[Any, int] | None:
         """Return a batch that the training makes, as the caller gets it, and how many samples it has.
 
-        The same again until it is let go. None where `take` has it: it is of threads, or lacks samples.
+        It returns the same batch until `let_go`. None: `take` returns it, as threads made it or samples of it failed.
         """
         if not self.makes(place):
             return None
