@@ -131,8 +131,11 @@ class EndedEpochs:
                 continue
             metrics = self._collector.epoch(epoch)
             if metrics is not None and metrics.seconds:
-                skipped = [skip for skip in self._skipped if skip.epoch == epoch]
-                self._report(f"{self._name}: {self.lines.line(metrics, skipped)}")
+                self._report(f"{self._name}: {self.lines.line(metrics, self.skipped_of(epoch))}")
+
+    def skipped_of(self, epoch: int) -> list[SkippedSample]:
+        """Return the samples of an epoch that were skipped."""
+        return [skip for skip in self._skipped if skip.epoch == epoch]
 
     def finish(self) -> None:
         """Report what is left, and drain nothing from here on; twice is harmless."""

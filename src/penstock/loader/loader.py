@@ -762,7 +762,7 @@ class Loader:
             self._end_wait(epoch, step, samples, fitted)
             self._pass.delivered += 1
             return batch
-        if self._pass.delivered == 0 and (skips := skip_clause(self._skipped_of(epoch))):
+        if self._pass.delivered == 0 and (skips := skip_clause(self._ended.skipped_of(epoch))):
             raise DataError(f"epoch {epoch} has no sample left{skips}")
         if has_skipped_batch:
             self._end_wait_in_vain(epoch)
@@ -846,9 +846,6 @@ class Loader:
     def _report_ended(self, now: float) -> None:
         self._summed = now
         self._ended.report()
-
-    def _skipped_of(self, epoch: int) -> list[SkippedSample]:
-        return [skip for skip in self._skipped if skip.epoch == epoch]
 
     def _judge(self, staged: StagedBatch) -> tuple[Sequence[int], list[SkippedSample], Exception | None]:
         """Return the places of a batch that can be handed out, what is skipped, and what is to be raised instead."""

@@ -144,6 +144,18 @@ def _contradiction(members: Sequence[PlacedNode]) -> str:
 _MOST_NAMED = 8
 
 
+def sending_seconds(
+    one: str,
+    other: str,
+    nbytes: float,
+    usual: tuple[float, float],
+    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+) -> float:
+    """Return what so many bytes take from one device to another. usual: latency and rate where `links` has none."""
+    latency, rate = (links or {}).get((one, other), usual)
+    return latency + nbytes / rate
+
+
 def place(
     nodes: Sequence[PlacedNode],
     devices: Sequence[str],
@@ -185,8 +197,8 @@ def place(
         for name in dict.fromkeys((*node.inputs, *node.controls)):
             there = finish[name]
             if chosen[name] != device:
-                latency, rate = (links or {}).get((chosen[name], device), usual)
-                there += latency + (by_name[name].nbytes / rate if name in node.inputs else 0.0)
+                nbytes = by_name[name].nbytes if name in node.inputs else 0.0
+                there += sending_seconds(chosen[name], device, nbytes, usual, links)
                 busy += 0.0 if (name, device) in sent else by_name[name].hop_seconds
             start = max(start, there)
         return start + busy

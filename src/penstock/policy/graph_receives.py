@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from penstock.errors import ConfigError
-from penstock.policy.graph_placement import PlacedNode, Placement
+from penstock.policy.graph_placement import PlacedNode, Placement, sending_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,7 @@ def receive_order(
         if node.name not in placement.device:
             raise ConfigError(f"node {node.name!r} is not placed: give the placement of these nodes")
     by_name = {node.name: node for node in nodes}
-
-    def away(one: str, other: str, nbytes: float) -> float:
-        latency, rate = (links or {}).get((one, other), (latency_seconds, bytes_per_second))
-        return latency + nbytes / rate
-
+    away = partial(sending_seconds, usual=(latency_seconds, bytes_per_second), links=links)
     # Nodes were placed after what they need, and run on their device in that order.
     on_device: dict[str, list[str]] = {}
     for name in placement.finish_seconds:

@@ -117,6 +117,10 @@ def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> tup
 _NAMED_BY = {"Call": "function", "NextBatch": "batches"}
 
 
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
 def _placed(
     graph: Graph,
     node: Node,
@@ -129,15 +133,12 @@ def _placed(
     given = {**node.placement, **measured}
     cost, nbytes = given.get("cost", default), given.get("bytes", 0)
     hop = given.get("hop", 0)
-    is_cost = isinstance(cost, Mapping) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-        for value in cost.values()
-    )
+    is_cost = isinstance(cost, Mapping) and all(map(_is_amount, cost.values()))
     group, only = given.get("group") or "", given.get("only") or node.device
     problem = ""
-    if not is_cost or isinstance(nbytes, bool) or not isinstance(nbytes, int | float) or nbytes < 0:
+    if not is_cost or not _is_amount(nbytes):
         problem = f"cost is {cost!r:.80} and bytes {nbytes!r:.40}; give seconds by device, and a number"
-    elif isinstance(hop, bool) or not isinstance(hop, int | float) or hop < 0:
+    elif not _is_amount(hop):
         problem = f"hop is {hop!r:.40}; give seconds"
     elif not isinstance(group, str) or not isinstance(only, str):
         problem = f"group is {group!r:.40} and only {only!r:.40}; give texts"
