@@ -16,7 +16,8 @@ LitData in its cache on disk, by Penstock half in memory and half on a local dis
 store is shown as a multiple of the data beside the fewest that is possible, E - (E - 1) C, and how long the training
 waited. What is left out there says why (LEFT_OUT).
 
-The peers' environment is PEERS: a venv with litdata, mosaicml-streaming and s3torchconnector, those that can be had.
+The peers' environment is PEERS, else the one that set_up_peers.sh makes for tables: it has litdata, mosaicml-streaming
+and s3torchconnector.
 What is imported is so before the clock starts.
 """
 
@@ -47,7 +48,7 @@ LEFT_OUT = {
 }
 
 HERE = Path(__file__).parent
-PEERS = Path(os.environ.get("PEERS", HERE.parent / ".cache" / "objects")) / "bin" / "python"
+PEERS = Path(os.environ.get("PEERS", HERE.parent / ".cache" / "tables")) / "bin" / "python"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the environments that benchmarks/loader/images.py, shards.py and tables.py compare with, below benchmarks/.cache.
+# Makes the environments that benchmarks/loader/images.py, shards.py, tables.py and objects.py compare with, below benchmarks/.cache.
 # Needs Debian's libturbojpeg0-dev, libopencv-dev, pkg-config and g++ (FFCV is compiled), 6 GB of disk,
 # and network.
 set -eu
@@ -27,5 +27,6 @@ fi
 
 if [ ! -x "$cache/tables/bin/python" ]; then
     "$python" -m venv "$cache/tables"
-    "$cache/tables/bin/pip" install -q torch==2.13.0 numpy mosaicml-streaming==0.13.0 tfrecord==1.14.6
+    "$cache/tables/bin/pip" install -q torch==2.13.0 numpy mosaicml-streaming==0.13.0 tfrecord==1.14.6 \
+        litdata==0.2.76 s3torchconnector==1.5.0
 fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -54,6 +55,8 @@ from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked
 from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
+from penstock.policy.graph_placement import Placement
+from penstock.policy.graph_trial import MOST_STEPS, PlacementTrial
 from penstock.queues import WakingQueue
 from penstock.ranks.access import Address
 from penstock.store import ImageFolder
@@ -224,6 +227,50 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
     )
     assert device["w"] == f"{TASKS[0]}/device:cpu:0"
     assert device["product1"] == f"{TASKS[1]}/device:cpu:0"
+
+
+def test_steps_after_learning_try_placements_and_the_fastest_stays(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are said to be fastest with all on the third worker; a variable stays where it is."""
+
+    class Told(PlacementTrial):
+        def end(self, turn: int, seconds: float) -> Placement | None:
+            tried = {self.placements[turn].device[name] for name in ("double", "negate")}
+            return super().end(turn, 1.0 if tried == {f"{TASKS[2]}/device:cpu:0"} else 2.0)
+
+    monkeypatch.setattr(client, "PlacementTrial", Told)
+    links = dict.fromkeys(itertools.combinations(TASKS, 2), (1e-9, 1e12))
+    monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: links)
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        w = graph.variable("float64", [], initial=np.float64(3), name="w")
+        more = graph.add("AssignAdd", w, np.float64(1), name="more")
+    x = graph.placeholder("float64", [], name="x")
+    double, negate = graph.add("Mul", x, np.float64(2), name="double"), graph.add("Neg", x, name="negate")
+    total = graph.add("Add", graph.add("Add", double, negate), more, name="total")
+    init = graph.initialize_all()
+    with opened(graph, workers) as session:
+        session.run(init)
+        session.learn(total, {x: 5.0})
+        homes = set[str]()
+        for step in range(MOST_STEPS):
+            counted = Statistics()
+            assert session.run(total, {x: 5.0}, statistics=counted) == 5 + 3 + 2 + step
+            assert counted.kernels["double"] == 1
+            assert counted.devices["w"] == f"{TASKS[0]}/device:cpu:0"
+            homes.add(counted.devices["double"])
+            # Other runs go on meanwhile.
+            assert session.run(negate, {x: 5.0}) == -5
+        assert len(homes) > 1
+        found = session.placement()
+        assert {found.device[name] for name in ("double", "negate")} == {f"{TASKS[2]}/device:cpu:0"}
+        assert found.reason["double"].startswith("a step took 1 s so, and 2 s where")
+        session.learn(total, {x: 5.0})
+        # Nodes that come during a trial end it: they were not placed in it.
+        again = graph.add("Neg", total, name="again")
+        assert session.run(again, {x: 5.0}) == -session.run(total, {x: 5.0}) + 1
+        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + MOST_STEPS + 3
 
 
 def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str]) -> None:

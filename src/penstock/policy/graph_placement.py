@@ -71,6 +71,11 @@ class Placement:
     finish_seconds: dict[str, float]
     reason: dict[str, str]
 
+    @property
+    def end_seconds(self) -> float:
+        """When the last node finishes in the simulation."""
+        return max(self.finish_seconds.values(), default=0.0)
+
 
 def groups_of(nodes: Sequence[PlacedNode]) -> dict[str, list[PlacedNode]]:
     """Return, by name, the nodes that run on one device with each node, itself among them, in their order.

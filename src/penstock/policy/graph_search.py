@@ -42,47 +42,26 @@ def place_searched(
     feasible = feasible_devices(nodes, devices, groups)
     bound = {member.name for name in fixed for member in groups.get(name, ())}
     tries_left = _MOST_NODES // max(1, len(nodes))
+    given = nodes, devices, latency_seconds, bytes_per_second, memory_bytes, links
 
-    def placed_with(device: Mapping[str, str]) -> tuple[float, Placement] | None:
+    def placed_with(device: Mapping[str, str]) -> Placement | None:
         nonlocal tries_left
         tries_left -= 1
-        held = dict.fromkeys(devices, 0.0)
-        for node in nodes:
-            held[device[node.name]] += node.holds_bytes
-        if any(held[each] > nbytes for each, nbytes in (memory_bytes or {}).items() if each in held):
-            return None
-        try:
-            found = place(
-                nodes,
-                devices,
-                latency_seconds,
-                bytes_per_second,
-                fixed=device,
-                memory_bytes=memory_bytes,
-                links=links,
-            )
-        except NoFeasibleDevice:
-            return None
-        return max(found.finish_seconds.values(), default=0.0), found
+        return _placed_with(device, *given)
 
     greedy = place(
         nodes, devices, latency_seconds, bytes_per_second, fixed=fixed, memory_bytes=memory_bytes, links=links
     )
-    starts = [greedy.device]
-    starts += [
-        {name: d if d in may else greedy.device[name] for name, may in feasible.items()} | fixed
-        for d in devices
-    ]
+    starts = [greedy.device, *_on_one(greedy, feasible, devices, fixed)]
     runs = [
         (names, [d for d in devices if all(d in feasible[name] for name in names)])
         for names in _runs(nodes)
         if not bound.intersection(names)
     ]
-    best_seconds, best = max(greedy.finish_seconds.values(), default=0.0), greedy
+    best = greedy
     for start in starts:
-        if (found := placed_with(start)) is None:
+        if (placed := placed_with(start)) is None:
             continue
-        seconds, placed = found
         is_better = True
         while is_better and tries_left > 0:
             is_better = False
@@ -91,17 +70,94 @@ def place_searched(
                     if tries_left > 0 and any(placed.device[name] != device for name in names):
                         moved = {member.name: device for name in names for member in groups[name]}
                         found = placed_with({**placed.device, **moved})
-                        if found is not None and found[0] < seconds * (1 - 1e-9):
-                            (seconds, placed), is_better = found, True
-        if seconds < best_seconds * (1 - 1e-9):
-            best_seconds, best = seconds, placed
-    return greedy if best is greedy else _explained(best, best_seconds, greedy)
+                        if found is not None and found.end_seconds < placed.end_seconds * (1 - 1e-9):
+                            placed, is_better = found, True
+        if placed.end_seconds < best.end_seconds * (1 - 1e-9):
+            best = placed
+    return greedy if best is greedy else _explained(best, greedy)
 
 
-def _explained(best: Placement, seconds: float, greedy: Placement) -> Placement:
+def rivals(
+    best: Placement,
+    nodes: Sequence[PlacedNode],
+    devices: Sequence[str],
+    latency_seconds: float,
+    bytes_per_second: float,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    memory_bytes: Mapping[str, float] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+) -> list[Placement]:
+    """Return other placements that may be faster than `best`, for a trial of real steps: three at most.
+
+    They have on one device whatever may run there. The simulation does not know what devices that compute at once keep
+    from each other, such as memory's rate or half of a processor: it may find these up to as many times too slow as
+    there are devices. Those that it finds slower than that, and a half, are left out. The soonest comes first.
+    Arguments: as of `place`. Raises: NoFeasibleDevice.
+    """
+    fixed = dict(fixed or {})
+    feasible = feasible_devices(nodes, devices)
+    found = [
+        placed
+        for device in _on_one(best, feasible, devices, fixed)
+        if (
+            placed := _placed_with(
+                device, nodes, devices, latency_seconds, bytes_per_second, memory_bytes, links
+            )
+        )
+    ]
+    most = best.end_seconds * (len(devices) + 0.5)
+    others = {tuple(each.device.items()): each for each in found if each.device != best.device}
+    likely = [each for each in others.values() if each.end_seconds <= most]
+    return sorted(likely, key=lambda each: each.end_seconds)[:MOST_RIVALS]
+
+
+#: Each takes a few steps, which may be slower than the others.
+MOST_RIVALS = 3
+
+
+def _on_one(
+    placed: Placement, feasible: Mapping[str, list[str]], devices: Sequence[str], fixed: dict[str, str]
+) -> list[dict[str, str]]:
+    """Return for each device where nodes are if all that may be there are, and the others as they are placed."""
+    return [
+        {name: device if device in may else placed.device[name] for name, may in feasible.items()} | fixed
+        for device in devices
+    ]
+
+
+def _placed_with(
+    device: Mapping[str, str],
+    nodes: Sequence[PlacedNode],
+    devices: Sequence[str],
+    latency_seconds: float,
+    bytes_per_second: float,
+    memory_bytes: Mapping[str, float] | None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None,
+) -> Placement | None:
+    """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory."""
+    held = dict.fromkeys(devices, 0.0)
+    for node in nodes:
+        held[device[node.name]] += node.holds_bytes
+    if any(held[each] > nbytes for each, nbytes in (memory_bytes or {}).items() if each in held):
+        return None
+    try:
+        return place(
+            nodes,
+            devices,
+            latency_seconds,
+            bytes_per_second,
+            fixed=device,
+            memory_bytes=memory_bytes,
+            links=links,
+        )
+    except NoFeasibleDevice:
+        return None
+
+
+def _explained(best: Placement, greedy: Placement) -> Placement:
     """Return a placement with a reason for each node that runs elsewhere than node by node."""
-    first = max(greedy.finish_seconds.values())
-    why = f"the step ends at {seconds:.6g} s so, and at {first:.6g} s node by node"
+    why = f"the step ends at {best.end_seconds:.6g} s so, and at {greedy.end_seconds:.6g} s node by node"
     return replace(
         best,
         reason={

@@ -17,7 +17,7 @@ from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
 from penstock.policy.graph_pipeline import place_pipeline
 from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, Placement, place
-from penstock.policy.graph_search import place_searched
+from penstock.policy.graph_search import place_searched, rivals
 
 
 def place_graph(
@@ -64,6 +64,33 @@ def place_graph(
         raise InfeasibleError(str(error), node=error.node, where=graph.nodes[error.node].where) from error
     except ConfigError as error:
         raise MismatchError(str(error)) from error
+
+
+def other_placements(
+    graph: Graph,
+    devices: Sequence[str],
+    best: Placement,
+    *,
+    latency_seconds: float,
+    bytes_per_second: float,
+    fixed: Mapping[str, str],
+    costs: Mapping[str, Mapping[str, Any]],
+    memory_bytes: Mapping[str, float] | None = None,
+    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
+) -> list[Placement]:
+    """Return what may be faster than the placement that `place_graph` returned for the same arguments."""
+    nodes = placed_nodes(graph, devices, None, costs, brought)
+    return rivals(
+        best,
+        nodes,
+        devices,
+        latency_seconds,
+        bytes_per_second,
+        fixed=fixed,
+        memory_bytes=memory_bytes,
+        links=links,
+    )
 
 
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}

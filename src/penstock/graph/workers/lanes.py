@@ -58,13 +58,11 @@ class StepRecorder:
 class StepWriter:
     """The client's trace of all workers. Any thread writes.
 
-    tasks: ranks of the trace, in order. home: task of a node, "" for what is no node of the graph.
+    tasks: ranks of the trace, in order.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], tasks: Sequence[str], home: Callable[[str], str]
-    ) -> None:
-        self._tasks, self._home = list(tasks), home
+    def __init__(self, path: str | os.PathLike[str], tasks: Sequence[str]) -> None:
+        self._tasks = list(tasks)
         self._origin = time.perf_counter()
         started = datetime.now().astimezone().isoformat()
         self._writer = TraceWriter(path, {"graph": True, "started": started, "ranks": len(self._tasks)})
@@ -84,13 +82,24 @@ class StepWriter:
             self._steps += 1
             return heapq.heappop(self._free), self._steps - 1
 
-    def end(self, lane: int, step: int, answers: Mapping[str, Any], offset: Mapping[str, float]) -> None:
-        """Write what workers recorded of a step. offset: seconds by which their clocks are behind, by task."""
+    def end(
+        self,
+        lane: int,
+        step: int,
+        answers: Mapping[str, Any],
+        offset: Mapping[str, float],
+        home: Callable[[str], str],
+    ) -> None:
+        """Write what workers recorded of a step.
+
+        offset: seconds by which their clocks are behind, by task. home: task of a node, "" for what is no node of the
+        graph.
+        """
         with self._lock:
             heapq.heappush(self._free, lane)
             if self._is_closed:
                 return
-            for task, answer in answers.items():
+            for sender, answer in answers.items():
                 spans = np.frombuffer(bytes(answer["spans"]), SPAN).copy()
                 names = [str(name) for name in answer["names"]]
                 new = {
@@ -99,16 +108,16 @@ class StepWriter:
                 self._numbers |= new
                 self._writer.name({number: name for name, number in new.items()})
                 for field in ("start", "end"):
-                    spans[field] += offset[task] - self._origin
-                spans["rank"], spans["worker"] = self._tasks.index(task), lane
+                    spans[field] += offset[sender] - self._origin
+                spans["rank"], spans["worker"] = self._tasks.index(sender), lane
                 spans["step"][spans["step"] >= 0] = step
                 for span in spans:
                     if span["sample"] >= 0:
                         name = names[span["sample"]]
                         span["sample"] = self._numbers[name]
                         if span["flow"] != NO_FLOW:
-                            home = self._home(name)
-                            span["peer"] = self._tasks.index(home) if home else NO_PEER
+                            task = home(name)
+                            span["peer"] = self._tasks.index(task) if task else NO_PEER
                 self._writer.append(spans)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.graph import errors
@@ -32,7 +32,7 @@ from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
-from penstock.graph.tools.placing import known_of_devices, place_graph, placed_nodes
+from penstock.graph.tools.placing import known_of_devices, other_placements, place_graph, placed_nodes
 from penstock.graph.workers.access import checked_workers
 from penstock.graph.workers.config import (
     USUAL_BYTES_PER_SECOND,
@@ -49,6 +49,7 @@ from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import Placement
 from penstock.policy.graph_receives import receive_order
+from penstock.policy.graph_trial import PlacementTrial
 from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.report import print_report
 from penstock.store.calls import Calls
@@ -116,7 +117,9 @@ class WorkerSession:
         self._is_opened = False
         self._asks: dict[int, _Ask] = {}
         self._next = self._parts = 0
-        self._cuts: dict[Any, tuple[int, dict[str, Part]]] = {}
+        self._cuts: dict[tuple[_Key, int], _Cut] = {}
+        #: Of what `learn` ran last, until its fastest placement is known.
+        self._trials: dict[_Key, PlacementTrial] = {}
         self._placement: Placement | None = None
         self._device: dict[str, str] = {}
         self._lost: WorkerLostError | None = None
@@ -124,11 +127,7 @@ class WorkerSession:
         self._is_told = False
         self._folder: str | None = None
         self._is_closed = False
-        self._trace = (
-            None
-            if trace is None
-            else StepWriter(trace, self.tasks, lambda name: task_of(self._device_of(name)))
-        )
+        self._trace = None if trace is None else StepWriter(trace, self.tasks)
         carrier = ZmqCarrier(None, MOST_PART_BYTES, keys=key_of(secret, ""))
         self._link = Link(
             carrier,
@@ -179,24 +178,30 @@ class WorkerSession:
         endpoints = list(dict.fromkeys(endpoint for endpoint in places if endpoint is not None))
         fed, values = fed_values(self.graph, {} if feeds is None else feeds)
         self._recover()
-        number, parts = self._cut(endpoints, operations, fed)
+        key = tuple(endpoints), tuple(operations), tuple(fed)
+        trial = self._trial(key)
+        turn = 0 if trial is None else trial.begin()
+        cut = self._cut(key, turn, None if trial is None else trial.placements[turn])
         found: dict[Endpoint, Any] = {
             endpoint: to_client(value)
             for endpoint, value in zip(fed, values, strict=True)
             if endpoint in endpoints
         }
-        if parts:
-            for task, answer in self._step(number, parts, fed, values, statistics, timeout_seconds).items():
-                results = zip(parts[task].fetches, answer["values"], strict=True)
+        if cut.parts:
+            begin = time.perf_counter()
+            answers = self._step(cut, fed, values, statistics, timeout_seconds)
+            if trial is not None:
+                self._try(key, trial, turn, time.perf_counter() - begin)
+            for task, answer in answers.items():
+                results = zip(cut.parts[task].fetches, answer["values"], strict=True)
                 found.update({endpoints[place]: value for place, value in results})
                 if statistics is not None:
-                    self._count(statistics, task, answer["statistics"])
+                    self._count(statistics, task, answer["statistics"], cut.device)
         return arrange([None if each is None else to_client(found[each]) for each in places])
 
     def _step(
         self,
-        number: int,
-        parts: dict[str, Part],
+        cut: _Cut,
         fed: list[Endpoint],
         values: list[Any],
         statistics: Statistics | None,
@@ -205,7 +210,7 @@ class WorkerSession:
         messages = {
             task: {
                 "kind": "run",
-                "part": number,
+                "part": cut.number,
                 "fetches": [str(endpoint) for endpoint in part.fetches.values()],
                 "feeds": {str(fed[place]): values[place] for place in part.feeds},
                 "targets": part.targets,
@@ -213,11 +218,11 @@ class WorkerSession:
                 "is_warm": statistics is not None and statistics.is_warm,
                 "records": self._trace is not None,
             }
-            for task, part in parts.items()
+            for task, part in cut.parts.items()
         }
         traced = None if self._trace is None else self._trace.begin()
         recorded: dict[str, Any] = {}
-        ask = self._ask(messages, holds={task: list(part.holds) for task, part in parts.items()})
+        ask = self._ask(messages, holds={task: list(part.holds) for task, part in cut.parts.items()})
         try:
             answers = ask.wait(timeout_seconds)
             recorded = {task: answer["recorded"] for task, answer in answers.items() if "recorded" in answer}
@@ -229,25 +234,21 @@ class WorkerSession:
         finally:
             if self._trace is not None and traced is not None:
                 offset = {task: peer.clock_offset_seconds for task, peer in self._peers.items()}
-                self._trace.end(*traced, recorded, offset)
+                self._trace.end(*traced, recorded, offset, lambda name: task_of(_device_of(name, cut.device)))
 
-    def _count(self, statistics: Statistics, task: str, counted: Mapping[str, Any]) -> None:
+    def _count(
+        self, statistics: Statistics, task: str, counted: Mapping[str, Any], placed: Mapping[str, str]
+    ) -> None:
         """Add what a worker counted of its own nodes; Sends and Recvs are none."""
         statistics.received_bytes[task] = counted["received_bytes"]
         for name, count in counted["kernels"].items():
-            device = self._device_of(name)
+            device = _device_of(name, placed)
             if task_of(device) == task:
                 statistics.kernels[name] = statistics.kernels.get(name, 0) + count
                 statistics.seconds[name] = statistics.seconds.get(name, 0.0) + counted["seconds"][name]
                 statistics.devices[name] = device
                 if name in counted["nbytes"]:
                     statistics.nbytes[name] = counted["nbytes"][name]
-
-    def _device_of(self, name: str) -> str:
-        """Return the device of a node, or of the loop that it is in; "" if there is none."""
-        while name and name not in self._device:
-            name = name.rpartition("/")[0]
-        return self._device.get(name, "")
 
     # -- Placement -------------------------------------------------------------------------------------------
 
@@ -271,18 +272,15 @@ class WorkerSession:
         with self.graph.lock:
             if self._placement is None or len(self._placement.device) < len(self.graph.nodes):
                 self._placement = place_graph(
-                    self.graph,
-                    self.devices,
-                    **self._known,
-                    fixed=self._device,
-                    costs=self._costs,
-                    objective=self._config.objective,
-                    brought={
-                        device: peer.brought for peer in self._peers.values() for device in peer.devices
-                    },
+                    self.graph, self.devices, **self._to_place(), objective=self._config.objective
                 )
                 self._device.update(self._placement.device)
             return self._placement
+
+    def _to_place(self) -> dict[str, Any]:
+        """Return what a placement goes by, as arguments of `place_graph`."""
+        brought = {device: peer.brought for peer in self._peers.values() for device in peer.devices}
+        return {**self._known, "fixed": dict(self._device), "costs": self._costs, "brought": brought}
 
     def learn(
         self, fetches: Any = (), feeds: Mapping[Any, Any] | None = None, targets: Sequence[Any] = ()
@@ -293,6 +291,9 @@ class WorkerSession:
         it needs, and other programs may run beside.
         Links between workers are measured, too, where neither arguments nor a machine say what they take: by tensors of
         1 MiB at most, to and fro between each two.
+        With `objective="search"`, the next runs of the same take turns between that placement and up to three others,
+        with as much as can be on one worker, eight runs each, and the fastest stays: no simulation knows what workers
+        that compute at once keep from each other. Results are the same bits under each.
 
         Returns: by node, `cost` (seconds by device), `bytes` (of its output) and `hop` (seconds that sending it keeps
         both workers from kernels), as `costs=` takes them. A kernel's time on other workers follows from how long they
@@ -302,7 +303,9 @@ class WorkerSession:
         before, self._options = self._options, {**self._options, "regions": False}
         try:
             self._cuts.clear()
+            self._trials.clear()
             self.run(fetches, feeds, targets, statistics=statistics)
+            learned = [key for key, _ in self._cuts]
         finally:
             self._options = before
             self._cuts.clear()
@@ -324,7 +327,30 @@ class WorkerSession:
             stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
             self._device = {name: device for name, device in self._device.items() if name in stays}
             self._placement = None
+            if self._config.objective == "search":
+                known = self._to_place()
+                best = self.placement()
+                others = other_placements(self.graph, self.devices, best, **known)
+                if others:
+                    self._trials = {key: PlacementTrial([best, *others]) for key in learned}
         return dict(self._costs)
+
+    def _trial(self, key: _Key) -> PlacementTrial | None:
+        """Return the trial that a step is part of; one whose graph has got new nodes since is over."""
+        trial = self._trials.get(key)
+        if trial is not None and len(trial.placements[0].device) < len(self.graph.nodes):
+            self._trials.clear()
+            return None
+        return trial
+
+    def _try(self, key: _Key, trial: PlacementTrial, turn: int, seconds: float) -> None:
+        """Count a step of a trial; with the last one, all that has no state goes where steps were fastest."""
+        with self.graph.lock:
+            if self._trials.get(key) is trial and (found := trial.end(turn, seconds)) is not None:
+                del self._trials[key]
+                self._cuts.clear()
+                self._device |= found.device
+                self._placement = found
 
     def _measured_links(self) -> dict[tuple[str, str], tuple[float, float]]:
         """Return the latency and the bytes a second between each two devices of different workers."""
@@ -340,34 +366,32 @@ class WorkerSession:
             for ends in ((one, other), (other, one))
         }
 
-    def _cut(
-        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint]
-    ) -> tuple[int, dict[str, Part]]:
-        key = (tuple(endpoints), tuple(operations), tuple(fed))
-        found = self._cuts.get(key)
+    def _cut(self, key: _Key, turn: int, placement: Placement | None) -> _Cut:
+        """Return what each worker runs of a step. turn, placement: of a trial; 0 and None where there is none."""
+        found = self._cuts.get((key, turn))
         if found is not None:
             return found
         with self.graph.lock:
-            if key not in self._cuts:
-                device = self.placement().device
-                task = {name: task_of(each) for name, each in device.items()}
-                parts = parts_of(self.graph, task, endpoints, operations, fed, self._receives())
+            if (key, turn) not in self._cuts:
+                placement = placement or self.placement()
+                task = {name: task_of(each) for name, each in placement.device.items()}
+                parts = parts_of(self.graph, task, *key, self._receives(placement))
                 self._parts += 1
-                number = self._parts
                 for where, part in parts.items():
                     self._tell(
-                        where, {"kind": "part", "part": number, **self._options, **sent_nodes(part.nodes)}
+                        where,
+                        {"kind": "part", "part": self._parts, **self._options, **sent_nodes(part.nodes)},
                     )
-                self._cuts[key] = (number, parts)
-            return self._cuts[key]
+                self._cuts[key, turn] = _Cut(self._parts, parts, placement.device)
+            return self._cuts[key, turn]
 
-    def _receives(self) -> dict[tuple[str, str], str]:
+    def _receives(self, placement: Placement) -> dict[tuple[str, str], str]:
         """Return, by node and worker that needs it, the node there after which it is early enough to ask for it."""
         if not (self._costs and self._config.orders_receives):
             return {}
         nodes = placed_nodes(self.graph, self.devices, costs=self._costs)
         link = self._known["latency_seconds"], self._known["bytes_per_second"]
-        order = receive_order(nodes, self.placement(), *link, self._known.get("links"))
+        order = receive_order(nodes, placement, *link, self._known.get("links"))
         return {(each.source, task_of(each.device)): each.after for each in order if each.after}
 
     # -- State -----------------------------------------------------------------------------------------------
@@ -422,7 +446,7 @@ class WorkerSession:
             where = home.get((each["container"], each["name"]), self.tasks[0])
             shares[where]["resources"].append(each)
         for name, count in state["runs"]:
-            shares[task_of(self._device_of(name)) or self.tasks[0]]["runs"].append([name, count])
+            shares[task_of(_device_of(name, self._device)) or self.tasks[0]]["runs"].append([name, count])
         return shares
 
     # -- Workers ---------------------------------------------------------------------------------------------
@@ -645,6 +669,18 @@ class WorkerSession:
         self.close()
 
 
+#: What a run asks for: endpoints, operations, and what is fed.
+_Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...]]
+
+
+class _Cut(NamedTuple):
+    """What workers run for a step: parts by task, under a number; and the device of each node."""
+
+    number: int
+    parts: dict[str, Part]
+    device: Mapping[str, str]
+
+
 class _Peer:
     """What the client knows of a worker. is_here: between its first answer and its loss. brought: see `place_graph`."""
 
@@ -774,6 +810,13 @@ class _Ask:
 
 #: What a tensor keeps a worker from its kernels at most, to send or to receive it: above that, messages are under way.
 _MOST_HOP_SECONDS = 2e-4
+
+
+def _device_of(name: str, placed: Mapping[str, str]) -> str:
+    """Return the device of a node, or of the loop that it is in; "" if there is none."""
+    while name and name not in placed:
+        name = name.rpartition("/")[0]
+    return placed.get(name, "")
 
 
 def _speed(ratio: float) -> float:

@@ -1,0 +1,58 @@
+"""Which of several placements of a graph has the fastest steps: ordinary ones run under each, in turn. Pure.
+
+A placement changes no bit of a result, so a trial costs no more than the slower steps. It finds what no simulation
+knows: what devices that compute at once keep from each other, and what other programs take from one of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.policy.graph_placement import Placement
+from penstock.policy.graph_search import MOST_RIVALS
+
+#: Steps of each that count, after one that does not: a worker compiles then what is new to it.
+_TRIES = 7
+#: In which a trial ends.
+MOST_STEPS = (1 + MOST_RIVALS) * (1 + _TRIES)
+#: The simulated best stays where another one is not faster by more than this: as much may be chance.
+_LEAST_GAIN = 0.02
+
+
+class PlacementTrial:
+    """Steps under several placements, until it is known under which they are fastest.
+
+    placements: two or more, the simulated best first.
+    """
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        self.placements = list(placements)
+        self._begun = 0
+        self._seconds: list[list[float]] = [[] for _ in placements]
+
+    def begin(self) -> int:
+        """Return the number of the placement under which the next step runs."""
+        self._begun += 1
+        return (self._begun - 1) % len(self.placements)
+
+    def end(self, turn: int, seconds: float) -> Placement | None:
+        """Count a step that ended; return the fastest placement, and why, once each has run often enough.
+
+        One that failed does not count: leave it out.
+        """
+        self._seconds[turn].append(seconds)
+        if any(len(each) <= _TRIES for each in self._seconds):
+            return None
+        medians = [statistics.median(each[1:]) for each in self._seconds]
+        best = min(range(len(medians)), key=medians.__getitem__)
+        first = self.placements[0]
+        if medians[best] >= medians[0] * (1 - _LEAST_GAIN):
+            return first
+        why = (
+            f"a step took {medians[best]:.6g} s so, and {medians[0]:.6g} s where the simulation ends it first"
+        )
+        found = self.placements[best]
+        moved = {name: why for name, device in found.device.items() if device != first.device.get(name)}
+        return replace(found, reason=first.reason | moved)

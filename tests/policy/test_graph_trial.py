@@ -1,0 +1,92 @@
+"""Placements that are tried by real steps: which are, and which of them stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.policy.graph_placement import PlacedNode, Placement
+from penstock.policy.graph_search import place_searched, rivals
+from penstock.policy.graph_trial import MOST_STEPS, PlacementTrial
+
+DEVICES = ["a", "b"]
+
+
+def branches(seconds: float) -> list[PlacedNode]:
+    """Two nodes that take so long on "b" and a second on "a", and what adds them up."""
+    cost = {"a": 1.0, "b": seconds}
+    return [
+        PlacedNode("x", (), (), cost),
+        PlacedNode("y", (), (), cost),
+        PlacedNode("z", ("x", "y"), (), cost),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        pytest.param(branches(1.0), [{"a"}, {"b"}], id="alike"),
+        pytest.param(branches(9.0), [], id="all on the fast one at once"),
+        pytest.param(branches(1.9), [{"a"}, {"b"}], id="at most as many times slower as there are devices"),
+        pytest.param(branches(1.0)[:1], [{"b"}], id="one node"),
+        pytest.param(
+            [replace(each, holds_bytes=2.0) for each in branches(1.0)], [{"a"}], id="no memory for all on b"
+        ),
+    ],
+)
+def test_all_on_one_device_is_tried_where_it_is_not_hopeless(
+    nodes: list[PlacedNode], expected: list[set[str]]
+) -> None:
+    arguments = nodes, DEVICES, 0.01, 1e9
+    memory = {"b": 4.0}
+    best = place_searched(*arguments, memory_bytes=memory)
+    found = rivals(best, *arguments, memory_bytes=memory)
+    assert [set(each.device.values()) for each in found] == expected
+    # What is fixed stays, and the others go to one device.
+    for each in rivals(best, *arguments, fixed={nodes[0].name: "a"}, memory_bytes=memory):
+        assert each.device[nodes[0].name] == "a"
+        assert len({device for name, device in each.device.items() if name != nodes[0].name}) <= 1
+
+
+def placements(count: int) -> list[Placement]:
+    return [
+        Placement({"x": f"device {n}", "w": "device 0"}, {}, {"x": "first", "w": "w"}) for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stays"),
+    [([1.0, 0.5, 0.7], 1), ([1.0, 0.99, 1.5], 0), ([1.0, 1.2, 0.9], 2)],
+    ids=["the fastest", "a hundredth is chance", "the last"],
+)
+def test_the_placement_of_the_fastest_steps_stays(seconds: list[float], stays: int) -> None:
+    tried = placements(len(seconds))
+    trial, found, steps, seen = PlacementTrial(tried), None, 0, [0] * len(seconds)
+    while found is None:
+        turn = trial.begin()
+        # The first step of each compiles, and one of the others meets another program.
+        slow = 100.0 if seen[turn] in (0, 3) else 0.0
+        found = trial.end(turn, seconds[turn] + slow)
+        seen[turn] += 1
+        steps += 1
+    assert steps <= MOST_STEPS
+    assert len(set(seen)) == 1
+    assert found.device == tried[stays].device
+    assert found.reason["w"] == "w"
+    assert found.reason["x"] == (
+        "first"
+        if not stays
+        else f"a step took {seconds[stays]:g} s so, and 1 s where the simulation ends it first"
+    )
+
+
+def test_steps_that_fail_do_not_count() -> None:
+    trial = PlacementTrial(placements(2))
+    turns = [trial.begin() for _ in range(100)]
+    assert turns == [0, 1] * 50
+    assert [trial.end(1, 0.5) for _ in range(99)] == [None] * 99
+    ends = [trial.end(0, 1.0) for _ in range(8)]
+    assert ends[:7] == [None] * 7
+    assert ends[7] is not None
+    assert ends[7].device["x"] == "device 1"
