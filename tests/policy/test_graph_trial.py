@@ -31,6 +31,11 @@ def branches(seconds: float) -> list[PlacedNode]:
         pytest.param(branches(1.9), [{"a"}, {"b"}], id="at most as many times slower as there are devices"),
         pytest.param(branches(1.0)[:1], [{"b"}], id="one node"),
         pytest.param(
+            [PlacedNode("x", (), (), {"a": 1.0}), PlacedNode("y", (), (), dict.fromkeys("ab", 0.01))],
+            [],
+            id="only what takes next to nothing may move",
+        ),
+        pytest.param(
             [replace(each, holds_bytes=2.0) for each in branches(1.0)], [{"a"}], id="no memory for all on b"
         ),
     ],

@@ -92,7 +92,8 @@ def rivals(
 
     They have on one device whatever may run there. The simulation does not know what devices that compute at once keep
     from each other, such as memory's rate or half of a processor: it may find these up to as many times too slow as
-    there are devices. Those that it finds slower than that, and a half, are left out. The soonest comes first.
+    there are devices. Those that it finds slower than that, and a half, or that move next to nothing, are left out.
+    The soonest comes first.
     Arguments: as of `place`. Raises: NoFeasibleDevice.
     """
     fixed = dict(fixed or {})
@@ -107,13 +108,21 @@ def rivals(
         )
     ]
     most = best.end_seconds * (len(devices) + 0.5)
-    others = {tuple(each.device.items()): each for each in found if each.device != best.device}
+    takes = {node.name: node.cost_seconds[best.device[node.name]] for node in nodes}
+
+    def is_other(placed: Placement) -> bool:
+        moved = sum(takes[name] for name, device in placed.device.items() if device != best.device[name])
+        return moved > _LEAST_MOVED * sum(takes.values())
+
+    others = {tuple(each.device.items()): each for each in found if is_other(each)}
     likely = [each for each in others.values() if each.end_seconds <= most]
     return sorted(likely, key=lambda each: each.end_seconds)[:MOST_RIVALS]
 
 
 #: Each takes a few steps, which may be slower than the others.
 MOST_RIVALS = 3
+#: Of the time that all nodes take, what those that moved take at least: less can hardly be seen.
+_LEAST_MOVED = 0.05
 
 
 def _on_one(
