@@ -211,7 +211,8 @@ def test_a_run_goes_on_by_compiled_decisions_once_there_are_any(run: Callable[..
 
 
 @pytest.mark.parametrize(
-    ("is_cached", "seconds", "least"), [(True, 0.0, 1_000), (False, 0.9, 10_000), (False, 1.0, 2)]
+    ("is_cached", "seconds", "least"),
+    [(True, 0.0, 1_000), (True, 0.06, 2), (False, 0.9, 10_000), (False, 1.0, 2)],
 )
 def test_decisions_are_loaded_soon_if_compiled_before_and_compiled_after_many_samples_or_slow_ones(
     monkeypatch: pytest.MonkeyPatch, is_cached: bool, seconds: float, least: int

@@ -19,7 +19,8 @@ from tests.for_each import for_each
 from penstock import Loader
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
-from penstock.store import ArrowTable, read_group
+from penstock.store import ArrowTable, packed, read_group
+from penstock.store.packed import copy_pieces
 
 
 def picture(number: int) -> bytes:
@@ -69,6 +70,25 @@ def test_samples_are_those_that_pyarrow_has(chunks: list[list[bytes]], kind: Any
     into = np.empty(begins[-1], np.uint8)
     assert read_group(source, ids, into, begins) == []
     assert into.tobytes() == b"".join(wanted[sample] for sample in ids)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_pieces_of_some_arrays_are_copied_and_all_else_stays(
+    monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    packed.READ_PIECES.wait()
+    if not is_compiled:
+        monkeypatch.setattr(type(packed.READ_PIECES), "ask", lambda part: None)
+    arrays = {7: np.arange(100, dtype=np.uint8), 3: np.arange(100, 150, dtype=np.uint8)}
+    # Array 5 is not given, and the third piece is empty.
+    which, offsets, sizes, begins = np.array(
+        [[7, 5, 3, 3, 7], [90, 0, 4, 48, 0], [10, 3, 0, 2, 1], [0, 10, 13, 13, 15]]
+    )
+
+    copy_pieces(arrays, which, offsets, sizes, into := np.full(17, 255, np.uint8), begins)
+    copy_pieces({}, which, offsets, sizes, into, begins)
+
+    assert into.tolist() == [*range(90, 100), 255, 255, 255, 148, 149, 0, 255]
 
 
 def test_what_select_and_shuffle_chose_is_read_and_labels_have_their_names() -> None:

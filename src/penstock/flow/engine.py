@@ -91,8 +91,8 @@ _WORTH_COMPILING_SAMPLES = 10_000
 # those that lie near each other, a millisecond for each of them.
 _WORTH_COMPILING_SECONDS = 1.0
 # And after which they are worth loading where they were compiled before, which takes 0.06 s: plain Python takes 0.1 s
-# and more for a thousand samples that are read together.
-_WORTH_LOADING_SAMPLES = 1_000
+# and more for a thousand samples that are read together, and as much for a hundred of a remote store.
+_WORTH_LOADING_SAMPLES, _WORTH_LOADING_SECONDS = 1_000, 0.06
 
 #: What decides, compiled.
 DECISIONS = Part(
@@ -113,8 +113,8 @@ def compiled_decisions() -> Callable[[int, float], Loop | None]:
 
     def ask(samples: int, seconds: float) -> Loop | None:
         is_worth_compiling = samples >= _WORTH_COMPILING_SAMPLES or seconds >= _WORTH_COMPILING_SECONDS
-        is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and are_cached()
-        return DECISIONS.ask() if is_worth_compiling or is_worth_loading else None
+        is_worth_loading = samples >= _WORTH_LOADING_SAMPLES or seconds >= _WORTH_LOADING_SECONDS
+        return DECISIONS.ask() if is_worth_compiling or (is_worth_loading and are_cached()) else None
 
     return ask
 

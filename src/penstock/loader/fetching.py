@@ -29,6 +29,7 @@ from penstock.store.blocks import BlockTier
 from penstock.store.direct import LEAST_MAPPED_BYTES, new_buffer
 from penstock.store.group import Bytes, Ids, was_mapped
 from penstock.store.mixing import sources_in
+from penstock.store.ranged import is_decoded
 from penstock.store.remote import objects_in
 from penstock.store.write_behind import WriteBehind
 from penstock.trace.schema import SOURCE, STAGING
@@ -111,7 +112,8 @@ class SourceFetcher:
         self._slow = {number: tier for number, tier in tiers.items() if isinstance(tier, WriteBehind)}
         self._copied_to = copied or {}
         self._peers, self._tier_count = peers, len(tiers)
-        self._near, self._jobs = near, jobs
+        # What is decoded as a whole is brought once for a group, by the source itself.
+        self._near, self._jobs = None if is_decoded(source) else near, jobs
         #: Whether samples were evicted, so that what memory has free may be in pieces.
         self._evicts = False
         self._sizes_bytes = sizes = source.sizes_bytes

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, observer
-from penstock.store.packed import PackedFiles
+from penstock.store.group import Bytes, Failed, Ids, check_group, front_of, note_mapped, observer
+from penstock.store.packed import READ_PIECES, PackedFiles, copy_pieces
 from penstock.units import format_bytes, parse_bytes
 
 #: What units may take that are decoded, unless the user says another.
@@ -242,6 +242,8 @@ class DecodedFiles(PackedFiles):
     def prepare_group(self) -> None:
         if self._units is None:
             super().prepare_group()
+        else:
+            READ_PIECES.ask()
 
     def read_into(self, sample: int, buffer: memoryview) -> int:
         if self._units is None:
@@ -262,28 +264,28 @@ class DecodedFiles(PackedFiles):
             index: DataError(f"{self.describe(int(ids[index]))} is empty (0 bytes): take it out")
             for index in np.flatnonzero(sizes == 0).tolist()
         }
-        pieces = list(
-            zip(units.tolist(), offsets.tolist(), sizes.tolist(), begins[:-1].tolist(), strict=True)
-        )
-        absent: dict[int, list[int]] = {}
+        listed = np.unique(units).tolist()
         # What is there is read before others take its place.
-        with self._units.present(units.tolist()) as contents:
-            changed = self._changed(contents)
-            for index, (unit, offset, size, begin) in enumerate(pieces):
-                if unit not in contents:
-                    absent.setdefault(unit, []).append(index)
-                elif (error := changed.get(self._unit_files[unit])) is not None:
-                    failed[index] = error
-                else:
-                    into[begin : begin + size] = contents[unit][offset : offset + size]
-        for missing, which in sorted(absent.items()):
+        with self._units.present(listed) as contents:
+            changed, here = self._changed(contents), set(contents)
+            intact = {unit: each for unit, each in contents.items() if self._unit_files[unit] not in changed}
+            copy_pieces(intact, units, offsets, sizes, into, begins[:-1])
+            done = set(intact)
+            del intact  # what is forgotten from here on must not stay in memory
+        for unit in [each for each in listed if each not in done]:
+            which = np.flatnonzero(units == unit)
             try:
-                with self._lent(missing, int(ids[which[0]])) as content:
-                    for _, offset, size, begin in map(pieces.__getitem__, which):
-                        into[begin : begin + size] = content[offset : offset + size]
+                if unit in here:
+                    raise changed[self._unit_files[unit]]
+                with self._lent(unit, int(ids[which[0]])) as content:
+                    copy_pieces(
+                        {unit: content}, units[which], offsets[which], sizes[which], into, begins[which]
+                    )
                 del content  # while another unit is waited for, this one may have to go
             except Exception as error:
-                failed |= dict.fromkeys(which, error)
+                failed |= dict.fromkeys(which.tolist(), error)
+        if len(done) == len(listed):
+            note_mapped()
         return sorted(failed.items())
 
     def _changed(self, units: Iterable[int]) -> dict[int, Exception]:

@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 Failed = list[tuple[int, Exception]]
 
 #: Of each thread that reads a group: `at`, to be called with a sample before it is read by itself; and whether all of
-#: the group was copied from mapped files.
+#: the group was copied from memory or mapped files.
 _thread = threading.local()
 
 
@@ -83,12 +83,12 @@ def observer() -> Callable[[int], None] | None:
 
 
 def note_mapped() -> None:
-    """Take note, for a source, that it copied all of the group that this thread reads from mapped files."""
+    """Take note, for a source, that it copied all of the group that this thread reads from memory or mapped files."""
     _thread.was_mapped = True
 
 
 def was_mapped() -> bool:
-    """Return whether the group that this thread read last was copied from mapped files, all of it."""
+    """Return whether the group that this thread read last was copied from memory or mapped files, all of it."""
     return bool(_thread.was_mapped)
 
 

@@ -16,7 +16,7 @@ from penstock.plan.mixing import AtEnd, Weights
 from penstock.plan.random import derive_key
 from penstock.store.group import Bytes, Failed, Ids, check_group, observer, prepare_group, read_group
 from penstock.store.labels import labels_of
-from penstock.store.ranged import RangedSource
+from penstock.store.ranged import RangedSource, is_decoded
 from penstock.store.remote import objects_in
 from penstock.store.selection import Selectable, Selection
 from penstock.store.source import FileBacked, Numeric, Source
@@ -234,8 +234,7 @@ def _shifted(at: Callable[[int], None], by: int) -> Callable[[int], None]:
 def _reads_pieces(source: Any) -> bool:
     """Whether ranges of objects are read all at once; of what is decoded they are not."""
     whole = getattr(source, "source", source)
-    is_decoded = getattr(whole, "units", None) is not None
-    return hasattr(whole, "read_pieces") and objects_in(whole) is not None and not is_decoded
+    return hasattr(whole, "read_pieces") and objects_in(whole) is not None and not is_decoded(whole)
 
 
 def _named(sources: Sequence[Any]) -> str:

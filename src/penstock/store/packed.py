@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -330,6 +330,35 @@ class PackedFiles(Selectable, ABC):
             raise
         except OSError as error:
             raise unreadable(path, error) from error
+
+
+def copy_pieces(
+    arrays: Mapping[int, Bytes], which: Ids, offsets: Ids, sizes: Ids, into: Bytes, begins: Ids
+) -> None:
+    """Copy pieces of arrays, without the interpreter's lock once the loop for it is compiled.
+
+    which, offsets, sizes: int64[n], of each piece the number of its array, where it begins there, its bytes. Pieces of
+        arrays that are not given, and empty ones, are left out; the others lie in their arrays.
+    begins: int64[n], where in `into` each piece goes, which has space for it.
+    """
+    numbers = np.array(sorted(arrays), np.int64)
+    if not numbers.size:
+        return
+    places = np.minimum(np.searchsorted(numbers, which), numbers.size - 1).astype(np.int64, copy=False)
+    some = np.flatnonzero((numbers[places] == which) & (sizes > 0))
+    places, offsets, sizes, begins = places[some], offsets[some], sizes[some], begins[some]
+    contents = [arrays[number] for number in numbers.tolist()]
+    loop = READ_PIECES.ask()
+    if loop is None:
+        for piece in zip(*(each.tolist() for each in (places, offsets, sizes, begins)), strict=True):
+            place, offset, size, begin = piece
+            into[begin : begin + size] = contents[place][offset : offset + size]
+        return
+    # As of files that are mapped, and could not be read.
+    files = np.array([(-1, each.ctypes.data, each.size) for each in contents], np.int64)
+    failed = np.empty(some.size, np.int64)
+    count = loop(files, *[_NONE] * 3, 0, places, offsets, sizes, into, begins, failed)
+    assert count == 0, "a piece lies outside of its array"
 
 
 def stats_of(files: Sequence[str], objects: Objects | None = None) -> tuple[Ids, Ids]:

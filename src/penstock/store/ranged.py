@@ -165,6 +165,12 @@ def _read_merged(
     return sorted(errors.items())
 
 
+def is_decoded(source: object) -> bool:
+    """Return whether samples are in units that a source, or the one that it is a selection of, decodes as a whole."""
+    whole = getattr(source, "source", source)
+    return getattr(whole, "units", None) is not None
+
+
 def read_all_merged(
     source: Source,
     reads: MergedReads,
@@ -228,8 +234,12 @@ def _read_together(
     """
     whole = getattr(source, "source", source)  # a selection's units are those of its source
     read_pieces: Any = getattr(whole, "read_pieces", None)
-    is_decoded = getattr(whole, "units", None) is not None
-    if read_pieces is None or getattr(whole, "objects", None) is None or is_decoded or which.sum() < 2:
+    if (
+        read_pieces is None
+        or getattr(whole, "objects", None) is None
+        or is_decoded(source)
+        or which.sum() < 2
+    ):
         return set()
     numbers = np.flatnonzero(which)
     if at is not None:

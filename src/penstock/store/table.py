@@ -23,6 +23,7 @@ from penstock.store.columns import (
 from penstock.store.group import Bytes, Failed, Ids, check_group, front_of
 from penstock.store.labels import Labels, check_names, in_classes
 from penstock.store.listing import NO_LABEL, number_labels
+from penstock.store.packed import READ_PIECES, copy_pieces
 from penstock.store.selection import Selectable
 from penstock.store.source import Numbers
 from penstock.units import format_count
@@ -160,21 +161,14 @@ class ArrowTable(Selectable):
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
         """Copy samples; see `penstock.store.read_group`."""
         check_group(self, ids, into, begins)
-        failed: Failed = []
         rows = ids if self._rows is None else self._rows[ids]
-        found = zip(
-            self._piece_of[rows].tolist(),
-            self._places[rows].tolist(),
-            self._sizes[rows].tolist(),
-            begins[:-1].tolist(),
-            strict=True,
-        )
-        for index, (piece, place, size, begin) in enumerate(found):
-            if size:
-                into[begin : begin + size] = self._pieces[piece][place : place + size]
-            else:
-                failed.append((index, self._empty(int(ids[index]))))
-        return failed
+        pieces, sizes = self._piece_of[rows], self._sizes[rows]
+        arrays = {number: self._pieces[number] for number in np.unique(pieces).tolist()}
+        copy_pieces(arrays, pieces, self._places[rows], sizes, into, begins[:-1])
+        return [(index, self._empty(int(ids[index]))) for index in np.flatnonzero(sizes == 0).tolist()]
+
+    def prepare_group(self) -> None:
+        READ_PIECES.ask()
 
     def _row_of(self, sample: int) -> int:
         if not 0 <= sample < len(self):
