@@ -65,11 +65,11 @@ class Near:
         self._is_wrong = bool((self.extents.units < 0).any())
 
     def merged(self, ids: Ids) -> MergedReads | None:
-        """Return the reads of some samples; None where each is one, or requests take too little to think of it.
+        """Return the reads of some samples; None where each is one, as one alone is, or requests take next to nothing.
 
         Samples that the source places wrongly are in none of the reads, so that they are not read unnoticed.
         """
-        if self.request_seconds < _CHEAP_SECONDS and not self._is_wrong:
+        if (ids.size == 1 or self.request_seconds < _CHEAP_SECONDS) and not self._is_wrong:
             return None
         price = no_dearer(self.price, self.request_seconds, self.bytes_per_second)
         reads = merge_reads(self.extents.of(ids), price)

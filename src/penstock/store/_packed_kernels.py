@@ -33,7 +33,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 #: Pieces of mapped files begin to be loaded so long before they are copied: each is on a page that the processor has to
-#: look up.
+#: look up, and many end on the next one.
 _AHEAD = 2
 #: A group of so many bytes is stored past the caches: it would not stay in them until the training reads it, and each
 #: line would first be read, to be overwritten.
@@ -69,6 +69,13 @@ def _piece(
     size = sizes[0] if sizes.size == 1 else sizes[sample]
     offset = offsets[sample] if offsets.size > 0 else origins[place] + sample * step
     return place, offset, size
+
+
+@inlined
+def _size(k: int, ids: Ints, sizes: Ints) -> int:
+    """Return the bytes of a piece; see `read_pieces`."""
+    size: int = sizes[0] if sizes.size == 1 else sizes[ids[k]] if ids.size > 0 else sizes[k]
+    return size
 
 
 @inlined
@@ -126,9 +133,10 @@ def read_pieces(
     for k in range(pieces):
         if k + _AHEAD < pieces:
             load_ahead(failed[k + _AHEAD])
+            load_ahead(failed[k + _AHEAD] + _size(k + _AHEAD, ids, sizes) - 1)
         address = failed[k]
         if address != 0:
-            size = sizes[0] if sizes.size == 1 else sizes[ids[k]] if ids.size > 0 else sizes[k]
+            size = _size(k, ids, sizes)
             if is_large:
                 _copy_past_caches(target + begins[k], address, size)
             else:
