@@ -355,7 +355,7 @@ def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_far
     work = NumberWork()
     work.shut = {3}
     running = run(AccessPlan(Sequential(20), 5, 1), work, patience_seconds=0.05, timeout_seconds=brief(1))
-    wait_until(lambda: "sample 3," in waits.all_waits() and running.engine._recent_read_seconds)
+    wait_until(lambda: "sample 3," in waits.all_waits() and running.engine._groups.recent_read_seconds)
 
     with pytest.raises(WaitTimeout) as caught:
         running.take(0, 0)

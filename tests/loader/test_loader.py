@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib.metadata
+import math
 import os
 import pickle
 import platform
@@ -981,6 +982,9 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
 ) -> None:
     """While the training validates for minutes, background fills go on and fill the threads' rings."""
     monkeypatch.setattr("penstock.flow.engine._READER_SPANS", 4)
+    monkeypatch.setattr(
+        "penstock.flow.collector._TOGETHER_SECONDS", math.inf
+    )  # on a slow machine all is summed up
     with make(SlowSource(ImageFolder(folder), 1e-3, 1e-3, 1e6), memory="96 KiB", readers=1) as loader:
         first = iter(loader)
         next(first)

@@ -21,7 +21,7 @@ from tests.for_each import for_each
 from torch.utils.data import default_collate
 
 import penstock.torch
-from penstock.flow.engine import MADE
+from penstock.flow.batches import MADE
 from penstock.loader.own_thread import Turns
 from penstock.trace import Kind, read_trace
 from penstock.trace.causes import critical_items

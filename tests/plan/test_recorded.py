@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.spans import spans_of
 
-from penstock.flow.engine import _is_planned
+from penstock.flow.groups import is_planned
 from penstock.measure.recorded import open_run
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Mixture, Order, TorchDistributed
 from penstock.plan import recorded as module
@@ -50,7 +50,7 @@ def test_a_group_that_a_load_says_is_planned_is_read_as_its_samples(data: st.Dat
         begin = data.draw(st.integers(0, samples.size - 1))
         part = range(begin, data.draw(st.integers(begin + 1, samples.size)))
         load = Load(0, epoch, step, samples, 0, part, [], [], [], steps)
-        if _is_planned(load.ids, load):
+        if is_planned(load.ids, load):
             flow = len(rows) + 1 | AS_PLANNED
             about = (epoch, step, Kind.DECODE, NO_PLACE, 3, RANK, load.ids.size, -1, flow)
             rows.append((0.0, 1.0, int(load.ids[0]), 0, *about))

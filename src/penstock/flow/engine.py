@@ -4,8 +4,8 @@
              └────────── events ──> inbox ──> Scheduler ──> instructions ──┘
                                                   └──> complete batches ──> the consumer
 
-Threads work by the group: an instruction is about several samples, and so are its event and its spans. Bytes that wait
-for their decode worker are kept here, by the number of the scheduler's entry, until the scheduler says `Drop`.
+Threads work by the group (`groups`): an instruction is about several samples, and so are its event and its spans. Bytes
+that wait for their decode worker are kept by the number of the scheduler's entry, until the scheduler says `Drop`.
 
 Who owns what: the scheduler belongs to whichever worker thread holds `_lock`, tried and never waited for: a thread
 that finds it taken leaves its event in `_inbox`, and the holder looks there again after letting go. The consumer's
@@ -34,9 +34,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter, setitem
+from operator import setitem
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,15 @@ from numpy.typing import NDArray
 from penstock.compiling import Part
 from penstock.errors import ClosedError, StagingError, no_thread, printable
 from penstock.flow import waits
-from penstock.flow.copying import Copied, CopyAhead
+from penstock.flow.batches import MADE, Departure, StagedBatch
+from penstock.flow.copying import CopyAhead
+from penstock.flow.groups import QUICK_SAMPLES, GroupWork, failed_and_bytes
 from penstock.flow.lock_use import HELD_SECONDS, LateWakes, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Peers, Request, Taken
+from penstock.flow.work import Decoder, Failed, Fetcher, Peers, Request, Taken
 from penstock.machine_code import Loop
 from penstock.policy import (
     Drop,
@@ -66,22 +67,17 @@ from penstock.policy import (
     ThreadFacts,
 )
 from penstock.policy.decision_state import EVENT
-from penstock.policy.decisions import UNDECODED, UNREAD
 from penstock.policy.runnable import LEAST_SLOTS
 from penstock.queues import get_within
-from penstock.trace.schema import AS_PLANNED, CONSUMER, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, STAGING, Kind
+from penstock.trace.schema import CONSUMER, NO_FLOW, NO_PLACE, SOURCE, STAGING, Kind
 from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
 _POLL_HELD_SECONDS = _POLL_PEERS_SECONDS = 0.002
 _LOOK_AT_PEERS_SECONDS = 0.05
 _READER_SPANS = 1024
-_RECENT_READS = 256
 _SCHEDULER = 1
 _FIRST_WORKER = 2
-_NBYTES = attrgetter("nbytes")
-#: A Load of so many takes 50 ms or less as a rule, so that each takes 3 ms at most.
-_QUICK_SAMPLES = 16
 
 
 # Samples after which decisions are worth compiling, which takes 10 to 25 s of a processor. A job that is over soon, or
@@ -119,10 +115,6 @@ def compiled_decisions() -> Callable[[int, float], Loop | None]:
     return ask
 
 
-#: Of batches that are in no slot: of the first of several that are made together, the others have the next ones.
-MADE = 1 << 30
-
-
 class _Park:
     """Tells a decode worker to wait until it is wanted again, and then that it is."""
 
@@ -130,74 +122,6 @@ class _Park:
 _PARK = _Park()
 
 Event = Callable[[float], "list[Instruction] | None"]
-
-
-class StagedBatch:
-    """A step's batch with all its samples in its slot. Whoever refers to its arrays has the slot.
-
-    samples: int64[local batch]. row: of the slot, where its samples begin.
-    failed: places that have no sample. errors: why, by sample, and where in the worker that was.
-    copied: where it is on a device, if it was copied there; then arrays is empty, or soon. fitted: see `copying.Batch`.
-    """
-
-    __slots__ = (
-        "_packed",
-        "arrays",
-        "copied",
-        "epoch",
-        "errors",
-        "failed",
-        "fitted",
-        "row",
-        "samples",
-        "slot",
-        "step",
-    )
-
-    def __init__(
-        self, ready: Ready, step: int, arrays: tuple[NDArray[Any], ...], known: dict[int, Exception]
-    ) -> None:
-        size = ready.samples.size // ready.steps
-        rows = slice((step - ready.step) * size, (step - ready.step + 1) * size)
-        self.epoch, self.step, self.slot, self.row = ready.epoch, step, ready.slot, rows.start
-        self.samples = ready.samples[rows]
-        self.arrays = arrays if ready.steps == 1 else tuple([array[rows] for array in arrays])
-        self.failed: tuple[int, ...] = ()
-        self.errors: dict[int, tuple[Exception, TracebackType | None]] = {}
-        if ready.failed:
-            self.failed = tuple(row - rows.start for row in ready.failed if rows.start <= row < rows.stop)
-            for sample in self.samples[list(self.failed)].tolist():
-                self.errors[sample] = known[sample], known[sample].__traceback__
-        self._packed: list[NDArray[Any]] | None = None
-        self.copied: Copied | None = None
-        self.fitted = 0.0
-
-    def rows(self, places: Sequence[int]) -> Sequence[int]:
-        """Return where some places of the batch are in its slot."""
-        if isinstance(places, range):
-            return range(self.row + places.start, self.row + places.stop)
-        return [self.row + place for place in places]
-
-    def keep(self, places: Sequence[int]) -> tuple[NDArray[Any], ...]:
-        """Move some places to the front, in their order, and return the arrays of these alone.
-
-        Called again, as after a Ctrl-C in its midst, it must get the same places.
-        """
-        if len(places) == len(self.samples):
-            return self.arrays
-        if self._packed is None:
-            self._packed = [array[places] for array in self.arrays]
-        for array, packed in zip(self.arrays, self._packed, strict=True):
-            array[: len(places)] = packed
-        return tuple(array[: len(places)] for array in self.arrays)
-
-
-class Departure(weakref.ref[Any]):
-    """Tells when an object was dropped. seconds: a reading of the engine's clock soon after; None until then."""
-
-    __slots__ = ("seconds",)
-
-    seconds: float | None
 
 
 class _Owner(weakref.ref[Any]):
@@ -293,6 +217,9 @@ class Engine:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
         self._settings, self._begin = settings, begin
+        self._groups = GroupWork(
+            fetcher, decoder, recorder, scheduler.where, is_plan_told=settings.is_plan_told
+        )
         self._report, self._collect, self._when_finished = report, collect, finish
         self._ahead, self._progress, self._peers = ahead, progress, peers
         #: None once the scheduler has the compiled decisions.
@@ -320,8 +247,6 @@ class Engine:
         self._ring = recorder.ring(_SCHEDULER)
         #: Why samples could not be had for a batch, by its running number and the sample, until it is complete.
         self._failures: dict[int, dict[int, Exception]] = {}
-        #: Bytes that wait for a decode worker, and their flow, by the scheduler's entry.
-        self._bytes: dict[int, tuple[Any, int]] = {}
 
         #: The sample that each worker is at and since when, by worker; for `waits` only.
         self._at: dict[int, tuple[int, float]] = {}
@@ -337,7 +262,6 @@ class Engine:
         self._most_readers = self._first_decoder = scheduler.most_moves
         #: How many threads were found best that read and that load, and slots, as the trace has it. Under the lock.
         self._settled = scheduler.settled
-        self._recent_read_seconds: deque[float] = deque(maxlen=_RECENT_READS)
         self._consumer_waits: tuple[int, int, float] | None = None
         self._late = None if settings.ask_every_seconds is None else LateWakes(recorder.clock)
         self._closed, self._decoders = False, 0
@@ -440,10 +364,10 @@ class Engine:
                     fetching = self._clock()
                     data = fetcher.fetch(Request(part.ids, at, epoch=epoch, follows=True))
                     reading_seconds += self._clock() - fetching
-                    some_missed, some_nbytes = _found(data)
+                    some_missed, some_nbytes = failed_and_bytes(data)
                     missed += [first * size + row + index for index in some_missed]
                     nbytes += some_nbytes
-                    wrong = self._decode_fetched(
+                    wrong = self._groups.decode_fetched(
                         decoder, part, data, arrays, at, has_failed=bool(some_missed)
                     )
                     del data
@@ -457,8 +381,10 @@ class Engine:
                 made += [StagedBatch(ready, load.step + each, arrays, known) for each in range(load.steps)]
             # Fetching and decoding may have taken turns: recorded is how long either took, as what the wait was for.
             read = begin + reading_seconds
-            flow = self._record_group(maker.ring, (begin, read), whole.ids, missed, nbytes, SOURCE, whole)
-            self._record_decoded(maker.ring, read, whole, missed, flow)
+            flow = self._groups.record_group(
+                maker.ring, (begin, read), whole.ids, missed, nbytes, SOURCE, whole
+            )
+            self._groups.record_decoded(maker.ring, read, whole, missed, flow)
         finally:
             self._at_quick.pop(CONSUMER, None)
             self._at.pop(CONSUMER, None)
@@ -712,7 +638,7 @@ class Engine:
         return f"{line}; {format_count(len(at), 'sample')} in work on {self._fetcher.place}; {self._how_reads_fare()}"
 
     def _how_reads_fare(self) -> str:
-        recent = sorted(self._recent_read_seconds.copy())
+        recent = sorted(self._groups.recent_read_seconds.copy())
         if not recent:
             return "no read has ended yet"
         median, slowest = recent[len(recent) // 2], recent[-1]
@@ -907,7 +833,7 @@ class Engine:
                 )
             case Drop():
                 for entry in instruction.entries:
-                    self._bytes.pop(entry, None)
+                    self._groups.waiting.pop(entry, None)
 
     def _deliver(self, ready: Ready) -> None:
         arrays = self._staging.lend(ready.slot, ready.samples.size, self._loads.put)
@@ -937,7 +863,7 @@ class Engine:
                 self._note_failure(each.error, move.samples[index], waiting)
                 failed.append(index)
             else:
-                self._bytes[move.entries[index]] = each, flow if len(data) == 1 else NO_FLOW
+                self._groups.waiting[move.entries[index]] = each, flow if len(data) == 1 else NO_FLOW
         data.clear()  # as in `_loaded`
         return self._scheduler.moved(move, seconds, failed, now)
 
@@ -1035,8 +961,8 @@ class Engine:
             data = self._fetcher.fetch(request)
             end = self._clock()
             self._at.pop(worker, None)
-            self._recent_read_seconds.append((end - begin) / ids.size)
-            flow, _ = self._record_fetched(ring, (begin, end), ids, data, move.origin, move)
+            self._groups.recent_read_seconds.append((end - begin) / ids.size)
+            flow, _ = self._groups.record_fetched(ring, (begin, end), ids, data, move.origin, move)
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))
             del data, move  # an idle thread keeps no sample's bytes
             self._drive()
@@ -1101,9 +1027,9 @@ class Engine:
         delay.begin(surely=False)
         begin, computed, taken = self._clock(), time.thread_time(), delay.taken_seconds
         # Calls no Python: of samples that take a microsecond, noting them would be a quarter.
-        at = partial(setitem, self._at_quick, worker) if len(load.rows) >= _QUICK_SAMPLES else None
+        at = partial(setitem, self._at_quick, worker) if len(load.rows) >= QUICK_SAMPLES else None
         arrays = self._staging.arrays(load.slot)
-        failed, own_reads = self._fetch_and_decode(
+        failed, own_reads = self._groups.fetch_and_decode(
             load, arrays, at or partial(self._note, worker), ring, delay
         )
         cpu_seconds = time.thread_time() - computed
@@ -1113,185 +1039,6 @@ class Engine:
         self._at_quick.pop(worker, None)
         self._at.pop(worker, None)
         return partial(self._loaded, load, failed, own_reads, seconds, asked_seconds)
-
-    def _fetch_and_decode(
-        self,
-        load: Load,
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[Any], None],
-        ring: Ring,
-        delay: RunDelay,
-    ) -> tuple[dict[int, tuple[int, Exception]], list[OwnRead]]:
-        """Return what failed, by index in the Load, and how long own reads waited."""
-        rows, ids, origins = load.rows, load.ids, load.origins
-        own_reads: list[OwnRead] = []
-        data: list[Any] | Pieces
-        if origins.count(origins[0]) == len(origins):
-            into = self._decoder.place_of(rows, arrays) if isinstance(rows, range) else None
-            data, flow = self._brought(
-                load, origins[0], ids, load.rests, load.entries, at, ring, delay, own_reads, into
-            )
-        else:
-            parts, flow = [None] * len(rows), NO_FLOW
-            for origin in set(origins):
-                which = [index for index, each in enumerate(origins) if each == origin]
-                rests, entries = ([items[index] for index in which] for items in (load.rests, load.entries))
-                found, _ = self._brought(load, origin, ids[which], rests, entries, at, ring, delay, own_reads)
-                for index, each in zip(which, found, strict=True):
-                    parts[index] = each
-                found.clear()  # as in `_loaded`
-            data = parts
-        # A read is noted where nothing of its group failed: looking through all of them is then spared.
-        has_failed = sum(read.reads for read in own_reads) < len(rows) and _has_failed(data)
-        begin = self._clock()
-        failed = self._decode_fetched(self._decoder, load, data, arrays, at, has_failed=has_failed)
-        missed = [index for index, (why, _) in failed.items() if why == UNREAD]
-        self._record_decoded(ring, begin, load, missed, flow)
-        return failed, own_reads
-
-    def _decode_fetched(
-        self,
-        decoder: Decoder,
-        load: Load,
-        data: list[Any] | Pieces,
-        arrays: tuple[NDArray[Any], ...],
-        at: Callable[[Any], None],
-        *,
-        has_failed: bool,
-    ) -> dict[int, tuple[int, Exception]]:
-        """Decode what there is of the samples of a Load; return what failed, by index in it.
-
-        has_failed: whether some are `Failed`.
-        """
-        rows, ids = load.rows, load.ids
-        failed: dict[int, tuple[int, Exception]] = {}
-        had: Sequence[int] = range(len(rows))
-        if has_failed:
-            failed = {
-                index: (UNREAD, each.error) for index, each in enumerate(data) if isinstance(each, Failed)
-            }
-            had = [index for index in had if index not in failed]
-            rows, ids = [rows[index] for index in had], ids[had]
-            brought, data = data, [data[index] for index in had]
-            brought.clear()  # as in `_loaded`
-        if rows:
-            wrong = decoder.decode(load, Brought(rows, ids, data), arrays, at)
-            failed |= {had[index]: (UNDECODED, error) for index, error in wrong}
-            wrong.clear()
-        return failed
-
-    def _record_decoded(self, ring: Ring, begin: float, load: Load, missed: list[int], flow: int) -> None:
-        """Record that a Load was decoded, but for samples that were missed, by index in it.
-
-        flow: that all of them came by, or NO_FLOW.
-        """
-        ids = np.delete(load.ids, missed) if missed else load.ids
-        if not ids.size:
-            return
-        end = self._clock()
-        if ids.size > 1 and flow == NO_FLOW:  # not one group that was fetched together
-            flow = self._flow_of(ring, ids, load)
-        ring.record(
-            Kind.DECODE,
-            begin,
-            end,
-            int(ids[0]),
-            load.steps - 1,
-            load.epoch,
-            load.step,
-            samples=ids.size,
-            flow=flow,
-        )
-
-    def _brought(
-        self,
-        load: Load,
-        origin: int,
-        ids: NDArray[np.int64],
-        rests: list[int],
-        entries: list[int],
-        at: Callable[[Any], None],
-        ring: Ring,
-        delay: RunDelay,
-        own_reads: list[OwnRead],
-        into: NDArray[np.uint8] | None = None,
-    ) -> tuple[list[Any] | Pieces, int]:
-        """Return what there is of some samples of a Load, all from one origin, and the flow that they came by.
-
-        into: where their bytes may be put, as for `Request`.
-        """
-        if origin == STAGING:
-            pairs = [self._bytes[entry] for entry in entries]
-            return [each for each, _ in pairs], pairs[0][1] if len(pairs) == 1 else NO_FLOW
-        if origin == SOURCE:  # an earlier wait for a processor is not to be taken off its time
-            delay.begin()
-        begin, computed = self._clock(), time.thread_time()
-        follows = len(load.rows) >= _QUICK_SAMPLES  # as `at` of `_done`
-        request = Request(ids, at, origin, rests, into=into, epoch=load.epoch, follows=follows)
-        data = self._fetcher.fetch(request)
-        end, computed = self._clock(), time.thread_time() - computed
-        flow, has_failed = self._record_fetched(ring, (begin, end), ids, data, origin, load)
-        if not has_failed:
-            # What was in memory was waited for nowhere: whatever else it took, the interpreter's lock or another guest
-            # of this host did, and not the store.
-            is_there = isinstance(data, Pieces) and data.was_resident
-            waited = 0.0 if is_there else delay.left_of(end - begin, computed) - computed
-            own_reads.append(OwnRead(origin, len(data), max(0.0, waited)))
-            if origin == SOURCE:
-                self._recent_read_seconds.append((end - begin) / len(data))
-        return data, flow
-
-    def _record_fetched(
-        self,
-        ring: Ring,
-        seconds: tuple[float, float],
-        ids: NDArray[np.int64],
-        data: list[Any] | Pieces,
-        origin: int,
-        work: Move | Load,
-    ) -> tuple[int, bool]:
-        """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
-        missed, nbytes = _found(data)
-        return self._record_group(ring, seconds, ids, missed, nbytes, origin, work), bool(missed)
-
-    def _record_group(
-        self,
-        ring: Ring,
-        seconds: tuple[float, float],
-        ids: NDArray[np.int64],
-        missed: list[int],
-        nbytes: int,
-        origin: int,
-        work: Move | Load,
-    ) -> int:
-        """Do so for samples of which some were missed, by index, and the others take so many bytes."""
-        epoch, step = work.epoch, work.step
-        for began, ended in self._fetcher.take_lost():
-            ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
-        place, peer = self._scheduler.where(origin)
-        if missed:
-            if peer != NO_PEER:
-                ring.record(
-                    Kind.RETRY, *seconds, epoch=epoch, step=step, place=place, samples=len(missed), peer=peer
-                )
-            ids = np.delete(ids, missed)
-            if not ids.size:
-                return NO_FLOW
-        flow = self._flow_of(ring, ids, work)
-        kind = Kind.READ if origin == SOURCE else Kind.HIT
-        ring.record(
-            kind, *seconds, int(ids[0]), nbytes, epoch, step, place, samples=ids.size, peer=peer, flow=flow
-        )
-        return flow
-
-    def _flow_of(self, ring: Ring, ids: NDArray[np.int64], work: Move | Load) -> int:
-        """Return the flow of a group, and record which samples it is unless the plan tells that."""
-        flow = self._recorder.next_flow()
-        if ids.size > 1:
-            if self._settings.is_plan_told and isinstance(work, Load) and _is_planned(ids, work):
-                return flow | AS_PLANNED
-            ring.record_ids(flow, ids)
-        return flow
 
     def _ask_for_lock(
         self, worker: int, ring: Ring, load: Load, delay: RunDelay, every_seconds: float
@@ -1311,32 +1058,6 @@ def _made_load(maker: _Maker, epoch: int, step: int, samples: NDArray[np.int64],
     return Load(
         -maker.made, epoch, step + first, ids, MADE + first, range(ids.size), [], [], [], len(samples)
     )
-
-
-def _is_planned(ids: NDArray[np.int64], load: Load) -> bool:
-    """Whether samples of a Load are all of it, follow each other, and begin where the first of them first comes."""
-    rows = load.rows
-    if not isinstance(rows, range) or ids.size != len(rows):
-        return False
-    return not rows.start or ids[0] not in load.samples[: rows.start]
-
-
-def _found(data: list[Any] | Pieces) -> tuple[list[int], int]:
-    """Return which samples failed, by index, and what the others take; 0 where that is not known."""
-    if isinstance(data, Pieces):
-        return [], data.joined.nbytes
-    kinds, missed = set(map(type, data)), list[int]()
-    if Failed in kinds:
-        missed = [index for index, each in enumerate(data) if isinstance(each, Failed)]
-    if kinds - {Failed} != {np.ndarray}:
-        return missed, 0
-    return missed, sum(
-        map(_NBYTES, data if not missed else [each for each in data if not isinstance(each, Failed)])
-    )
-
-
-def _has_failed(data: list[Any] | Pieces) -> bool:
-    return not isinstance(data, Pieces) and Failed in set(map(type, data))
 
 
 def _close_at_exit(reference: weakref.ref[Engine]) -> None:

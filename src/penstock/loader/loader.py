@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from penstock.compiling import Lease
 from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
+from penstock.flow.batches import Departure, StagedBatch
 from penstock.flow.collector import Collector
 from penstock.flow.cpus import memory_limit_bytes
-from penstock.flow.engine import Departure, Engine, EngineSettings, StagedBatch, compiled_decisions
+from penstock.flow.engine import Engine, EngineSettings, compiled_decisions
 from penstock.flow.lock_use import ASK_EVERY_SECONDS, ASK_FOR_TRACE_SECONDS
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import StagingBuffer

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.flow.batches import StagedBatch
 from penstock.flow.copying import CopyAhead
-from penstock.flow.engine import StagedBatch
 from penstock.flow.work import Decoder
 from penstock.loader.front_end import BatchDevice, FrontEnd
 from penstock.loader.setup import Setup

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.flow.engine import MADE, Engine, StagedBatch
+from penstock.flow.batches import MADE, StagedBatch
+from penstock.flow.engine import Engine
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
 from penstock.loader.collating import CollatingDecoder, nbytes_of
