@@ -29,12 +29,11 @@ from penstock.loader.transforms.jpeg import is_jpeg
 from penstock.loader.transforms.pipeline import Front, Pipeline
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
+from penstock.ranks.peer_messages import MOST_SAMPLES_BYTES
 from penstock.store import MemoryTier
 
 #: Of a photograph: what a byte of its file is decoded to.
 _BYTES_A_BYTE = 6.0
-#: Of a picture that ranks send each other as pixels, at most; larger ones they keep as stored.
-MOST_SHARED_BYTES = 256 << 20
 
 
 def front_of_crops(pipeline: Pipeline) -> Front | None:
@@ -153,7 +152,7 @@ class KeptPictures:
         """Copy a picture; return the copy, or None without space for it. pixels: uint8[rows, columns, 3]."""
         rows, columns, _ = pixels.shape
         nbytes = pixel_bytes(rows, columns)
-        if self._is_shared and HEAD_BYTES + nbytes > MOST_SHARED_BYTES:
+        if self._is_shared and HEAD_BYTES + nbytes > MOST_SAMPLES_BYTES:  # ranks keep it as it is stored
             return None
         return self._keep(sample, pixels, rows, columns, nbytes)
 

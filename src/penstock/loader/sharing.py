@@ -31,7 +31,6 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
 from penstock.loader.local_disk import Disk
-from penstock.loader.pictures import MOST_SHARED_BYTES
 from penstock.loader.pixels_on_disk import HEAD_BYTES
 from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, without_disks
@@ -40,6 +39,7 @@ from penstock.policy.runnable import shared_loading, shared_of
 from penstock.ranks import Ranks, named_ranks
 from penstock.ranks.carrier_of_job import carrier_of_job, free_tag
 from penstock.ranks.descriptors import DescriptorExchange, host_id
+from penstock.ranks.peer_messages import MOST_SAMPLES_BYTES
 from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.store import MemoryTier
 from penstock.store.blocks import BlockTier
@@ -214,7 +214,7 @@ class Meeting:
         """What a sample takes at most on its way to another rank; a picture may go as it is stored."""
         if not self._has_pictures:
             return int(self._sizes_bytes.max())
-        return max(MOST_SHARED_BYTES, int(self._draft.samples.sizes_bytes.max()) + HEAD_BYTES)
+        return max(MOST_SAMPLES_BYTES, int(self._draft.samples.sizes_bytes.max()) + HEAD_BYTES)
 
     @property
     def _sizes_bytes(self) -> NDArray[np.int64]:

@@ -37,6 +37,8 @@ ABSENT = -1
 ANSWER_COLUMNS = 3
 #: Ids in one message at most; more are cut.
 MOST_IDS = 1 << 16
+#: Bytes of samples in one message, about: what a carrier need not take more of. A single sample may be larger.
+MOST_SAMPLES_BYTES = 256 << 20
 #: Bytes of a message's first part at most, so that a longer one need not be received.
 MOST_HEAD_BYTES = _HEAD.size + 8 * ANSWER_COLUMNS * MOST_IDS
 

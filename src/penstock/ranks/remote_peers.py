@@ -32,6 +32,7 @@ from penstock.ranks.peer_messages import (
     FOLLOW,
     LEAVE,
     MOST_IDS,
+    MOST_SAMPLES_BYTES,
     NEWS,
     NO_IDS,
     REFUSE,
@@ -44,8 +45,6 @@ from penstock.ranks.peer_messages import (
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-#: Of samples that are asked for together, about: what a carrier may not take as one message.
-_MOST_ASKED_BYTES = 256 << 20
 #: News are gathered for so many times as long as it took to send the last, so that many ranks cost no more than this
 #: share of the thread.
 _NEWS_PAUSE = 8.0
@@ -206,7 +205,7 @@ class RemotePeers:
         """Return the bytes of samples that a rank keeps, read-only; an error in the place of what is not had."""
         sizes = self._sizes_bytes[ids]
         nbytes = int(np.abs(sizes).sum())
-        if ids.size > MOST_IDS or (ids.size > 1 and nbytes > _MOST_ASKED_BYTES):
+        if ids.size > MOST_IDS or (ids.size > 1 and nbytes > MOST_SAMPLES_BYTES):
             return [each for part in np.array_split(ids, 2) for each in self.read(rank, part)]
         asked = _Asked(rank, ids, nbytes)
         with self._lock:

@@ -319,22 +319,24 @@ class Step:
     def _call(self, unit: Unit, args: list[Any]) -> Sequence[Any]:
         call, flat = unit.call, unit.flat
         assert call is not None, "a kernel has a call"
-        warm = math.inf
-        is_timed = self._statistics is not None or self._lane is not None or self._slowness > 1
-        begin = time.perf_counter() if is_timed else 0.0
+        statistics, warm = self._statistics, math.inf
+        is_timed = statistics is not None or self._lane is not None or self._slowness > 1
+        # Where times are learned of it a kernel runs twice before, unless that would change something.
+        repeats = 0
+        if statistics is not None and statistics.is_warm:
+            repeats = 2 if unit.region is not None or operation(flat.op).kind == "pure" else 0
         try:
-            if self._statistics is not None and self._statistics.is_warm:
-                if unit.region is not None or operation(flat.op).kind == "pure":
-                    for _ in range(2):
-                        begin = time.perf_counter()
-                        call(*([args.copy(), self] if unit.region is not None else args))
-                    warm = self._slowness * (time.perf_counter() - begin)
-                begin = time.perf_counter()
-            if unit.region is not None:
-                outputs: Sequence[Any] = call(args, self)
-            else:
-                result = call(*args)
-                outputs = (result,) if unit.ports == 1 else result
+            while True:
+                begin = time.perf_counter() if is_timed else 0.0
+                if unit.region is not None:
+                    outputs: Sequence[Any] = call(args.copy() if repeats else args, self)
+                else:
+                    result = call(*args)
+                    outputs = (result,) if unit.ports == 1 else result
+                if not repeats:
+                    break
+                warm, repeats = self._slowness * (time.perf_counter() - begin), repeats - 1
+                outputs = result = ()  # what they take is free for the next
         except WaitTimeout:
             raise
         except Exception as error:
@@ -343,11 +345,11 @@ class Step:
             raise self._blamed(error, flat, args) from error
         if self._slowness > 1 and unit.kind != SENDING:
             time.sleep((self._slowness - 1) * (time.perf_counter() - begin))
-        if self._statistics is not None:
+        if statistics is not None:
             members = unit.region.members if unit.region else [flat]
             seconds = min(warm, time.perf_counter() - begin) / len(members)
             for each in members:
-                self._statistics.add(each, seconds, outputs if len(members) == 1 else None)
+                statistics.add(each, seconds, outputs if len(members) == 1 else None)
         if self._lane is not None:
             self._lane.kernel(unit, begin, time.perf_counter())
         if self._observe is not None:
