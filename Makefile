@@ -25,8 +25,9 @@ FOR_DEMO := $(firstword $(wildcard $(VENV)/.ready-demo $(VENV)/.ready-test*) $(V
 FOR_TEST := $(firstword $(wildcard $(VENV)/.ready-test*) $(VENV)/.ready-test)
 FOR_LINT := $(firstword $(wildcard $(VENV)/.ready-test$(COMMA)lint*) $(VENV)/.ready-test$(COMMA)lint)
 FOR_DOCS := $(firstword $(wildcard $(VENV)/.ready-test*docs) $(VENV)/.ready-test$(COMMA)docs)
-# Test files go to one process more than there are processors, as a sixth of their time they wait, and to eight at most.
-PROCESSES = $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 ))
+# Test files go to twice as many processes as there are processors, as tests wait for much of their time, and to eight
+# at most.
+PROCESSES = $$(( $$(nproc) < 4 ? 2 * $$(nproc) : 8 ))
 TEST = $(RUN) -m pytest --processes=$(PROCESSES)
 
 # Hundreds of processes of the tests import the package; each would compile it, and pytest every test, anew.
