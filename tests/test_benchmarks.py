@@ -106,7 +106,8 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("scale/peers --hosts", {r"share=hosts: .* reads a sample, .* simulated; .* waiting": 2}),
     ("scale/peers --link", {r"MB/s, messages alone .*ratio .* CPU seconds a GB": 1}),
-    ("scale/peers --mapped", {r"found and verified: .* MB/s, copies .*ratio ": 1}),
+    ("scale/peers --mapped", {r"^found (the first time|later).*: .* MB/s \(ratio ": 3}),
+    ("scale/peers --simulated", {r" ranks, .* reads a sample, .* by the formula: .* \(aim ": 8}),
     ("scale/strong_scaling", {r"x DataLoader, 4 workers; waits .* reads a sample, ": 16}),
     (
         "scale/training_stalls",

@@ -2,6 +2,7 @@
 
     python benchmarks/scale/peers.py            jobs of 1 to 8 processes, three times each, with share= and without
     python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
+    python benchmarks/scale/peers.py --simulated    simulated jobs of 1 to 4,096 ranks, against the fewest reads
     python benchmarks/scale/peers.py --hosts    each rank as if on a host of its own: samples by message, over loopback
     python benchmarks/scale/peers.py --link     fetching samples of 100 kB from a peer, against ZeroMQ's own ping-pong
     mpiexec -n 2 python benchmarks/scale/peers.py --link     the same over MPI, and what a rank uses that waits
@@ -13,8 +14,10 @@ of it, slots aside. Printed: reads of the store over the samples, in the run and
 of an epoch after the first; and for how much of it the slowest rank waits. Counts hold on a busy machine, seconds do
 not. --link sends the same messages, encrypted alike, with and without all that makes samples of them (records,
 checksums on both sides, threads), three times in turn; printed are medians, and the CPU time of both processes.
---mapped has one thread find samples where they lie, and verify them; and copy the same bytes, in turn: MB a second of
-its processor.
+--mapped has one thread find samples where they lie, in turn: for the first time, when they are verified; later; and
+later with a copy to memory of its own; beside copies of the same bytes: MB a second of its processor. --simulated ends
+with an error where the reads are more than they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples
+in E epochs on N ranks that keep C each.
 """
 
 from __future__ import annotations
@@ -276,6 +279,37 @@ def simulated_reads(job: dict[str, Any]) -> float:
     return store_bytes / float(job["sample_bytes"])
 
 
+#: Of --simulated: samples, of a job and of a rank's steps, and how many more reads than by the formula there may be.
+SIMULATED_SAMPLES, OF_A_STEP, MOST_OVER = 1 << 16, 2, {1.2: 0.02, 0.5: 0.01}
+
+
+def compare_simulated(samples: int, most_ranks: int) -> None:
+    """Print what simulated jobs of 1, 2, 4, ... ranks read, beside the formula. Raises: SystemExit for more."""
+    missed = []
+    for ranks in (1 << power for power in range(most_ranks.bit_length())):
+        for share, most_over in MOST_OVER.items():
+            began, size = time.perf_counter(), 1000
+            plan = AccessPlan(FullShuffle(samples, 0), max(64, OF_A_STEP * ranks), EPOCHS, ranks=ranks)
+            of_a_rank = math.ceil(share * samples / ranks)
+            job = {"ranks": ranks}
+            policy = policy_named("first-reader" if ranks > 1 else "frequency-alone")
+            result = simulate_job(
+                Job(plan, np.full(samples, size), machine_of(job, of_a_rank * size)), policy
+            )
+            reads = float(result.store_bytes.sum()) / size
+            formula = samples + (EPOCHS - 1) * max(0, samples - ranks * of_a_rank)
+            if reads > (1 + most_over) * formula:
+                missed.append(f"{ranks} ranks, memory for {share} of the data")
+            print(
+                f"{ranks:5,} ranks, memory for {share} of the data: {reads / samples:.4f} reads a sample, "
+                f"{formula / samples:.4f} by the formula: {100 * (reads / formula - 1):+.2f} % (aim "
+                f"{100 * most_over:.0f} %); {time.perf_counter() - began:.1f} s",
+                flush=True,
+            )
+    if missed:
+        raise SystemExit(f"over the aim: {'; '.join(missed)}")
+
+
 #: Of --link: samples of a request, requests on their way at once, and samples that the peer keeps.
 GROUP, IN_FLIGHT, KEPT, SAMPLE_BYTES = 16, 3, 512, 100_000
 
@@ -296,12 +330,22 @@ class Nothing:
 
 
 def kept_samples() -> PeerMemory:
-    """Return samples in memory, as a rank's tier and its log have them."""
+    """Return samples in memory, as another rank of the host has them."""
+    return memory_of(*rank_with_samples())
+
+
+def rank_with_samples() -> tuple[MemoryTier, KeptLog]:
+    """Return a rank's tier, which has samples, and its log."""
     log = KeptLog(KEPT)
     tier = MemoryTier(KEPT * SAMPLE_BYTES, partial(Arena, is_shared=True), log)
     data = np.random.default_rng(0).integers(0, 256, SAMPLE_BYTES, np.uint8)
     for sample in range(KEPT):
         tier.put(sample, data.data)
+    return tier, log
+
+
+def memory_of(tier: MemoryTier, log: KeptLog) -> PeerMemory:
+    """Return what another rank of the host, which has read nothing yet, has of these."""
     kept = PeerMemory(tier.arena, log.arena, log.generation, np.arange(KEPT))
     kept.take_news()  # as the first look at the log does; nothing tells of these
     return kept
@@ -394,34 +438,55 @@ def compare_link(seconds: float, repeats: int) -> None:
 
 def compare_mapped(seconds: float, repeats: int) -> None:
     """Print at which rate samples of the same host are had, and copied."""
-    kept, own = kept_samples(), np.empty(GROUP * SAMPLE_BYTES, np.uint8)
-    sizes = np.full(KEPT, SAMPLE_BYTES)
-    host, everything = HostMemory({1: kept}, sizes), filter(None, kept.look_up(np.arange(KEPT), sizes))
-    memory = np.concatenate([data for data, _ in everything])
-    groups = KEPT // GROUP
+    tier, log = rank_with_samples()
+    own, sizes, groups = np.empty((GROUP, SAMPLE_BYTES), np.uint8), np.full(KEPT, SAMPLE_BYTES), KEPT // GROUP
+    memory = tier.array.reshape(-1, SAMPLE_BYTES)
 
-    def found(group: int) -> None:
+    def found(host: HostMemory, group: int) -> Sequence[Any]:
         read = host.read(1, np.arange(GROUP) + GROUP * group)
         assert all(isinstance(each, np.ndarray) for each in read), read
+        return read
 
-    def copied(group: int) -> None:
-        own[:] = memory[own.size * group :][: own.size]
+    def found_and_copied(host: HostMemory, group: int) -> None:
+        for row, each in zip(own, found(host, group), strict=True):
+            row[:] = each
 
-    def rate(work: Callable[[int], None]) -> float:
-        began, count = time.thread_time(), 0
-        while time.thread_time() < began + seconds:
-            work(count % groups)
-            count += 1
-        return count * own.nbytes / 1e6 / (time.thread_time() - began)
+    def copied(_: HostMemory, group: int) -> None:
+        for row, each in zip(own, memory[GROUP * group :][:GROUP], strict=True):
+            row[:] = each
 
-    runs = [(rate(found), rate(copied)) for _ in range(repeats)]
-    ratios = [had / copies for had, copies in runs]
-    had, copies = (median(run[which] for run in runs) for which in (0, 1))
+    def rate(work: Callable[[HostMemory, int], object], *, is_first: bool = False) -> float:
+        """Return MB a second of one thread; is_first: of a reader that has read nothing yet, all of it once."""
+        used, count, host = 0.0, 0, HostMemory({1: memory_of(tier, log)}, sizes)
+        for group in range(0 if is_first else groups):
+            found(host, group)
+        while used < seconds:
+            if is_first:
+                host = HostMemory({1: memory_of(tier, log)}, sizes)
+            began = time.thread_time()
+            for group in range(groups):
+                work(host, group)
+            used += time.thread_time() - began
+            count += groups
+        return count * own.nbytes / 1e6 / used
+
+    ways = {
+        "the first time, verified": partial(rate, found, is_first=True),
+        "later": partial(rate, found),
+        "later, and copied": partial(rate, found_and_copied),
+    }
+    runs = [({way: measured() for way, measured in ways.items()}, rate(copied)) for _ in range(repeats)]
     print(
-        f"{GROUP} samples of 100 kB in memory of the same host, found and verified: {had:,.0f} MB/s, copies of them "
-        f"{copies:,.0f} MB/s (ratio {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f})"
+        f"{GROUP} samples of 100 kB in memory of the same host; copies of them alone "
+        f"{median(copies for _, copies in runs):,.0f} MB/s"
     )
-    host.close()
+    for way in ways:
+        ratios = [had[way] / copies for had, copies in runs]
+        print(
+            f"found {way}: {median(had[way] for had, _ in runs):,.0f} MB/s (ratio {median(ratios):.2f}, "
+            f"{min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    tier.close()
 
 
 class Communicator:
@@ -507,6 +572,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a small job, once")
     parser.add_argument("--half", action="store_true", help="memory for half of the data set")
+    parser.add_argument("--simulated", action="store_true", help="up to 4,096 ranks, in virtual time")
     parser.add_argument("--hosts", action="store_true", help="each rank as if on a host of its own")
     parser.add_argument("--link", action="store_true", help="what a link delivers")
     parser.add_argument("--mapped", action="store_true", help="memory of the same host")
@@ -526,6 +592,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if given.mapped:
         compare_mapped(0.02 if given.quick else 0.3, 1 if given.quick else 7)
+        return
+    if given.simulated:
+        compare_simulated(*((512, 8) if given.quick else (SIMULATED_SAMPLES, 4096)))
         return
     share = "hosts" if given.hosts else "host"
     counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4, 8), 3)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from penstock.arena import Arena
-from penstock.store import MemoryTier
-from penstock.store.host_memory import HostMemory, KeptLog, PeerMemory
+from penstock.store import MemoryTier, host_memory
+from penstock.store.host_memory import FileBytes, HostMemory, KeptLog, PeerMemory, checksum_of
 
 SAMPLES, SIZE = 8, 100
 SIZES = np.full(SAMPLES, SIZE)
@@ -116,6 +118,45 @@ def test_a_peer_that_lies_costs_a_miss(
     assert not pair.host.has_news
     assert pair.read(5) == [None]
     assert pair.host.misses == 1
+
+
+def test_each_reader_sums_bytes_in_memory_up_once_and_those_of_a_file_each_time(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sample in (5, 1):
+        pair.tier.put(sample, content(sample))
+    summed: list[bytes] = []
+
+    def counted(data: NDArray[np.uint8]) -> int:
+        summed.append(bytes(data))
+        return checksum_of(data)
+
+    monkeypatch.setattr(host_memory, "checksum_of", counted)
+    pair.told()
+    for _ in range(3):
+        assert pair.read(5, 1) == [content(5), content(1)]
+    assert summed == [content(5), content(1)]
+    other = HostMemory({3: pair.peer()}, SIZES)
+    other.take_news()
+    assert bytes(cast("NDArray[np.uint8]", other.read(3, np.array([5]))[0])) == content(5)
+    assert summed.count(content(5)) == 2, "a reader believes no other one"
+    other.close()
+
+    file = tmp_path / "samples"
+    file.write_bytes(content(5) + content(1))
+    log = KeptLog(KEPT.size)
+    log.add(np.array([5]), np.array([[0, SIZE]]), [checksum_of(np.frombuffer(content(5), np.uint8))])
+    log_there = Arena.attach(os.dup(log.arena.descriptor), is_read_only=True)
+    disk = PeerMemory(FileBytes(os.open(file, os.O_RDONLY)), log_there, log.generation, KEPT)
+    disk.take_news()
+    summed.clear()
+    for _ in range(2):
+        assert disk.look_up(np.array([5]), SIZES[:1]) != [None]
+    file.write_bytes(content(1) + content(5))
+    assert disk.look_up(np.array([5]), SIZES[:1]) == [None]
+    assert len(summed) == 3
+    disk.close()
+    log.close()
 
 
 def test_a_log_of_another_loader_or_version_has_nothing(pair: Pair) -> None:

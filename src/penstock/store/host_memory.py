@@ -7,6 +7,9 @@
 No lock is shared and no message sent: a record is complete before it is counted, and never changed. Who reads a sample
 believes nothing: neither a record whose seal is wrong, nor bytes outside of the arena, nor bytes with another checksum.
 All of these are misses. What a killed rank has written stays mapped where it is mapped, and goes with the last process.
+
+Bytes in memory are compared with their checksum when a reader first has them: a log's tier never writes them again, and
+nobody else can, so that a read costs no pass over them. A file may change without its rank, and is compared each time.
 """
 
 from __future__ import annotations
@@ -33,11 +36,14 @@ _VERSION, _GENERATION, _COUNT = 0, 1, 2
 _HEAD = 8
 _SAMPLE, _BEGIN, _SIZE, _CHECKSUM, _SEAL = range(5)
 _COLUMNS = 5
-_VERSION_HERE = 1
+_VERSION_HERE = 2
 #: What lies farther on is in no memory and no file.
-_MOST_BEGIN = np.uint64(1 << 62)
-#: An odd number whose multiples spread over all bits.
+_MOST_BEGIN = 1 << 62
+#: An odd number whose multiples spread over all bits; and one for each column that a seal is of.
 _SPREADS = np.uint64(0x9E3779B97F4A7C15)
+_OF_COLUMNS = np.array(
+    [0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F], np.uint64
+)
 
 
 class KeptLog:
@@ -124,6 +130,8 @@ class PeerMemory:
         self._ids = np.sort(kept) if is_known else np.empty(0, np.int64)
         #: int32[kept], where the record of each is; -1 for one that is not there yet.
         self._rows = np.full(self._ids.size, -1, np.int32)
+        #: bool[kept], whose bytes were compared with their checksum. Any thread may set one.
+        self._is_verified = np.zeros(self._ids.size, bool)
         #: Records that were taken note of, and how many there were then: more where one of them is damaged.
         self._seen = self._looked_at = 0
 
@@ -149,25 +157,33 @@ class PeerMemory:
 
         One whose bytes are not as they should be is not. sizes: int64[n], bytes of each; below 0: as its record says.
         """
-        at, is_kept = self._found(ids)
-        rows = np.full(ids.size, -1)
-        rows[is_kept] = self._rows[at[is_kept]]
-        records = self._records()[np.maximum(rows, 0)]
-        is_good = (rows >= 0) & (records[:, _SAMPLE] == ids.astype(np.uint64))
-        is_good &= (sizes < 0) | (records[:, _SIZE] == sizes.astype(np.uint64))
-        is_good &= (records[:, [_BEGIN, _SIZE]] <= _MOST_BEGIN).all(1)
-        is_good &= _seals(records, self.generation) == records[:, _SEAL]
-        found: list[tuple[Bytes, int] | None] = []
-        for good, begin, size, checksum in zip(
-            is_good.tolist(),
-            records[:, _BEGIN].tolist(),
-            records[:, _SIZE].tolist(),
-            records[:, _CHECKSUM].tolist(),
-            strict=True,
+        table = self._records()
+        if not self._ids.size:
+            return [None] * ids.size
+        at = np.minimum(np.searchsorted(self._ids, ids), self._ids.size - 1)
+        rows = self._rows[at]
+        records = table[rows]
+        is_sealed = _seals(records, self.generation) == records[:, _SEAL]
+        memory, found, verified = self._memory, list[tuple[Bytes, int] | None](), list[int]()
+        # Plain numbers from here on: NumPy takes longer for the few that are looked up together.
+        lists = (rows, is_sealed, ids, sizes, self._is_verified[at], records)
+        for index, (row, is_good, wanted, wanted_bytes, is_verified, record) in enumerate(
+            zip(*(each.tolist() for each in lists), strict=True)
         ):
-            data = self._memory[begin : begin + size] if good else None
-            is_whole = data is not None and data.size == size and checksum_of(data) == checksum
-            found.append((data, checksum) if data is not None and is_whole else None)
+            sample, begin, size, checksum, _ = record
+            found.append(None)
+            if row < 0 or not is_good or sample != wanted or max(begin, size) > _MOST_BEGIN:
+                continue
+            if 0 <= wanted_bytes != size:
+                continue
+            data = memory[begin : begin + size]
+            if data.size != size or not (is_verified or checksum_of(data) == checksum):
+                continue
+            found[index] = data, checksum
+            if not is_verified:
+                verified.append(index)
+        if verified and not isinstance(memory, FileBytes):
+            self._is_verified[at[verified]] = True
         return found
 
     def _count(self) -> int:
@@ -253,7 +269,7 @@ class HostMemory:
         """Return the bytes of samples that a rank keeps, where they lie, read-only; an error in the place of others."""
         peer = self._peers.get(rank)
         found = [None] * ids.size if peer is None else peer.look_up(ids, self._sizes_bytes[ids])
-        if missing := sum(each is None for each in found):
+        if missing := found.count(None):
             with self._misses_lock:
                 self.misses += missing
         return [
@@ -276,8 +292,7 @@ def checksum_of(data: Bytes) -> int:
 
 def _seals(records: Numbers, generation: int) -> Numbers:
     """Return a number for each record, by which one that is half written or of another log is found out."""
-    seals = np.full(len(records), generation, np.uint64)
-    for column in range(_SEAL):
-        seals = (seals ^ records[:, column]) * _SPREADS
-        seals ^= seals >> np.uint64(32)
+    mixed = (records[:, :_SEAL] ^ np.uint64(generation)) * _SPREADS
+    mixed ^= mixed >> np.uint64(32)
+    seals: Numbers = (mixed * _OF_COLUMNS).sum(1, np.uint64)
     return seals
