@@ -1,5 +1,7 @@
 """Who keeps which sample on N ranks: every rank comes to the same answer, and no space is wasted or overdrawn."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,15 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
 from penstock.plan import frequency as frequency_module
 from penstock.plan.frequency import first_reads
-from penstock.policy import Homes, place_by_first_read, place_by_frequency, place_by_hash, place_cover
+from penstock.policy import (
+    Homes,
+    _homes_kernels,
+    place_by_first_read,
+    place_by_frequency,
+    place_by_hash,
+    place_cover,
+)
+from penstock.policy import homes as homes_module
 from penstock.trace.schema import SOURCE
 
 
@@ -110,6 +120,28 @@ def test_what_is_promised_is_read_by_its_home_before_any_other_of_those_that_sha
     assert all(readers[sample][0] == homes.rank_of[sample] for sample in promised.tolist())
     for sample in set(kept) - set(promised.tolist()):  # where its first reader is full
         assert homes.keeps[readers[sample][0]].samples.size == places[readers[sample][0]]
+
+
+@given(jobs())
+def test_first_readers_with_space_for_all_get_what_the_compiled_loop_gives(
+    job: tuple[AccessPlan, list[int], list[list[int]]],
+) -> None:
+    """Without that loop, whose module imports numba, no rank of a host waits a second for where samples go."""
+    plan, sizes, _ = job
+    samples = np.random.default_rng(0).permutation(plan.samples)
+    ranks = np.arange(plan.samples, dtype=np.int32) % plan.ranks
+    wanted = np.bincount(ranks, np.array(sizes)[samples], plan.ranks).astype(np.int64)
+    found = []
+    for settle in (homes_module._settle, _homes_kernels.settle):
+        space = np.stack([wanted, np.full(plan.ranks, 7)], 1)
+        rank_of, tier_of = np.full(plan.samples, -1, np.int32), np.full(plan.samples, SOURCE, np.int8)
+        with pytest.MonkeyPatch.context() as patch:
+            if settle is homes_module._settle:
+                patch.setitem(sys.modules, "penstock.policy._homes_kernels", None)
+            settle(samples, ranks, np.array(sizes), space, rank_of, tier_of)
+        found.append((rank_of.tolist(), tier_of.tolist(), space.tolist()))
+
+    assert found[0] == found[1]
 
 
 # Hash

@@ -166,8 +166,6 @@ def place_by_first_read(
     Time: O(F), and O(E F) where the data do not fit and samples are read unequally often.
     Raises: as `place_cover`.
     """
-    from penstock.policy import _homes_kernels as kernels  # loads numba
-
     sizes = as_sizes(sizes_bytes, plan.samples)
     capacities = as_capacities(capacities_bytes, plan.ranks, sizes)
     ranks = np.arange(plan.ranks) if among is None else np.asarray(among)
@@ -180,12 +178,39 @@ def place_by_first_read(
         chosen = _chosen(plan, sizes, space, chosen)[0]
     chosen = chosen[np.argsort(reads.step_of[chosen], kind="stable")]
     rank_of, tier_of = _nowhere(plan.samples)
-    kernels.settle(chosen, _at_holders(reads.rank_of, held or {})[chosen], sizes, space, rank_of, tier_of)
+    _settle(chosen, _at_holders(reads.rank_of, held or {})[chosen], sizes, space, rank_of, tier_of)
     promised = np.sort(chosen[rank_of[chosen] >= 0])
-    kernels.settle_anywhere(chosen[rank_of[chosen] < 0], sizes, space, rank_of, tier_of)
+    if promised.size < chosen.size:
+        from penstock.policy import _homes_kernels as kernels  # loads numba
+
+        kernels.settle_anywhere(chosen[rank_of[chosen] < 0], sizes, space, rank_of, tier_of)
     kept_by = _grouped_by_rank(rank_of[chosen], plan.ranks)
     kept = [chosen[kept_by(rank)] for rank in range(plan.ranks)]
     return Homes(rank_of, tier_of, tuple(Kept(each, tier_of[each]) for each in kept)), promised
+
+
+def _settle(
+    samples: Ids,
+    ranks: NDArray[np.int32],
+    sizes: Ids,
+    space: Ids,
+    rank_of: NDArray[np.int32],
+    tier_of: NDArray[np.int8],
+) -> None:
+    """Do what `_homes_kernels.settle` does; without it where the fastest tiers have space for all.
+
+    A job then starts without numba, whose import takes a second, in which no rank of the host reads. ranks: none is -1.
+    """
+    if space.shape[1]:
+        wanted_bytes = np.zeros(space.shape[0], np.int64)
+        np.add.at(wanted_bytes, ranks, sizes[samples])
+        if (wanted_bytes <= space[:, 0]).all():
+            space[:, 0] -= wanted_bytes
+            rank_of[samples], tier_of[samples] = ranks, 1
+            return
+    from penstock.policy import _homes_kernels as kernels  # loads numba
+
+    kernels.settle(samples, ranks, sizes, space, rank_of, tier_of)
 
 
 def _at_holders(rank_of: NDArray[np.int32], held: Mapping[int, Ids]) -> NDArray[np.int32]:
