@@ -30,15 +30,22 @@ from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
+from penstock.loader.local_disk import KeptOnDisks
+from penstock.loader.pictures import KeptPictures
+from penstock.loader.pixels_on_disk import HEAD_BYTES
 from penstock.loader.ranks_memory import Sharing
 from penstock.loader.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, ToTensor
+from penstock.loader.transforms.geometry import pixel_bytes
+from penstock.loader.transforms.pipeline import compile_pipeline
 from penstock.measure.replay import replay_of
 from penstock.measure.slow_source import SlowSource
 from penstock.plan.serialise import read_plan
+from penstock.policy import Placement
+from penstock.policy.forms import CropForm
 from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
-from penstock.store import ImageFolder, Source
+from penstock.store import ImageFolder, MemoryTier, Source
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -588,6 +595,35 @@ def test_pictures_whose_files_are_larger_than_their_pixels_are_kept_as_far_as_fi
     for to_keep, kept in run(2, part):
         assert kept == to_keep
         assert 5 <= to_keep < 20
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_pixels_leave_space_for_the_other_pictures_that_ranks_count_on(is_shared: bool) -> None:
+    stored = np.frombuffer(bytes(range(200)), np.uint8)
+    pixels = np.full((20, 30, 3), 7, np.uint8)
+    space = HEAD_BYTES + pixel_bytes(20, 30) + HEAD_BYTES + stored.size
+    placement = Placement(np.ones(2, np.int8), np.arange(2))
+
+    def pictures(capacity_bytes: int) -> KeptPictures:
+        shared = MemoryTier(capacity_bytes) if is_shared else None
+        pipeline = compile_pipeline((*RANDOM, ToTensor()), seed=0, dtype="float32", layout="NCHW")
+        form = CropForm(pixels.size, is_decoded=True)
+        none = KeptOnDisks({}, {}, {})
+        return KeptPictures(form, pipeline, capacity_bytes, placement, none, shared, np.full(2, stored.size))
+
+    enough, less = pictures(space), pictures(space - 1)
+    assert enough.keep(0, pixels) is not None
+    assert (less.keep(0, pixels) is None) == is_shared
+    for kept, sample in ((enough, 1), (less, 0), (less, 1)):
+        kept.keep_stored(sample, stored)
+        found = kept.find(sample)
+        if is_shared:
+            assert found is not None
+            assert (found == stored).all()
+    # The other one is there: what it had reserved is no longer due.
+    assert len(enough.tier) == (2 if is_shared else 1)
+    for kept in (enough, less):
+        kept.tier.close()
 
 
 def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
