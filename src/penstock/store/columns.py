@@ -185,8 +185,13 @@ def column_of(path: str, batch: Any, name: str, first_row: int) -> Any:
         array, field = outer, ""
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        what = "has no bytes in it, but the path of a file" if field else "has no value"
-        raise DataError(f"{path}: row {row:,} of {name!r} {what}: fill it, or leave the row out")
+        what = "has no value: fill it, or leave the row out"
+        if field:
+            what = (
+                "has no bytes in it, but the path of a file: give what `dataset.save_to_disk` writes, which has the "
+                "files in it, or the folder of the files"
+            )
+        raise DataError(f"{path}: row {row:,} of {name!r} {what}")
     return array
 
 
