@@ -1,9 +1,10 @@
-"""The bound: threads that call the same libraries with all arguments known beforehand, and nothing else.
+"""The bound: threads that call the same libraries with what decoding and cropping take known beforehand.
 
 Per image: open, read, close; header, region and decode of libjpeg-turbo; one call of the resampling kernel.
 With --resampling opencv, instead of the kernel: cv2.resize (bilinear), cv2.flip and a compiled loop that
-normalises and transposes. With --recipe jitter or randaugment, the kernel writes bytes, the operations that were drawn
-beforehand follow (OpenCV's calls), and such a loop ends it.
+normalises and transposes. With --recipe jitter or randaugment, the kernel writes bytes, operations follow (OpenCV's
+calls) that a NumPy generator of the thread draws for each picture, as whoever writes such a loop would draw them, and a
+loop as that one ends it.
 """
 
 from __future__ import annotations
@@ -87,12 +88,11 @@ def main() -> None:
     quick.tj3SetCroppingRegion.argtypes = (pointer, Region)
     slow.tj3Decompress8.argtypes = (pointer, pointer, size, pointer, ctypes.c_int, ctypes.c_int)
     kernel = resampler("float32" if options.recipe == "plain" else "uint8")
-    operations = [drawn(options.recipe, np.random.default_rng(place)) for place in range(len(jobs))]
     resampling = {"antialias": WIDENED, "bicubic": WIDENED + CUBIC}.get(options.resampling, 0)
     cv2.setNumThreads(1)
 
-    def worker() -> Callable[[int, NDArray[np.float32]], None]:
-        handle = slow.tj3Init(1)
+    def worker(number: int) -> Callable[[int, NDArray[np.float32]], None]:
+        handle, rng = slow.tj3Init(1), np.random.default_rng(number)
         storage, scratch = np.empty(4 << 20, np.uint8), np.zeros(4 << 20, np.uint8)
         address = storage.ctypes.data
         encoded = np.empty(1 << 20, np.uint8)
@@ -120,7 +120,7 @@ def main() -> None:
                     return
                 kernel(*of_crop, bytes_out, True)
                 picture = bytes_out
-                for operation in operations[place]:
+                for operation in drawn(options.recipe, rng):
                     picture = operation(picture)
                 normalise(picture, scale, bias, out)
 
@@ -136,7 +136,7 @@ def main() -> None:
 
         return one
 
-    workers = [worker() for _ in range(options.threads)]
+    workers = [worker(number) for number in range(options.threads)]
     slots = [np.empty((BATCH, 3, SIZE, SIZE), np.float32) for _ in workers]
 
     def run_epoch() -> int:

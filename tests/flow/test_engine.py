@@ -105,6 +105,7 @@ class Run:
         for _ in range(slots):
             self.staging.grow()
         self.said: list[str] = []
+        is_starting = options.pop("is_starting", lambda said: False)
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
         compiled = settings.pop("compiled", lambda *_: None)
         self.recorder = Recorder(1024, clock=settings.pop("clock", time.perf_counter))
@@ -121,6 +122,7 @@ class Run:
             finish=lambda: None,
             samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),
             compiled=compiled,
+            is_starting=lambda: is_starting(self.said),
         )
         self.engine.start()
 
@@ -365,6 +367,26 @@ def test_a_wait_beyond_patience_says_who_waits_for_which_file_and_how_others_far
         assert "sample 3, /data/3.jpg" in text
         assert "on a store of numbers" in text
         assert "ms (median)" in text
+
+
+def test_a_wait_while_what_loads_still_starts_is_reported_and_does_not_time_out(
+    run: Callable[..., Run],
+) -> None:
+    """A worker process that imports slowly does not hang."""
+    work = NumberWork()
+    work.shut = {0}
+    running = run(
+        AccessPlan(Sequential(20), 5, 1),
+        work,
+        patience_seconds=1e-3,
+        timeout_seconds=1e-3,
+        is_starting=lambda said: len(said) < 3,
+    )
+
+    with pytest.raises(WaitTimeout):
+        running.take(0, 0)
+
+    assert len(running.said) >= 3
 
 
 def test_all_waits_of_the_process_are_told_to_whoever_asks_by_its_id(run: Callable[..., Run]) -> None:

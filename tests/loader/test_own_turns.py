@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 
 import penstock.torch
 from penstock.flow.batches import MADE
-from penstock.loader.own_thread import Turns
+from penstock.policy.turns import Given
 from penstock.trace import Kind, read_trace
 from penstock.trace.causes import critical_items
 from penstock.trace.schema import CONSUMER
@@ -69,17 +69,15 @@ class Made:
 class Alternating:
     """In place of `Turns`: after every third batch of threads the training makes about as many as `samples`."""
 
-    is_trying = True
+    is_trying, is_over, choice = True, False, None
 
     def __init__(self, samples: int = 40) -> None:
         self.samples, self.own, self.others = samples, 0, 0
 
-    def given(
-        self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool, batches: int = 1
-    ) -> float:
-        self.own += is_own * batches
-        self.others += not is_own
-        return 0 if is_own or self.others % 3 else self.samples
+    def given(self, given: Given) -> float:
+        self.own += given.is_own * given.batches
+        self.others += not given.is_own
+        return 0 if given.is_own or self.others % 3 else self.samples
 
 
 def load(data: Any, turns: Any = None, **arguments: Any) -> Any:
@@ -467,59 +465,6 @@ def test_a_sum_has_the_same_bits_whoever_makes_the_batch(is_plain: bool) -> None
         torch.set_num_threads(usual)
 
 
-@for_each(
-    ("speed", "may_begin", "chosen"),
-    [
-        (1.5, True, "it makes them"),
-        (1.1, True, "it makes them"),
-        (1.0, True, "threads load"),
-        (0.05, True, "threads load"),
-        (9.0, False, ""),
-    ],
-)
-def test_what_is_faster_goes_on_and_a_training_that_waits_no_longer_has_threads_again(
-    speed: float, may_begin: bool, chosen: str
-) -> None:
-    lines = list[str]()
-    turns = Turns(lambda: may_begin, lines.append)
-    own = 0.0
-
-    def run(batches: int, between: float = 1e-3, waited: float = 9e-3) -> int:
-        """Run so many batches of ten samples; return how many of them the training made."""
-        nonlocal own
-        made = 0
-        for number in range(batches):
-            is_own = own > 0
-            own -= 10 * is_own
-            made += is_own
-            pause = 60.0 if not number % 150 else between  # now and then it validates
-            own = turns.given(10, pause, waited / (speed if is_own else 1.0), is_own) or own
-        return made
-
-    tried = run(3000)
-
-    assert [chosen in line for line in lines] == [True] * bool(chosen)
-    assert not turns.is_trying
-    assert speed > 0.1 or tried <= 4  # batches of a store are no reason for the training to wait long
-    settled = run(3000)
-    assert settled >= 2999 if chosen == "it makes them" else settled == 0  # threads have one before each look
-    run(20_000, between=0.1, waited=1e-3)  # its own work takes longer now
-    assert not run(500, between=0.1, waited=1e-3)
-
-
-def test_first_batches_that_come_late_do_not_leave_the_others_to_threads() -> None:
-    lines = list[str]()
-    turns, own, late = Turns(lambda: True, lines.append), 0.0, [0.05] * 8
-
-    while not lines:
-        waited = late.pop() if own > 0 and late else 6e-4 if own > 0 else 9e-4
-        is_own, own = own > 0, own - 10
-        own = turns.given(10, 1e-4, waited, is_own) or own
-
-    assert not late
-    assert "it makes them" in lines[0]
-
-
 def test_a_turn_after_the_few_samples_that_end_an_epoch_has_a_batch() -> None:
     """Of 70 samples the second batch has 6. A turn of none would tell nothing, and be begun again with each batch."""
     data = torch.utils.data.TensorDataset(torch.arange(70.0))
@@ -529,13 +474,6 @@ def test_a_turn_after_the_few_samples_that_end_an_epoch_has_a_batch() -> None:
         assert own._place_after((0, 1), 2.0 * 6) == (1, 1)
         assert own._place_after((0, 0), 1.0) == (1, 0)
         assert own._place_after((0, 1), 128.0) == (2, 0)
-
-
-def test_a_training_that_does_not_wait_has_no_turns() -> None:
-    turns = Turns(lambda: True, lambda line: pytest.fail(line))
-
-    for _ in range(5000):
-        assert turns.given(10, 6e-3, 4e-3, False) == 0
 
 
 def test_a_batch_that_takes_long_to_make_is_reported_by_another_thread() -> None:

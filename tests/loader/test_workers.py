@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +31,7 @@ from tests.loader.worker_data import (
     Mixed,
     Odd,
     Raising,
+    SlowlyImported,
     marked,
     note_begin,
     padded,
@@ -168,6 +171,23 @@ def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader
         pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"),
     ):
         list(loader)
+
+
+def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> None:
+    path, lines = tmp_path / "go", list[str]()
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "waits for worker processes to start" in line:
+            path.touch()
+
+    with load(SlowlyImported(path), workers=1, report=report) as loader:
+        short = replace(loader._engine._settings, patience_seconds=0.01, timeout_seconds=1e-3)
+        loader._engine._settings = short
+        with suppress(WaitTimeout):  # once it is there, a millisecond may be short
+            list(loader)
+
+    assert path.exists(), lines
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,19 @@ class Mixed:
         }
 
 
+class SlowlyImported(Mixed):
+    """A process has it once a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        while not self.path.exists():
+            time.sleep(0.01)
+
+
 class Lists:
     """Lists of samples, by `__getitems__`, with an array whose length differs."""
 

@@ -74,6 +74,8 @@ from penstock.units import format_count
 
 _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
 _POLL_HELD_SECONDS = _POLL_PEERS_SECONDS = 0.002
+#: So often it is looked whether what loads still starts: a wait is counted as so much longer at most.
+_POLL_START_SECONDS = 0.1
 _LOOK_AT_PEERS_SECONDS = 0.05
 _READER_SPANS = 1024
 _SCHEDULER = 1
@@ -187,6 +189,7 @@ class Engine:
     ahead: what copies batches to a device, in a thread of its own; None without one.
     progress: returns lines of how far the run is, which come before its waits.
     peers: what other ranks keep for this one; None where they keep nothing for it.
+    is_starting: whether what loads is not ready yet, as worker processes that import; a wait is silent from then on.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -213,6 +216,7 @@ class Engine:
         ahead: CopyAhead | None = None,
         progress: Callable[[], list[str]] = list,
         peers: Peers | None = None,
+        is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
@@ -221,7 +225,7 @@ class Engine:
             fetcher, decoder, recorder, scheduler.where, is_plan_told=settings.is_plan_told
         )
         self._report, self._collect, self._when_finished = report, collect, finish
-        self._ahead, self._progress, self._peers = ahead, progress, peers
+        self._ahead, self._progress, self._peers, self._is_starting = ahead, progress, peers, is_starting
         #: None once the scheduler has the compiled decisions.
         self._compiled: Callable[[int, float], Loop | None] | None = compiled
         self._owner: _Owner | None = None
@@ -273,8 +277,7 @@ class Engine:
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        self._running_lock = threading.Lock()
-        self._running = 0
+        self._running_lock, self._running = threading.Lock(), 0
 
     def start(self) -> None:
         """Begin to prefetch."""
@@ -413,7 +416,7 @@ class Engine:
         return None
 
     def _await(self, key: tuple[int, int]) -> StagedBatch:
-        begin = self._clock()
+        begin = silent = self._clock()
         self._consumer_waits = (*key, begin)
         try:
             patience = Patience(
@@ -431,8 +434,12 @@ class Engine:
                 if self._own is not None:
                     self._work(self._own, key)
                     continue
-                waited = self._clock() - begin
-                pause = patience.look(waited, waited)
+                now, is_starting = self._clock(), self._is_starting()
+                silent = now if is_starting else silent
+                waited = now - begin
+                pause = patience.look(waited, now - silent)
+                if is_starting:
+                    pause = min(pause, _POLL_START_SECONDS)
                 if is_soon:
                     pause = _POLL_HELD_SECONDS
                 if self._staging.is_held:

@@ -175,8 +175,9 @@ class LoaderConfig:
     refresh: of a folder or list that was read before, "auto" lists what changed since, "full" everything, "never"
         nothing; see `penstock.open_source`.
     storage_options: of an address, what its driver needs beyond what it finds by itself; see `penstock.open_source`.
-    patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises. Neither is
-        looked at with decoders=0, where the thread that waits is the one that loads.
+    patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises; the start of
+        worker processes does not count. Neither is looked at with decoders=0, where the thread that waits is the one
+        that loads.
 
     Two configurations are equal if all of their values are. A source that is an object is equal to itself alone.
 

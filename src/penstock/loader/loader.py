@@ -292,6 +292,7 @@ class Loader:
             setup.beside,
             batch_bytes=batch_bytes,
             collates=setup.collates,
+            clock=self._recorder.clock,
         )
 
     def _make_staging(self) -> StagingBuffer:
@@ -360,6 +361,7 @@ class Loader:
             compiled=compiled_decisions(),
             ahead=self._ahead,
             peers=None if setup.sharing is None else setup.sharing.peers,
+            is_starting=_starting_of(self._processes),
         )
 
     # The loop
@@ -731,6 +733,8 @@ class Loader:
             return self._wait_for_batch(epoch)
         except BaseException:
             self._end_wait_in_vain(epoch)
+            if self._own_thread is not None:
+                self._own_thread.begin_step(self._recorder.clock())
             raise
 
     def _wait_for_batch(self, epoch: int) -> Any:
@@ -780,6 +784,8 @@ class Loader:
 
     def _begin_wait(self) -> None:
         self._asked = self._recorder.clock()
+        if self._own_thread is not None:
+            self._own_thread.end_step(self._asked)
         self._end_step(self._asked)
         if self._ended and self._asked - self._summed >= _LINES_SECONDS:
             self._report_ended(self._asked)
@@ -793,6 +799,8 @@ class Loader:
         self._ring.record(Kind.WAIT, begin, now, epoch=epoch, step=step, samples=samples)
         self._collector.consumed = (epoch, step)
         self._handed = (epoch, step, now, samples)
+        if self._own_thread is not None:
+            self._own_thread.begin_step(now)
 
     def _end_wait_in_vain(self, epoch: int) -> None:
         """Record a wait that got no batch: it ended in an error or an interrupt, or all that was left is skipped."""
@@ -1017,6 +1025,11 @@ def _report_choice(report: Callable[[str], None], collector: Collector, line: st
     """Report what was chosen while the training runs; the trace has it, too."""
     collector.note_choice(line)
     report(line)
+
+
+def _starting_of(processes: Processes | None) -> Callable[[], bool]:
+    """Return what says whether a wait is one for worker processes to start."""
+    return lambda: processes is not None and processes.is_starting
 
 
 def _change_nothing() -> None:

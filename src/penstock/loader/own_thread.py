@@ -31,21 +31,8 @@ from penstock.loader.front_end import FrontEnd
 from penstock.loader.on_device import made
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
+from penstock.policy.turns import Choice, Given, Turns
 
-# Turns begin once a training waited for this share of the time that was looked at. A turn takes so long, and its
-# beginning does not count: threads load ahead then, or what they have loaded ahead is handed out.
-_LOOK_SECONDS, _WAITED_SHARE = 1.0, 0.5
-_TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
-# Rates that decide before the last pair, and after it.
-_CLEAR, _WORTH = 1.2, 1.05
-# In its first turn the training's thread makes two batches at least, for `_LEAST_SECONDS` at least. The turn ends early
-# if its rate stays below `_HOPELESS` of the threads' rate for `_SURE_SECONDS`: such samples wait for a store. At first
-# threads may still load ahead and hold the interpreter's lock, so the rate is looked at every `_SHORT_SECONDS`.
-_LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
-# The training's own work between two batches counts for this at most: a training that validates is no slower.
-_MOST_BETWEEN_SECONDS = 0.1
-# After so long it is looked at again whether a training that makes its batches still waits for them.
-_AGAIN_SECONDS = 30.0
 #: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots. What
 #: a function makes of samples is known once it is there: of larger ones each is made alone.
 MOST_OWN_BYTES = 4 << 20
@@ -60,115 +47,6 @@ _Made = TypeVar("_Made")
 _LOOK_EVERY = 8
 
 
-class Turns:
-    """Decides who makes the batches that come next, by what the training sees of them.
-
-    may_begin: whether turns may begin, asked when the training waits.
-    """
-
-    def __init__(self, may_begin: Callable[[], bool], report: Callable[[str], None]) -> None:
-        self._may_begin, self._report = may_begin, report
-        #: Whether the training makes batches; whether turns are under way; whether threads stay for good.
-        self._is_own = self.is_trying = self._is_over = False
-        #: Samples a second in each turn, of threads and of the training.
-        self._rates: tuple[list[float], list[float]] = [], []
-        #: How long the training's first turns were hopeless.
-        self._hopeless_seconds = 0.0
-        self._begin_window(0.0)
-
-    def given(
-        self, samples: int, between_seconds: float, waited_seconds: float, is_own: bool, batches: int = 1
-    ) -> float:
-        """Take note of batches; return how many samples the training makes from here on, 0 where nothing changes.
-
-        between_seconds: while none was waited for, before these. is_own: whether the training made them.
-        """
-        if self._is_over:
-            return 0
-        if is_own != self._is_own:  # what the training was to make is made
-            return self._look_again() if not self.is_trying else self._end_turn()
-        between = min(between_seconds, batches * _MOST_BETWEEN_SECONDS)
-        self._all_samples += samples
-        self._all_seconds += between + waited_seconds
-        if self._beginning_seconds > 0.0:
-            self._beginning_seconds -= between + waited_seconds
-            return 0
-        self._samples += samples
-        self._seconds += between + waited_seconds
-        self._waited_seconds += waited_seconds
-        if is_own or self._seconds < (_TURN_SECONDS if self.is_trying else _LOOK_SECONDS):
-            return 0
-        if self.is_trying:
-            return self._end_turn()
-        waited, rate = self._is_waited_for, self._rate
-        self._begin_window(0.0)
-        if not waited or not self._may_begin():
-            return 0
-        self.is_trying = True
-        self._rates = [rate], []
-        self._begin_turn(is_own=True)
-        return 2.0 * samples
-
-    @property
-    def _rate(self) -> float:
-        return self._samples / max(self._seconds, 1e-9)
-
-    @property
-    def _is_waited_for(self) -> bool:
-        return self._waited_seconds >= _WAITED_SHARE * self._seconds
-
-    def _begin_window(self, beginning_seconds: float) -> None:
-        self._beginning_seconds = beginning_seconds
-        self._seconds = self._waited_seconds = self._all_seconds = 0.0
-        #: Of the window, and with its beginning.
-        self._samples = self._all_samples = 0
-
-    def _begin_turn(self, *, is_own: bool) -> None:
-        self._is_own = is_own
-        self._begin_window(_BEGINNING_SECONDS)
-
-    def _own_for(self, seconds: float, rate: float) -> float:
-        self._begin_turn(is_own=True)
-        return max(1.0, seconds * rate)
-
-    def _end_turn(self) -> float:
-        """Compare, choose, or have the others take their turn."""
-        of_threads, of_own = self._rates
-        if self._is_own and self._seconds < _LEAST_SECONDS:
-            rate = self._all_samples / max(self._all_seconds, 1e-9)
-            if rate > _HOPELESS * of_threads[-1]:
-                return self._own_for(_BEGINNING_SECONDS + _TURN_SECONDS, rate)
-            self._hopeless_seconds += self._all_seconds
-            if self._hopeless_seconds < _SURE_SECONDS:
-                return self._own_for(_SHORT_SECONDS, rate)
-            self._rates[True].append(rate)
-            return self._settle(rate / of_threads[-1])
-        self._rates[self._is_own].append(self._rate)
-        if not self._is_own:
-            return self._own_for(_BEGINNING_SECONDS + _TURN_SECONDS, of_own[-1])
-        ratio = sum(of_own) / max(sum(of_threads), 1e-9)
-        least = _LEAST_PAIRS if not 1 / _CLEAR < ratio < _CLEAR else _MOST_PAIRS
-        if len(of_own) >= least:
-            return self._settle(ratio)
-        self._begin_turn(is_own=False)
-        return 0
-
-    def _settle(self, ratio: float) -> float:
-        self.is_trying, self._is_over = False, ratio < _WORTH
-        chosen = "threads load them ahead" if self._is_over else "it makes them"
-        self._report(
-            f"the training's thread makes batches {ratio:.2f} x as fast as threads: {chosen} from here on"
-        )
-        self._is_own = False
-        return 0 if self._is_over else self._own_for(_AGAIN_SECONDS, self._rates[True][-1])
-
-    def _look_again(self) -> float:
-        """Return for how many samples more the training makes its batches: none, once it has other things to do."""
-        waited, rate = self._is_waited_for and self._samples > 0, self._rate
-        self._begin_turn(is_own=False)
-        return self._own_for(_AGAIN_SECONDS, rate) if waited else 0
-
-
 class OwnThread:
     """Takes the batches of a run from the engine, or makes them in the calling thread.
 
@@ -176,7 +54,7 @@ class OwnThread:
     batch_bytes: of a batch, as far as it is known. collates: whether a function makes each batch of its samples.
     switching: whether processes load; it does not look at threads while they take turns with this.
     front_end: of the framework, which says how threads compute.
-    beside: what batches have beside their arrays.
+    beside: what batches have beside their arrays. clock: also of the readings that `begin_step` and `end_step` get.
     """
 
     def __init__(
@@ -193,17 +71,20 @@ class OwnThread:
         *,
         batch_bytes: int,
         collates: bool,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self._plan, self._rank, self._engine, self._fields = plan, rank, engine, decoder.fields
         self._fetcher, self._decoder = fetcher, decoder
         self._switching, self._front_end, self._beside, self._clock = switching, front_end, beside, clock
-        self._turns = Turns(
-            lambda: front_end.is_plain_thread() and switching.pause_if_left_to_threads(), report
-        )
-        #: (epoch, step) before which batches are made here; when the last batch was given.
+        self._turns = Turns(lambda: front_end.is_plain_thread() and switching.pause_if_left_to_threads())
+        self._report = report
+        #: (epoch, step) before which batches are made here.
         self._until = (0, 0)
-        self._given: float | None = None
+        #: When it was last taken note of batches, and the process's processor time then; when the step began that the
+        #: training is at, None while it waits; what its steps took since that note.
+        self._noted, self._processor_noted = clock(), time.process_time()
+        self._step_began: float | None = self._noted
+        self._step_seconds = 0.0
         #: From the plan: a place, the samples of the steps from there on, and what follows these.
         self._first, self._ids = (0, 0), np.empty((0, 0), np.int64)
         self._following: Iterator[tuple[int, int, NDArray[np.int64]]] = iter(())
@@ -233,6 +114,16 @@ class OwnThread:
         """Whether turns are under way that nothing was decided by yet."""
         return self._turns.is_trying
 
+    def begin_step(self, now: float) -> None:
+        """The training has its batch, or an error, and does its own work."""
+        self._step_began = now
+
+    def end_step(self, now: float) -> None:
+        """The training asks for a batch."""
+        if self._step_began is not None:
+            self._step_seconds += now - self._step_began
+            self._step_began = None
+
     def makes(self, place: tuple[int, int]) -> bool:
         """Whether the training makes the batch of a place, as far as is known now."""
         return place < self._until
@@ -255,9 +146,10 @@ class OwnThread:
             return staged
         if self._has_made:  # the last one was handed out
             self.forget_made()
-        asked = self._clock()
         staged = self._engine.take(epoch, step)
-        count = self._note(asked, staged.samples.size)
+        if self._turns.is_over:
+            return staged
+        count = self._note(staged.samples.size, 1, is_own=False)
         if count:
             self._until = self._place_after((epoch, step), count)
             self._engine.seek(*self._until)
@@ -269,12 +161,18 @@ class OwnThread:
         if self._ready.pop((epoch, step), None) is None:
             self._engine.let_go(epoch, step)
 
-    def _note(self, asked: float, samples: int, own_batches: int = 0) -> float:
-        """Take note of what is given now; see `Turns.given`."""
-        given, last = self._clock(), self._given
-        between = 0.0 if last is None else asked - last
-        self._given = given
-        return self._turns.given(samples, between, given - asked, own_batches > 0, max(1, own_batches))
+    def _note(self, samples: int, batches: int, *, is_own: bool) -> float:
+        """Take note of batches that are there now; see `Turns.given`."""
+        now, processor = self._clock(), time.process_time()
+        steps, seconds = self._step_seconds, now - self._noted
+        before = self._turns.choice
+        count = self._turns.given(
+            Given(samples, batches, is_own, steps, seconds - steps, processor - self._processor_noted)
+        )
+        self._noted, self._processor_noted, self._step_seconds = now, processor, 0.0
+        if (choice := self._turns.choice) is not None and choice is not before:
+            self._report(_line(choice))
+        return count
 
     def _pause(self, is_paused: bool) -> None:
         if is_paused != self._switching.is_paused:
@@ -330,7 +228,7 @@ class OwnThread:
         is_due = self._collated_bytes is None or self._times % _LOOK_EVERY == 0
         if collates and is_due and place in self._ready:
             self._collated_bytes = max(self._collated_bytes or 0.0, nbytes_of(self._ready[place][0]))
-        self._note(begin, samples.size, len(samples))
+        self._note(samples.size, len(samples), is_own=True)
         self._pause(True)
 
     def _presented(self, make: Callable[[], list[StagedBatch]]) -> tuple[list[StagedBatch], _Presented]:
@@ -363,6 +261,14 @@ class OwnThread:
         if epoch == self._until[0]:  # threads have made what follows
             end = min(end, self._until[1] - first)
         return self._ids[begin:end]
+
+
+def _line(choice: Choice) -> str:
+    chosen = "it makes them" if choice.is_own else "threads load them ahead"
+    return (
+        f"the training's thread makes batches {choice.speed:.2f} x as fast as threads, with {choice.work:.2f} of their "
+        f"processor time: {chosen} from here on"
+    )
 
 
 def _in_new_thread(begin: Callable[[], None], make: Callable[[], _Made]) -> _Made:

@@ -145,6 +145,14 @@ class Processes(FetcherOver):
         return sum(not each.is_ready for each in list(self._all))
 
     @property
+    def is_starting(self) -> bool:
+        """Whether a Load may wait because a process imports what it needs: none is ready, or one that has a Load."""
+        known = list(self._all)
+        return not any(each.is_ready for each in known) or any(
+            each.tasks and not each.is_ready for each in known
+        )
+
+    @property
     def needs_main(self) -> bool:
         """Whether the processes import the program's own script, for what is defined there."""
         return bool(self._plan.dataset.main or self._parts.main)

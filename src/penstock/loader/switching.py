@@ -81,6 +81,8 @@ class Switching(FetcherOver):
         #: When it was looked at last, and what had been loaded by then; seconds and samples of the window.
         self._looked, self._looked_loaded = 0.0, 0
         self._window_seconds, self._window_samples = 0.0, 0
+        #: The same of all time, waited for or not.
+        self._all_seconds, self._all_samples = 0.0, 0
         #: Samples per second in each turn, of threads and of processes.
         self._rates: tuple[list[float], list[float]] = [], []
         self._starting: threading.Thread | None = None
@@ -195,6 +197,16 @@ class Switching(FetcherOver):
             # A training that pauses, as to validate, finds batches: how long it paused says nothing about a rate.
             self._window_seconds += seconds
             self._window_samples += samples
+        self._all_seconds += seconds
+        self._all_samples += samples
+        if (
+            self._starting is None
+            and now - self._began >= _LEAST_SECONDS
+            and self._all_seconds > _LOOK_SECONDS
+        ):
+            # Also where threads keep up: whoever makes so many samples a second has no use for processes.
+            is_worth = self._is_worth(_LEAST_PROCESSORS, self._all_samples / self._all_seconds)
+            self._cannot_help = self._cannot_help or not is_worth
         if self._window_seconds < (_TURN_SECONDS if is_trial else _LOOK_SECONDS):
             return
         rate = self._window_samples / max(self._window_seconds, 1e-9)
@@ -219,6 +231,7 @@ class Switching(FetcherOver):
 
     def _begin_window(self) -> None:
         self._window_seconds, self._window_samples = 0.0, 0
+        self._all_seconds, self._all_samples = 0.0, 0
         self._loads = self._waited = 0
 
     def _may_pay(self, seen: LockUse, rate: float) -> bool:
