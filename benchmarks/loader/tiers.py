@@ -20,7 +20,8 @@ package) and of a bare loop at the same depth and size, in turns. A loader reads
 them, to which a direct read is faster: groups that a thread uses at once to memory of its own (`new_buffer`), and what
 readers bring for later to memory that goes round (`Reused`). The bare loop reads to `new_buffer`'s. fio has pages of
 4 KiB, and of 2 MB as well where root has set some apart, as by `sysctl vm.nr_hugepages=16`. The processor time of the
-tier, cold and warm, stands beside that of the bare loop.
+tier, cold and warm, stands beside that of the bare loop. From the rates past the page cache and through it follows
+which share of a tier that would have to hold for reads through it to pay.
 
 --quick: a tenth of the samples, one round; its figures mean nothing.
 """
@@ -195,15 +196,37 @@ def disk_reads(place: Path, samples: int, rounds: int, seconds: float) -> None:
         print_cpu("a warm read through the page cache", groups, singles)
     if shutil.which("fio") is None:
         print("fio is not installed: apt-get install fio")
+    found: list[dict[int, float]] = []
     for is_direct in (True, False):
         with closing(new_tier(is_direct=is_direct)) as tier:
             own = own_memory()
             for sample in range(samples):  # each is compared with its checksum once
                 tier_read(tier)(np.array([sample]), own)
-            cold_reads(tier, samples, rounds, seconds, is_direct=is_direct)
+            found.append(cold_reads(tier, samples, rounds, seconds, is_direct=is_direct))
+    past, through = found
+    for depth in DEPTHS:
+        share = through[depth] / past[depth]
+        print(
+            f"cold reads past the page cache, {depth} at once, take {share:.2f} of the time of those through it: they "
+            f"pay where it could hold less than {held_share(share):.2f} of the tier (penstock.store.direct: 0.80)"
+        )
 
 
-def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_direct: bool) -> None:
+def held_share(time_share: float) -> float:
+    """Return of which part of a file a page cache finds as much as reads past it save; see `direct.pays`.
+
+    time_share: of a read past the cache, beside one through it that does not find its bytes there.
+    """
+    left = np.linspace(1e-6, 1.0, 10_001)  # of the file, what the cache could not hold
+    missed = left - left * np.log(left)
+    return float(1.0 - left[np.searchsorted(missed, min(time_share, 1.0))])
+
+
+def cold_reads(
+    tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_direct: bool
+) -> dict[int, float]:
+    """Print rates of reads beside those of others. Returns: bytes/s to memory of a thread's own, by depth."""
+    own_rates = dict[int, float]()
     how = "past" if is_direct else "through"
     for depth in DEPTHS:
         turn = tier, samples, depth, seconds
@@ -223,6 +246,7 @@ def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_
             for name, rates in found.items()
             if rates
         }
+        own_rates[depth] = medians["of a thread's own"]
         what = f"{how} the page cache, {depth} at once"
         for ours in list(turns)[:2]:
             mine = medians[ours]
@@ -237,6 +261,7 @@ def cold_reads(tier: DiskTier, samples: int, rounds: int, seconds: float, *, is_
             if found["a bare loop"]:
                 times = ([each.cpu_seconds for each in found[name]] for name in (ours, "a bare loop"))
                 print_cpu(f"a cold read {what}, to memory {ours}", *times)
+    return own_rates
 
 
 def print_cpu(what: str, ours: list[float], bare: list[float]) -> None:
@@ -268,10 +293,10 @@ def lasting_memory() -> MemoryFor:
 
 def tier_read(tier: DiskTier) -> Callable[[Ids, MemoryFor], None]:
     """Return how a loader reads samples of a tier."""
-    behind = WriteBehind(tier, 0)
+    behind, sizes = WriteBehind(tier, 0), np.full(len(tier), TIER_NBYTES)
 
     def read(ids: Ids, memory_for: MemoryFor) -> None:
-        _, _, failed = behind.read(ids, np.full(ids.size, TIER_NBYTES), memory_for)
+        _, _, failed = behind.read(ids, sizes[ids], memory_for)
         assert not failed
 
     return read

@@ -318,14 +318,18 @@ class ObviousScheduler:
         """The samples of the next move: what staged batches need, by due time; only then a fill."""
         if self.first_probes:
             return []
-        queue = self._queue()
+        queue = [fetch for fetch in self._queue() if self._in_flight(fetch.origin) < self._most(fetch.origin)]
         if not queue:
             return self._next_fill()
-        idle = self.limits.readers - len(self.moves)
-        most = min(self._group_size(queue[0].origin, queue[0].sample), math.ceil(len(queue) / idle))
+        origin = queue[0].origin
+        idle, left = self.limits.readers - len(self.moves), len(self._queue())
+        if self._most(origin) < math.inf:
+            idle = min(idle, int(self._most(origin)) - self._in_flight(origin))
+            left = sum(fetch.origin == origin for fetch in queue)
+        most = min(self._group_size(origin, queue[0].sample), math.ceil(left / idle))
         chosen: list[Fetch] = []
         for fetch in queue[:most]:
-            if fetch.origin != queue[0].origin or not self._fits([*chosen, fetch]):
+            if fetch.origin != origin or not self._fits([*chosen, fetch]):
                 break
             chosen.append(fetch)
         return chosen
@@ -482,6 +486,11 @@ class ObviousScheduler:
     def _in_flight(self, origin: int) -> int:
         return sum(move.fetches[0].origin == origin for move in self.moves)
 
+    def _most(self, origin: int) -> float:
+        """How many moves from there there may be at once, beside what all readers do."""
+        tier = None if origin == SOURCE else self.machine.storage[origin]
+        return math.inf if tier is None or tier.is_memory else tier.threads
+
     def _expected_seconds(self, origin: int, nbytes: int) -> float:
         if self._is_read_by_workers(origin):
             return self.worker_seconds[origin]
@@ -490,15 +499,15 @@ class ObviousScheduler:
             for fetch in self.fetches
             if fetch.origin == origin and fetch.state in ("queued", "moving")
         )
-        reads = min(self._in_flight(origin) + 1, self.limits.readers)
+        reads = int(min(self._in_flight(origin) + 1, self.limits.readers, self._most(origin)))
         wire = (before + nbytes) / self._rate(origin, reads)
         return (self._latency_seconds(origin) + wire) * self.corrections.get(origin, 1.0)
 
     def _busy_seconds(self, origin: int, nbytes: int) -> float:
-        """Of one of many reads, by all readers, whatever is queued; of a tier by the fastest reads of late."""
+        """Of one of many reads, by all readers that may, whatever is queued; of a tier by the fastest reads of late."""
         if self._is_read_by_workers(origin):
             return self.worker_seconds[origin]
-        readers = self.limits.readers
+        readers = int(min(self.limits.readers, self._most(origin)))
         each = self._latency_seconds(origin) / readers + nbytes / self._rate(origin, readers)
         return each * (self.corrections if origin == SOURCE else self.least_corrections).get(origin, 1.0)
 

@@ -343,7 +343,7 @@ def check_state(state: decisions.State) -> None:
     urgent = chain(m, m[d.FIRST_URGENT], d.ENTRY_AFTER)
     assert sorted(urgent) == [entry for entry in used if m[entry + d.ENTRY_STATE] == d.QUEUED]
     assert m[d.QUEUED_ENTRIES] == len(urgent)
-    passing, backlog = 0, Counter[int]()
+    passing, backlog, in_queue = 0, Counter[int](), Counter[int]()
     for entry in used:
         sample, entry_state = int(m[entry + d.ENTRY_SAMPLE]), m[entry + d.ENTRY_STATE]
         assert decisions.find(state, 0, sample) == entry
@@ -355,9 +355,12 @@ def check_state(state: decisions.State) -> None:
         is_moving = entry_state == d.MOVING
         passing += nbytes * (is_moving or (entry_state == d.HERE and m[entry + d.ENTRY_REST] == STAGING))
         backlog[int(m[entry + d.ENTRY_ORIGIN])] += nbytes * (is_moving or entry_state == d.QUEUED)
+        in_queue[int(m[entry + d.ENTRY_ORIGIN])] += entry_state == d.QUEUED
     assert m[d.PASSING] == passing
     for origin in (SOURCE, STAGING, 1, 2):
-        assert m[m[d.ROWS] + (origin + 1) * d.ROW_COLUMNS + d.BACKLOG] == backlog[origin]
+        row = m[d.ROWS] + (origin + 1) * d.ROW_COLUMNS
+        assert (m[row + d.BACKLOG], m[row + d.IN_QUEUE]) == (backlog[origin], in_queue[origin])
+        assert m[row + d.IN_FLIGHT] <= m[row + d.MOST_IN_FLIGHT]
 
 
 def entries_of(ints: NDArray[np.int64]) -> int:
@@ -939,6 +942,28 @@ def test_a_queue_at_a_disk_sends_reads_to_the_store_only_where_the_disk_is_the_s
         queue += more
 
     assert (SOURCE in origins) == are_from_store
+
+
+def test_a_disk_is_read_by_its_own_number_of_threads_while_other_readers_read_the_store() -> None:
+    """Sixteen of each batch of 32 are on a disk of two threads; eight readers have all of them to read."""
+    sizes, ids = np.full(64, 100_000, np.int64), np.arange(0, 64, 2)
+    disk = StorageClass("ssd", 10**9, 2, Curve.flat(1e7), latency_seconds=1e-4)
+    one = replace(machine(latency_seconds=0.01), source=SharedStore(None, Curve.flat(1e7), 0.01))
+    placement = Placement(np.where(np.arange(64) % 2, SOURCE, 2).astype(np.int8), ids)
+    limits = StagingLimits(slots=2, readers=8, decoders=1, undecoded_bytes=10**9)
+    one = replace(one, storage=(*one.storage[:2], disk))
+    plan = AccessPlan(Sequential(64), 32, 1)
+    scheduler = Scheduler(plan, 0, sizes, placement, one, limits, held={2: ids})
+
+    under_way = moves_in(scheduler.start(0.0))
+    at_once = [Counter(move.origin for move in under_way)]
+    while under_way:
+        move = under_way.pop(0)
+        under_way += moves_in(scheduler.moved(move, 0.01 * len(move.samples), [], 0.0))
+        at_once.append(Counter(move.origin for move in under_way))
+
+    assert at_once[0] == {2: 2, SOURCE: 6}
+    assert max(each[2] for each in at_once) == 2
 
 
 def test_a_tier_that_turns_out_slow_is_no_longer_read_by_the_workers_themselves() -> None:

@@ -84,7 +84,13 @@ class Job:
             return Curve(((1, one), (4, one * chance.uniform(1.0, 4.0))))
 
         tiers = [
-            _tier(number, curve(), about(chance.choice([0.0, *READ_SECONDS])), chance.random() < 0.5)
+            _tier(
+                number,
+                curve(),
+                about(chance.choice([0.0, *READ_SECONDS])),
+                chance.random() < 0.5,
+                chance.choice([1, 2, 4, 16]),
+            )
             for number in range(1, self.tiers + 1)
         ]
         request_seconds = chance.choice([0.0, about(1e-4)])
@@ -95,12 +101,12 @@ class Job:
         return Machine(store, (staging, *tiers), ranks=self.ranks)
 
 
-def _tier(number: int, read: Curve, latency_seconds: float, is_memory: bool) -> StorageClass:
+def _tier(number: int, read: Curve, latency_seconds: float, is_memory: bool, threads: int) -> StorageClass:
     name = f"tier {number}"
     if is_memory:
         return StorageClass(name, 10**9, 1, read, latency_seconds=latency_seconds)
     return StorageClass(
-        name, 10**9, 1, read, latency_seconds=latency_seconds, backend="filesystem", path="/tier"
+        name, 10**9, threads, read, latency_seconds=latency_seconds, backend="filesystem", path="/tier"
     )
 
 
@@ -216,6 +222,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(fills) <= max(1, self.limits.readers // 2)
         passing = self.obvious.passing_bytes()
         assert passing <= max(self.limits.undecoded_bytes, max(self.sizes.tolist()))
+
+    @invariant()
+    def no_disk_is_read_by_more_moves_than_it_has_threads(self) -> None:
+        for number, tier in enumerate(self.obvious.machine.storage[1:], start=1):
+            assert tier.is_memory or sum(move.origin == number for move, _ in self.moves) <= tier.threads
 
     @invariant()
     def no_sample_is_moved_twice_at_a_time(self) -> None:

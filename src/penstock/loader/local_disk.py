@@ -45,7 +45,7 @@ from penstock.units import parse_bytes
 LocalDisk = str | os.PathLike[str] | Mapping[str, str | int]
 
 # What is assumed of a disk that nobody measured; observed reads correct it.
-_UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 2
+_UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 4
 #: Smaller samples, on average, follow each other on a disk: an eighth of it would be lost to what lies between them.
 _LEAST_PADDED_BYTES = 16 << 10
 #: A machine may have measured that more fill a tier faster; they take turns at the interpreter.

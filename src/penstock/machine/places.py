@@ -47,7 +47,7 @@ class StorageClass:
     """A place on the rank's own host that can hold samples (storage class j).
 
     capacity_bytes: d_j, at least 1.
-    threads: p_j, how many threads fill it, at least 1.
+    threads: p_j, how many threads fill it, and read from it at once where it is no memory, at least 1.
     read: r_j(p), all readers together, by number of readers.
     write: w_j(p), likewise; None means that the read curve serves for writes too.
     latency_seconds: of each read; reads overlap theirs.

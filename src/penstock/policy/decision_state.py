@@ -113,6 +113,10 @@ def new_state(
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
     rows[:, 2 : tiers + 2, d.IS_ELSEWHERE] = [not each.is_memory for each in machine.storage[1:]]
+    rows[:, :, d.MOST_IN_FLIGHT] = d.ANY_NUMBER
+    rows[:, 2 : tiers + 2, d.MOST_IN_FLIGHT] = [
+        d.ANY_NUMBER if each.is_memory else each.threads for each in machine.storage[1:]
+    ]
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)

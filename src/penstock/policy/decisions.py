@@ -49,8 +49,8 @@ WINDOW = 1024
 SPAN_BYTES = 4 << 20
 # Seconds of what was never observed.
 UNKNOWN = math.inf
-# Of STAGES_UNTIL: all batches.
-ALWAYS = (1 << 63) - 1
+# Of STAGES_UNTIL: all batches. Of MOST_IN_FLIGHT: any number.
+ALWAYS = ANY_NUMBER = (1 << 63) - 1
 
 # Of READS_PEERS: other ranks' tiers are read wherever they have a sample that this rank's have not, so that the source,
 # which all ranks share, is read about once for each sample.
@@ -181,6 +181,8 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     PROBE,  #: 1: the next read is the worker's, to learn what it takes
     BACKLOG,  #: bytes that are queued or moving from there
     IN_FLIGHT,  #: moves from there
+    MOST_IN_FLIGHT,  #: at most
+    IN_QUEUE,  #: entries of the urgent queue that are read from there
     FILL_NEXT,  #: a tier is filled with fill_samples[FILL_NEXT : FILL_END]
     FILL_END,
     FILLING,  #: moves into it that are under way for no batch
@@ -189,7 +191,7 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     IS_ELSEWHERE,  #: 1: a tier keeps no bytes as they are read in memory, so that these stay in passing until loaded
     IS_FORM,  #: 1: what a tier keeps is made by workers, perhaps for one epoch, and is read by workers alone
     ROW_COLUMNS,
-) = range(11)
+) = range(13)
 # Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
 # the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
 # its bytes; the least observed over modelled seconds of late, at least 1; bytes/s of so many reads together.
@@ -428,9 +430,7 @@ def _next_move(s: State, rank: int, begin: int) -> int:
     if count > 0:
         is_gift = True
     else:
-        count = _next_urgent(s, rank)
-        if count == 0 and m[rank + QUEUED_ENTRIES] == 0:
-            count = _next_fill(s, rank)
+        count = _next_urgent(s, rank) if _movable(s, rank) > 0 else _next_fill(s, rank)
     if count == 0:
         return begin
     first = m[m[rank + GROUP]]
@@ -788,7 +788,7 @@ def expected_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
     if reads_by_itself(s, rank, origin):
         own: float = f[cost + WORKER_SECONDS]
         return own
-    reads = min(m[row + IN_FLIGHT] + 1, m[rank + READERS])
+    reads = min(m[row + IN_FLIGHT] + 1, _most_reads(m, rank, row))
     wire = (m[row + BACKLOG] + nbytes) / f[cost + RATES + reads]
     return _corrected(f, cost, f[cost + LATENCY] + wire)
 
@@ -802,7 +802,8 @@ def _busy_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
     m, f = s.ints, s.floats
     if reads_by_itself(s, rank, origin):
         return expected_seconds(s, rank, origin, nbytes)
-    cost, reads = m[_row(m, rank, origin) + COSTS], m[rank + READERS]
+    row = _row(m, rank, origin)
+    cost, reads = m[row + COSTS], _most_reads(m, rank, row)
     seconds = f[cost + LATENCY] / reads + nbytes / f[cost + RATES + reads]
     if origin == SOURCE:
         return _corrected(f, cost, seconds)
@@ -836,6 +837,19 @@ def _row(m: Ints, rank: int, origin: int) -> int:
         origin = tiers + tier_of(tiers, origin)
     row: int = m[rank + ROWS] + (origin + 1) * ROW_COLUMNS
     return row
+
+
+def _most_reads(m: Ints, rank: int, row: int) -> int:
+    """Return how many moves there may be at once from the place of a row."""
+    most: int = min(m[rank + READERS], m[row + MOST_IN_FLIGHT])
+    return most
+
+
+def _is_busy(m: Ints, rank: int, origin: int) -> bool:
+    """Return whether as many moves are under way from a place as it takes."""
+    row = _row(m, rank, origin)
+    is_busy: bool = m[row + IN_FLIGHT] >= m[row + MOST_IN_FLIGHT]
+    return is_busy
 
 
 def place_of(tiers: int, peer: int, tier: int) -> int:
@@ -1110,16 +1124,30 @@ def _given(s: State, rank: int, count: int) -> None:
         _let_go(s, rank, entry)
 
 
+def _movable(s: State, rank: int) -> int:
+    """Return how many entries of the urgent queue are read from places that are not busy."""
+    m = s.ints
+    count: int = m[rank + QUEUED_ENTRIES]
+    for tier in range(1, m[rank + TIERS] + 1):
+        if _is_busy(m, rank, tier):
+            count -= m[_row(m, rank, tier) + IN_QUEUE]
+    return count
+
+
 def _first_urgent(s: State, rank: int) -> int:
     """Return the first entry of the urgent queue that may be read by now, -1 where none is."""
     m = s.ints
     entry: int = m[rank + FIRST_URGENT]
-    while (
-        entry >= 0 and m[entry + ENTRY_ORIGIN] == SOURCE and m[entry + ENTRY_BATCH] > m[rank + STAGES_UNTIL]
-    ):
+    while entry >= 0:
+        origin = m[entry + ENTRY_ORIGIN]
+        is_later = origin == SOURCE and m[entry + ENTRY_BATCH] > m[rank + STAGES_UNTIL]
+        if not is_later and not _is_busy(m, rank, origin):
+            if m[rank + READS_PEERS] == 0:
+                return entry
+            _choose_again(s, rank, entry)
+            if not _is_busy(m, rank, m[entry + ENTRY_ORIGIN]):
+                return entry
         entry = m[entry + ENTRY_AFTER]
-    if entry >= 0 and m[rank + READS_PEERS] != 0:
-        _choose_again(s, rank, entry)
     return entry
 
 
@@ -1130,7 +1158,9 @@ def _choose_again(s: State, rank: int, entry: int) -> None:
     origin = _best_origin(s, rank, sample, own_copy(s, rank, sample))
     m[entry + ENTRY_ORIGIN] = origin
     m[_row(m, rank, known) + BACKLOG] -= s.sizes[sample]
+    m[_row(m, rank, known) + IN_QUEUE] -= 1
     m[_row(m, rank, origin) + BACKLOG] += s.sizes[sample]
+    m[_row(m, rank, origin) + IN_QUEUE] += 1
 
 
 def _next_urgent(s: State, rank: int) -> int:
@@ -1140,9 +1170,12 @@ def _next_urgent(s: State, rank: int) -> int:
         return 0
     origin = m[entry + ENTRY_ORIGIN]
     most = _group_size(s, rank, origin, m[entry + ENTRY_SAMPLE])
-    # So that all readers have some.
-    idle = m[rank + READERS] - m[rank + MOVES]
-    most = min(most, (m[rank + QUEUED_ENTRIES] + idle - 1) // idle)
+    # So that all readers have some: those that the place takes, of what is read from there, or all.
+    row = _row(m, rank, origin)
+    queued, idle = m[rank + QUEUED_ENTRIES], m[rank + READERS] - m[rank + MOVES]
+    if m[row + MOST_IN_FLIGHT] != ANY_NUMBER:
+        queued, idle = m[row + IN_QUEUE], min(idle, m[row + MOST_IN_FLIGHT] - m[row + IN_FLIGHT])
+    most = min(most, (queued + idle - 1) // idle)
     count, reads = 0, 0
     while reads < most and count < m[rank + GROUP_SIZE] and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
         sample = m[entry + ENTRY_SAMPLE]
@@ -1299,6 +1332,8 @@ def _next_fill(s: State, rank: int) -> int:
                 if not _fits(s, rank, s.sizes[sample]):
                     break
                 best = _best_origin(s, rank, sample, copy)
+                if _is_busy(m, rank, best):
+                    break
                 if count == 0:
                     origin = best
                     most = _group_size(s, rank, origin, sample)
@@ -1718,6 +1753,7 @@ def _line_up(s: State, rank: int, entry: int) -> None:
     m = s.ints
     number, place = m[entry + ENTRY_BATCH], m[entry + ENTRY_FIRST]
     m[rank + QUEUED_ENTRIES] += 1
+    m[_row(m, rank, m[entry + ENTRY_ORIGIN]) + IN_QUEUE] += 1
     _append(m, rank, entry, ENTRY_BEFORE, FIRST_URGENT)
     before, after = m[entry + ENTRY_BEFORE], -1
     while before >= 0:
@@ -1742,6 +1778,7 @@ def _unqueue(s: State, rank: int, entry: int) -> None:
     m = s.ints
     _unlink(m, rank, entry, ENTRY_BEFORE, FIRST_URGENT)
     m[rank + QUEUED_ENTRIES] -= 1
+    m[_row(m, rank, m[entry + ENTRY_ORIGIN]) + IN_QUEUE] -= 1
 
 
 def _want_less(s: State, rank: int, entry: int) -> None:

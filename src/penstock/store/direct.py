@@ -36,7 +36,9 @@ BLOCK_BYTES = 4096
 #: Of each thread that reads. Larger samples are read by so many bytes.
 _BUFFER_BYTES = 1 << 20
 #: The page cache holds what was used last, and each epoch reads in another order. Of a tier of which it could hold the
-#: share x, that finds 1 - a + a ln(a), a = 1 - x, there: half for x = 0.8. A read past it takes half as long.
+#: share x, that finds 1 - a + a ln(a) there, a = 1 - x: half for x = 0.8. A cold read past the cache takes half as long
+#: as one through it, four at once, as a loader reads: 0.47 on a virtual disk (2026-11-28; 0.92 one at a time). Taking
+#: what is found as free, reads past the cache pay below this share.
 _CACHED_SHARE = 0.8
 #: From here on new memory is a mapping of its own. The C library would keep the memory of larger ones for each thread
 #: after it is freed: twice the largest file, times 32 readers.
@@ -52,7 +54,8 @@ _LEAST_LOOSE_BYTES = 64 << 10
 def pays(file_bytes: int, page_cache_bytes: float) -> bool:
     """Return whether a file is read faster past a page cache of so many bytes, in another random order each epoch.
 
-    Measured: docs/benchmarks.md, "Data three times the memory, the rest on a disk".
+    Measured: `make bench NAME=loader/tiers` prints, of any disk, how much less time such a read takes, and below which
+    share it pays; docs/benchmarks.md, "Data three times the memory, the rest on a disk".
     """
     return page_cache_bytes < _CACHED_SHARE * file_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,10 +99,11 @@ class WriteBehind:
             memory, begins = found
             failed = disk.read_group(ids, memory, begins, is_loose=True)
             return memory, begins[:-1].tolist(), failed
-        begins = np.zeros(sizes.size + 1, np.int64)
-        np.cumsum(sizes, out=begins[1:])
-        memory = memory_for(int(begins[-1]))
-        return memory, begins[:-1].tolist(), self._read(waiting, ids, memory, begins)
+        # As in `lay_out`: of few items a list takes a third of what arrays do, 6 us of the 150 that eight reads take.
+        begins = [0, *accumulate(sizes.tolist())]
+        places = np.array(begins)
+        memory = memory_for(begins.pop())
+        return memory, begins, self._read(waiting, ids, memory, places)
 
     def read_group(self, ids: Ids, into: Bytes, begins: Ids) -> Failed:
         """Read samples of the tier, or of what waits; as `SlowTier.read_group`."""
