@@ -1,7 +1,7 @@
 """Pictures decoded once for several epochs, beside decoding each time: images per second and processor time.
 
     python benchmarks/loader/make_images.py      # once: 2,000 photographs, about 105 KB each
-    python benchmarks/loader/forms.py [--quick] [--rounds N] [--crops K] [--threads N]
+    python benchmarks/loader/forms.py [--quick] [--rounds N] [--crops K] [--threads N] [--only PART ...]
 
 RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, the page cache warm. Epochs 2 to 5 of six are
 timed. `keep="stored"` and `keep="K crops"` take turns, in another order each round, with the same `memory=`: as much as
@@ -16,7 +16,10 @@ of all or half of the pictures; their bytes, in the page cache, are printed.
 Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
 and batches are compared.
 
-Beside the ratio stands the one that is predicted from the rate of the plain path (`penstock.predict`).
+Beside the ratio stands the one that is predicted (`penstock.predict`) from the rate of the plain path and from how fast
+threads finish crops that lie in memory: normalise them into a batch, and nothing else.
+
+--only: parts to run: crops, decoded, validation, disk, ffcv.
 
 --quick: 12 drawn pictures and one round; its figures mean nothing.
 """
@@ -32,6 +35,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +53,14 @@ from penstock.loader.transforms import (
     RandomResizedCrop,
     Resize,
     ToTensor,
+    compile_pipeline,
 )
 from penstock.loader.transforms.compiled import CROP_KERNELS, GROUP_KERNELS, KERNELS
+from penstock.loader.transforms.crops import CropPass
 from penstock.loader.transforms.geometry import pixel_bytes
+from penstock.loader.transforms.pipeline import Pipeline
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.in_threads import repeat_until
 
 TAIL = (ToTensor(), Normalize(MEAN, STD))
 TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
@@ -60,10 +68,13 @@ VALIDATION = (Resize(256), CenterCrop(SIZE), *TAIL)
 #: Epochs of a run, of which the second to the fifth are timed: it is as far ahead at their end as at their begin.
 EPOCHS, TIMED = 6, range(1, 5)
 TARGET = 2.0
+#: Crops that a thread finishes over and over, more than a processor's caches hold; and for how long.
+_CROPS, _FINISHING_SECONDS = 2 * BATCH, 1.0
 #: That the disks are said to read: of slower ones, samples are kept as stored. They are warm.
 DISK_BYTES_PER_SECOND = 5e9
 #: What a run takes beside what it keeps: slots, buffers, bytes on their way.
 OTHER_BYTES = 512 << 20
+PARTS = ["crops", "decoded", "validation", "disk", "ffcv"]
 
 
 def epochs_of(
@@ -113,12 +124,34 @@ def measure(*run: Any) -> tuple[float, float]:
     return images / seconds, 1000 * processor_seconds / images
 
 
+def finished_crops(pipeline: Pipeline) -> Iterator[int]:
+    """Finish crops into a batch, again and again; yield their bytes each time."""
+    crops = np.random.default_rng(0).integers(0, 256, (_CROPS, SIZE, SIZE, 3), np.uint8)
+    batches = np.empty((_CROPS, *pipeline.output_shape), np.float32)
+    front = CropPass(pipeline)
+    while True:
+        for first in range(0, _CROPS, BATCH):
+            rows = range(first, first + BATCH)
+            assert front.finish_group(list(crops[first : first + BATCH]), batches, rows), "it is compiled"
+            yield BATCH * crops[0].nbytes
+
+
+def finishing_rate(threads: int) -> float:
+    """Return the bytes of crops a second that so many threads finish together."""
+    pipeline = compile_pipeline(VALIDATION, seed=0)
+    works = [partial(finished_crops, pipeline)] * threads
+    return repeat_until(time.perf_counter() + _FINISHING_SECONDS, time.perf_counter, works)
+
+
 def predicted_rate(stored_rate: float, *run: Any) -> float:
     """Return images per second of the timed epochs, as predicted by what decoding each time reaches."""
     images, transforms, keep, memory, threads = run
-    sizes, fast = [each.stat().st_size for each in images.glob("*/*.jpg")], Curve.flat(5e9)
+    sizes, fast = (
+        [each.stat().st_size for each in images.glob("*/*.jpg")],
+        Curve.flat(finishing_rate(threads)),
+    )
     machine = Machine(
-        SharedStore(None, fast, threads=32),
+        SharedStore(None, Curve.flat(5e9), threads=32),
         tuple(StorageClass(name, memory, 2, fast) for name in ("staging", "memory")),
         preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / threads,
     )
@@ -241,6 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--crops", type=int, default=3, help="for how many epochs a picture is decoded")
     parser.add_argument("--threads", type=int, default=cores + 1, help="decoding threads")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--quick", action="store_true", help="drawn pictures, one round")
     options = parser.parse_args(argv)
     for part in (KERNELS["float32"], GROUP_KERNELS["group_float32"], *CROP_KERNELS.values()):
@@ -256,12 +290,19 @@ def main(argv: list[str] | None = None) -> None:
         print_heading(images, options.threads)
         # Of K crops, (K - 1) / 2 are there on average; and a little more, as they stray.
         kept = (options.crops - 1) * crop_bytes // 2 * 5 // 4
-        compare(images, TRAINING, f"{options.crops} crops", rounds, options.threads, kept)
-        compare(images, TRAINING, "decoded", rounds, options.threads, picture_bytes(images))
-        compare(images, VALIDATION, "crops", rounds, options.threads, crop_bytes)
-        compare_on_disk(images, TRAINING, "decoded", rounds, options.threads)
-        compare_on_disk(images, VALIDATION, "crops", rounds, options.threads)
-        if FFCV.exists() and not options.quick:
+        parts = {
+            "crops": [partial(compare, images, TRAINING, f"{options.crops} crops", crop_bytes=kept)],
+            "decoded": [partial(compare, images, TRAINING, "decoded", crop_bytes=picture_bytes(images))],
+            "validation": [partial(compare, images, VALIDATION, "crops", crop_bytes=crop_bytes)],
+            "disk": [
+                partial(compare_on_disk, images, TRAINING, "decoded"),
+                partial(compare_on_disk, images, VALIDATION, "crops"),
+            ],
+        }
+        for part in options.only:
+            for run in parts.get(part, []):
+                run(rounds=rounds, threads=options.threads)
+        if "ffcv" in options.only and FFCV.exists() and not options.quick:
             beside_ffcv(images, rounds, min(options.threads, cores))
 
 

@@ -207,7 +207,7 @@ def _memory(setup: Setup) -> str:
     if kept_bytes:
         kept = setup.placement.samples_in(1)
         is_all = kept.size == setup.plan.samples
-        share = "all" if is_all else f"{100 * setup.sizes_bytes[kept].sum() / total_bytes:.2g} % of the"
+        share = "all" if is_all else f"{_percent(setup.sizes_bytes[kept].sum() / total_bytes)} of the"
         those = "" if is_all or setup.policy.name != POLICY else ", those used most,"
         parts.append(
             f"{format_bytes(kept_bytes)} to keep {share} samples{those} {_form(setup.form)}for later epochs ({policy})"
@@ -233,6 +233,10 @@ def _memory(setup: Setup) -> str:
     return f"takes at most {format_bytes(taken_bytes)} of memory{more}: {', '.join(parts)}{_disks(setup)}"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.{2 if share < 0.995 else 3}g} %"
+
+
 def _form(form: CropForm | None) -> str:
     """Return in which form samples are kept, if not as they are stored."""
     if form is None:
@@ -250,7 +254,7 @@ def _disks(setup: Setup) -> str:
             continue
         kept = setup.placement.samples_in(number)
         nbytes = int(setup.sizes_bytes[kept].sum())
-        share = f"{100 * nbytes / total_bytes:.2g} %" if total_bytes else "none"
+        share = _percent(nbytes / total_bytes) if total_bytes else "none"
         form = setup.form if setup.form is not None and setup.form.is_in(number) else None
         if form is not None:
             nbytes = form.bytes_for(kept.size)

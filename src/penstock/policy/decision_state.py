@@ -112,11 +112,7 @@ def new_state(
         numbers[:, d.PROBES_LEFT] = _first_probes(costs, mean_bytes)
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
-    rows[:, 2 : tiers + 2, d.IS_ELSEWHERE] = [not each.is_memory for each in machine.storage[1:]]
-    rows[:, :, d.MOST_IN_FLIGHT] = d.ANY_NUMBER
-    rows[:, 2 : tiers + 2, d.MOST_IN_FLIGHT] = [
-        d.ANY_NUMBER if each.is_memory else each.threads for each in machine.storage[1:]
-    ]
+    _describe_tiers(rows, machine)
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
@@ -188,6 +184,15 @@ def _empty_numbers(
     numbers[:, d.MARKS] = numbers[:, d.GROUP] + group
     numbers[:, d.COMING] = numbers[:, d.MARKS] + group
     return ints, numbers, ints[rows_at:groups_at].reshape(ranks, origins, d.ROW_COLUMNS)
+
+
+def _describe_tiers(rows: NDArray[np.int64], machine: Machine) -> None:
+    """Say which tiers are no memory, and how many moves at most read from these at once."""
+    rows[:, :, d.MOST_IN_FLIGHT] = d.ANY_NUMBER
+    for number, tier in enumerate(machine.storage[1:], start=1):
+        rows[:, number + 1, d.IS_ELSEWHERE] = not tier.is_memory
+        if not tier.is_memory:
+            rows[:, number + 1, d.MOST_IN_FLIGHT] = tier.threads
 
 
 def _list_fills(
