@@ -1,6 +1,6 @@
 """Decode servers beside a training that waits for decoding: rates, and where the work goes.
 
-    python benchmarks/scale/decode_servers.py            # about two minutes; needs two processors
+    python benchmarks/scale/decode_servers.py            # about three minutes; needs two processors
     python benchmarks/scale/decode_servers.py --sweep    # the rule alone, in virtual time, against fixed cuts
 
 The training decodes by one thread on one processor and computes nothing. Beside it, on the second processor: one server
@@ -8,7 +8,9 @@ that decodes; and --servers 2 servers that do not compute but wait: each has mad
 the time that decoding takes this training, one after the other, as a server with a processor of its own would. What is
 left of these is encryption, 0.3 ms a crop, for which they share the second processor. Runs of the training alone, with
 the server and with those that wait alternate, --rounds times; printed are medians with the least and most, and the
-processor time of the training for a sample. Batches of all runs are compared by their checksums.
+processor time of the training for a sample: what of it a sample takes that a server decoded, by part, and how much it
+may take where servers which never wait make the rate --wanted times that of the training alone. Batches of all runs are
+compared by their checksums.
 
 --sweep: this process and two servers, whose speeds and links take each of several values; a processor decodes a sample
 in 2 ms here, and finishes what came from a server in 0.4 ms. Printed: the rate by the rule over the best of all here
@@ -51,7 +53,9 @@ TRANSFORMS = [
     ToTensor(),
     Normalize((0.485, 0.456, 0.406), (0.2, 0.2, 0.2)),
 ]
-BATCH, EPOCHS = 32, 2
+BATCH, EPOCHS = 32, 3
+#: Names of threads begin with these, and what they do with a sample that a server decoded.
+PARTS = {"penstock-read": "asked for and verified", "penstock-peers": "messages"}
 
 
 class Waiting:
@@ -101,6 +105,19 @@ def be_server(folder: Path, processor: int, seconds: float) -> None:
         made.server.run()
 
 
+def part_seconds() -> dict[str, float]:
+    """Return the processor time of this process so far, by part; what no thread of Python's takes is ZeroMQ's."""
+    found = dict.fromkeys(PARTS.values(), 0.0)
+    received = time.process_time()
+    for thread in threading.enumerate():
+        seconds = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+        received -= seconds
+        for begin, part in PARTS.items():
+            if thread.name.startswith(begin):
+                found[part] += seconds
+    return {"received and decrypted": received, **found}
+
+
 def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
     """Return the rate of a training, its processor time for a sample, and a checksum of its batches."""
     os.sched_setaffinity(0, {processor})
@@ -116,21 +133,24 @@ def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
         decode_servers=servers,
         report=None,
     ) as loader:
-        began, computed, summing = time.perf_counter(), time.process_time(), 0.0
+        began, computed, summing, parts = time.perf_counter(), time.process_time(), 0.0, part_seconds()
         for _ in range(EPOCHS):
             for images, labels in loader:
-                before = time.perf_counter()
+                before = time.thread_time()  # of the one processor: others may have it in between
                 value, count = zlib.crc32(images[:, :, ::16, ::16].tobytes(), value), count + len(labels)
-                summing += time.perf_counter() - before
+                summing += time.thread_time() - before
         seconds, computed = time.perf_counter() - began - summing, time.process_time() - computed - summing
         found = getattr(loader._fetcher, "_servers", None)
-        decode_seconds = 0.0 if found is None else found.split.decode_seconds
+        parts = {name: seconds - parts[name] for name, seconds in part_seconds().items()}
+    served = 0 if found is None else found.served
+    if found is not None:
+        parts["finished"] = served * found.split.finish_seconds
     return {
         "rate": count / seconds,
         "cpu_ms": 1e3 * computed / count,
         "crc": value,
-        "served": 0.0 if found is None else found.served / count,
-        "decode_ms": 1e3 * decode_seconds,
+        "served": served / count,
+        "parts_ms": {name: 1e3 * seconds / served for name, seconds in parts.items()} if served else {},
     }
 
 
@@ -155,7 +175,7 @@ def running_servers(folder: Path, count: int, processor: int, seconds: float) ->
             process.communicate()
 
 
-def compare(photos: int, rounds: int, servers: int) -> None:
+def compare(photos: int, rounds: int, servers: int, wanted: float) -> None:
     """Print rates alone, with a server that decodes, and with some that wait."""
     here, there = sorted(os.sched_getaffinity(0))[0], sorted(os.sched_getaffinity(0))[-1]
     with tempfile.TemporaryDirectory() as name:
@@ -189,11 +209,38 @@ def compare(photos: int, rounds: int, servers: int) -> None:
                 f"{name:32} {rate:7.0f} samples/s ({rates[0]:.0f} to {rates[-1]:.0f}), {rate / usual:.2f} x alone; "
                 f"{cpu_ms:.2f} ms of the training's processor a sample; {100 * served:.0f} % served"
             )
+        alone_ms = statistics.median(run["cpu_ms"] for run in runs["alone"])
+        print_limit(runs[name], alone_ms, servers, wanted)
+
+
+def print_limit(runs: Sequence[dict[str, Any]], alone_ms: float, servers: int, wanted: float) -> None:
+    """Print what a served sample took of the training's processor, and what it may take.
+
+    With servers that never wait, each as fast as the training alone, these serve `servers` times its rate, and what
+    they leave of its processor decodes. runs: with these. alone_ms: of a sample that the training decodes.
+    """
+    each_ms = [(run["cpu_ms"] - (1 - run["served"]) * alone_ms) / max(run["served"], 1e-9) for run in runs]
+    took_ms = statistics.median(each_ms)
+    parts = {
+        name: statistics.median(run["parts_ms"].get(name, 0.0) for run in runs)
+        for name in runs[0]["parts_ms"]
+    }
+    shown = ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items())
+    print(
+        f"a served sample takes {took_ms:.2f} ms of the training's processor (decoding {alone_ms:.2f}): {shown}, else "
+        f"{took_ms - sum(parts.values()):.2f}"
+    )
+    most_ms = alone_ms * (servers + 1 - wanted) / servers
+    reached = servers + 1 - servers * took_ms / alone_ms
+    print(
+        f"{wanted:g} x alone by {servers} such servers needs {most_ms:.2f} ms at most; {took_ms:.2f} ms lets have "
+        f"{reached:.2f} x"
+    )
 
 
 # -- The rule, in virtual time --
 
-DECODE_SECONDS, FINISH_SECONDS, CROP_BYTES, GROUP, IN_FLIGHT = 2e-3, 0.4e-3, 150_528, 4, 32
+DECODE_SECONDS, FINISH_SECONDS, CROP_BYTES, GROUP, IN_FLIGHT = 2e-3, 0.4e-3, 150_528, 16, 12
 
 
 def virtual_rate(server_seconds: float, link: float, cut: str, samples: int) -> float:
@@ -215,24 +262,24 @@ def virtual_rate(server_seconds: float, link: float, cut: str, samples: int) -> 
             if cut == "there":
                 split.places[HERE].seconds, split.places[turn].seconds = 1e9, 1e-9
             given = split.give(GROUP, now, away)
-            number, given_out, in_flight = number + 1, given_out + GROUP, in_flight + 1
+            number, given_out, in_flight = number + 1, given_out + given.samples, in_flight + 1
             if given.place == HERE:
-                processor = max(now, processor) + GROUP * DECODE_SECONDS
+                processor = max(now, processor) + given.samples * DECODE_SECONDS
                 heapq.heappush(events, (processor, 1, number, given))
             else:
-                free_at[given.place] = max(now, free_at[given.place]) + GROUP * each_seconds
+                free_at[given.place] = max(now, free_at[given.place]) + given.samples * each_seconds
                 heapq.heappush(events, (free_at[given.place], 0, number, given))
         now, kind, _, given = heapq.heappop(events)
         if kind == 0:
             split.done(given, now)
-            processor = max(now, processor) + GROUP * FINISH_SECONDS
+            processor = max(now, processor) + given.samples * FINISH_SECONDS
             heapq.heappush(events, (processor, 1, number, given))
             continue
         if given.place == HERE:
             split.done(given, now)
         else:
-            split.computed(GROUP, GROUP * (FINISH_SECONDS - 0.1e-3), is_here=False)
-        done, in_flight = done + GROUP, in_flight - 1
+            split.computed(given.samples, given.samples * (FINISH_SECONDS - 0.1e-3), is_here=False)
+        done, in_flight = done + given.samples, in_flight - 1
     return done / now
 
 
@@ -263,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", type=int, default=2, help="that wait")
+    parser.add_argument("--wanted", type=float, default=2.4, help="rate with these, over the training alone")
     for hidden in ("--train", "--serve"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -275,7 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.sweep:
         sweep(4_000 if given.quick else 40_000)
     else:
-        compare(24 if given.quick else given.samples, 1 if given.quick else given.rounds, given.servers)
+        photos, rounds = (24, 1) if given.quick else (given.samples, given.rounds)
+        compare(photos, rounds, given.servers, given.wanted)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -22,6 +22,7 @@ from tests.interpreters import Interpreters
 from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ConfigError
+from penstock.flow.work import Request
 from penstock.loader import Loader, decode_work
 from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
 from penstock.loader.decode_serving import serving
@@ -37,11 +38,12 @@ from penstock.loader.transforms import (
     ToTensor,
 )
 from penstock.loader.transforms.memory import DecodeMemory
-from penstock.policy.decode_split import HERE, DecodeSplit
+from penstock.policy.decode_split import HERE, DecodeSplit, Given
 from penstock.ranks.access import Address
 from penstock.ranks.decode_access import KEY
 from penstock.ranks.decode_server import DecodeServer
-from penstock.store import ImageFolder
+from penstock.store import ImageFolder, MemoryTier
+from penstock.trace.schema import SOURCE, STAGING
 
 COUNT, EPOCHS, DAMAGED = 30, 3, 11
 RANDOM = [
@@ -83,9 +85,9 @@ def servers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", patient(20))
     turn = itertools.count()
 
-    def choose(split: DecodeSplit, samples: int, away: Sequence[int]) -> int:
+    def choose(split: DecodeSplit, samples: int, away: Sequence[int]) -> tuple[int, int]:
         there = [place for place in range(1, len(split.places)) if place not in away]
-        return there[next(turn) % len(there)] if there else HERE
+        return (there[next(turn) % len(there)] if there else HERE), samples
 
     monkeypatch.setattr(DecodeSplit, "_choose", choose)
 
@@ -150,6 +152,41 @@ def test_batches_are_those_without_servers_bit_by_bit(photos: Path, transforms: 
     # What is damaged is found out by who decodes it here.
     assert missed <= EPOCHS
     assert one.made + other.made == count + missed
+
+
+class OneServer:
+    """Makes what it is given, all but sample 5, and is given all but the last one."""
+
+    def __init__(self) -> None:
+        self.here: list[int] = []
+
+    def give(self, samples: int) -> list[Given]:
+        return [Given(1, samples - 1, samples - 1, 0.0), Given(HERE, 1, 1, 0.0)]
+
+    def make(self, given: Given, epoch: int, ids: Any) -> list[Any]:
+        return [None if each == 5 else np.full((1, 1, 3), each, np.uint8) for each in ids.tolist()]
+
+    def keep_here(self, given: Given, ids: Any) -> None:
+        self.here += ids.tolist()
+
+    def close(self) -> None:
+        pass
+
+
+def test_of_samples_that_are_read_together_a_server_gets_those_that_no_tier_keeps(photos: Path) -> None:
+    source, servers, tier = ImageFolder(photos), OneServer(), MemoryTier(10**7)
+    fetcher = ServedFetcher(cast("DecodeServers", servers), source, {1: tier})
+    rests = [1, STAGING, STAGING, 1, STAGING, STAGING, STAGING]
+
+    with contextlib.closing(fetcher):
+        found = fetcher.fetch(Request(np.arange(7), lambda sample: None, SOURCE, rests, lasting=True))
+
+        assert [each.ndim for each in found] == [1, 3, 3, 1, 3, 1, 1]
+        assert [found[each].tobytes() for each in (0, 3, 5, 6)] == [
+            source.read(each) for each in (0, 3, 5, 6)
+        ]
+        assert [each for each in range(7) if tier.contains(each)] == [0, 3]
+        assert servers.here == [6]
 
 
 def test_readers_that_want_something_of_one_server_meanwhile_share_a_request() -> None:

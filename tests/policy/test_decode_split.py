@@ -8,7 +8,7 @@ import pytest
 
 from penstock.policy.decode_split import HERE, TRIED_EVERY, DecodeSplit, Given
 
-GROUP, GROUPS, IN_FLIGHT = 4, 1000, 32
+GROUP, SAMPLES, IN_FLIGHT = 4, 4000, 32
 
 
 def rate_of(here_seconds: float, server_seconds: list[float], latency_seconds: float = 0.0) -> float:
@@ -16,15 +16,17 @@ def rate_of(here_seconds: float, server_seconds: list[float], latency_seconds: f
     split, now = DecodeSplit(len(server_seconds), 0.0), 0.0
     seconds, free_at = [here_seconds, *server_seconds], [0.0] * (len(server_seconds) + 1)
     under_way: list[tuple[float, int, Given]] = []
-    for number in range(GROUPS):
+    given_out = 0
+    while given_out < SAMPLES:
         if len(under_way) == IN_FLIGHT:
             now, _, done = heapq.heappop(under_way)
             split.done(done, now)
         given = split.give(GROUP, now, ())
         place = given.place
-        free_at[place] = max(now, free_at[place]) + GROUP * seconds[place]
-        heapq.heappush(under_way, (free_at[place] + latency_seconds * (place != HERE), number, given))
-    return GROUP * GROUPS / max(free_at)
+        free_at[place] = max(now, free_at[place]) + given.samples * seconds[place]
+        heapq.heappush(under_way, (free_at[place] + latency_seconds * (place != HERE), given_out, given))
+        given_out += given.samples
+    return given_out / max(free_at)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,37 @@ def test_all_places_are_busy_whatever_their_speeds(here: float, servers: list[fl
     assert 0.9 * ideal < rate < 1.01 * ideal
 
 
+def test_one_late_group_says_little_and_a_fast_one_after_slow_ones_much() -> None:
+    """A server that loads what it decodes with, or was stopped for a moment, is not out of use for long."""
+    split = DecodeSplit(1, 0.0)
+    server = split.places[1]
+
+    def had(each_seconds: float) -> float:
+        server.line += 16
+        split.done(Given(1, 16, 16.0, 0.0), 16 * each_seconds)
+        return server.seconds
+
+    assert had(2e-3) == pytest.approx(2e-3)
+    assert had(1.0) < 3e-3
+    for _ in range(30):
+        had(40e-3)
+    for _ in range(5):
+        had(2e-3)
+    assert server.seconds < 4e-3
+
+
+def test_a_server_that_has_not_answered_yet_is_given_more_while_this_process_has_a_long_line() -> None:
+    split = DecodeSplit(1, 0.0)
+    first = split.give(16, 0.0, ())
+    split.give(16, 0.0, ())
+    split.done(first, 16 * 2e-3)
+
+    places = [split.give(16, 0.1, ()).place for _ in range(12)]
+
+    assert places.count(1) == 3  # with the first one, 64 samples
+    assert places[:2] == [HERE, HERE]  # it may be slower
+
+
 def test_a_server_that_is_away_is_given_nothing_and_one_that_is_unknown_is_tried_first() -> None:
     split = DecodeSplit(2, 0.0)
 
@@ -64,17 +97,25 @@ def test_nothing_is_sent_where_receiving_costs_more_than_decoding_but_for_a_tria
         split.computed(1, 0.5e-3 if place == HERE else 0.2e-3, is_here=place == HERE)
     assert not split.is_worth_sending
 
-    places = []
-    for _ in range(2 * TRIED_EVERY):
-        given = split.give(1, 0.0, ())
+    tried = list[int]()
+    for _ in range(2 * TRIED_EVERY // GROUP):
+        given = split.give(GROUP, 0.0, ())
         split.done(given, 1e-3)
-        places.append(given.place)
+        if given.place == 1:
+            tried.append(given.samples)
 
-    assert places.count(1) in (1, 2)
-    split.computed(100, 0.0, is_here=False)
-    for _ in range(30):
-        split.computed(1, 3e-3, is_here=True)
-    assert split.is_worth_sending
+    assert len(tried) in (1, 2)
+    assert max(tried) < GROUP  # a slow one holds up a batch
+    worth = list[bool]()
+    for times, seconds, is_here in ((1, 0.05e-3, False), (30, 0.2e-3, False), (30, 3e-3, True)):
+        for _ in range(times):
+            split.computed(1, seconds, is_here=is_here)
+        worth.append(split.is_worth_sending)
+    assert worth == [
+        True,
+        False,
+        True,
+    ]  # what finishes crops is compiled by now; samples take longer to decode
 
 
 def test_what_is_not_had_leaves_the_line_and_teaches_nothing() -> None:

@@ -66,6 +66,7 @@ class Case:
     chance. order: by default a full shuffle. steps: that a slot has space for. disk_bytes: of a second tier, on a disk.
     left: samples that the disk has from an earlier run. ranks: of which the first is run.
     drops: whether tiers drop what is used no more, and get what fits there of the other samples.
+    together: samples that a reader reads from the source together.
     """
 
     samples: int
@@ -90,6 +91,7 @@ class Case:
     left: frozenset[int] = frozenset()
     ranks: int = 1
     drops: bool = False
+    together: int = 0
 
     @property
     def plan(self) -> AccessPlan:
@@ -106,7 +108,12 @@ class FakeRuntime:
         self.sizes = np.array([self.chance.randint(1, 200) for _ in range(case.samples)], np.int64)
         self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes, case.disk_bytes])
         limits = StagingLimits(
-            case.slots, case.readers, case.decoders, case.undecoded_bytes, steps=case.steps
+            case.slots,
+            case.readers,
+            case.decoders,
+            case.undecoded_bytes,
+            steps=case.steps,
+            read_together=case.together,
         )
         self.limits = limits
         tier_machine = machine(case.tier_seconds, case.machine_seconds)
@@ -883,16 +890,20 @@ def test_a_batch_is_due_from_when_the_one_before_it_got_its_slot() -> None:
     assert due == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 5.0)]
 
 
-def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them() -> None:
-    runtime = runtime_of(SLOW_SECONDS, slots=4, readers=2)
+@pytest.mark.parametrize("together", [0, 5])
+def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them(together: int) -> None:
+    """However long a read takes, as many of the source are a move as are asked for together."""
+    runtime = runtime_of(SLOW_SECONDS, slots=4, readers=2, together=together)
     runtime.obey(runtime.scheduler.start(0.0))
-    moved: list[int] = []
+    moved: list[list[int]] = []
     while runtime.moves:
-        moved.extend(runtime.moves[0].samples)
+        moved.append(runtime.moves[0].samples)
         runtime._finish_move(runtime.moves[0])
 
     order = runtime.plan.stream(0, 0, 0, 32).tolist()
-    assert moved == order[1:]  # the first one is the probe
+    assert [sample for samples in moved for sample in samples] == order[1:]  # the first one is the probe
+    if together:
+        assert set(map(len, moved[:-1])) == {together}
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

@@ -37,7 +37,7 @@ from penstock.ranks.peer_messages import GREET, NO_IDS, Message, packed
 from penstock.ranks.remote_peers import FarRank, Ids, RemotePeers
 from penstock.store import Source
 from penstock.store.host_memory import checksum_of
-from penstock.trace.schema import SOURCE
+from penstock.trace.schema import SOURCE, STAGING
 
 if TYPE_CHECKING:  # of an extra
     from penstock.ranks.carrier_zmq import ZmqCarrier
@@ -50,6 +50,8 @@ _UNKNOWN_BYTES_PER_SECOND = 10e6
 _RECEIVED_BYTES_PER_SECOND = 0.45e9
 #: Requests that are under way to a server at once, and samples of one where many are wanted.
 _REQUESTS, _MOST_TOGETHER = 3, 16
+#: How many groups each place has of the samples that are under way, at least, so that none runs out of work.
+_GROUPS = 4
 #: Samples that were given to this process and not decoded after so long never are: another step was sought.
 _FORGOTTEN_SECONDS = 30.0
 
@@ -143,8 +145,8 @@ class DecodeServers:
         #: Samples that servers decoded, and that they did not though asked.
         self.served = self.missed = 0
 
-    def give(self, samples: int) -> Given:
-        """Choose where some samples are decoded."""
+    def give(self, samples: int) -> list[Given]:
+        """Choose where some samples are decoded: the first ones, those after them, and so on."""
         if len(self._peers.refused) > self._reported:
             self._report_refused()
         with self._lock:
@@ -155,7 +157,11 @@ class DecodeServers:
                 self._end_here(sample, None)
             is_long = samples > self._most
             away = [place for place in self._peers.ranks if is_long or self._peers.is_away(place)]
-            return self.split.give(samples, now, away)
+            found = list[Given]()
+            while samples:
+                found.append(self.split.give(samples, now, away))
+                samples -= found[-1].samples
+            return found
 
     def make(self, given: Given, epoch: int, ids: Ids) -> list[ServedCrop | None]:
         """Have a server decode samples for an epoch; None for what is not had."""
@@ -176,11 +182,12 @@ class DecodeServers:
         return crop
 
     def keep_here(self, given: Given, ids: Ids) -> None:
-        """Take note of samples that are decoded by this process."""
+        """Take note of samples that are decoded by this process, one after the other."""
         with self._lock:
-            for sample in ids.tolist():
+            before = given.line - given.samples
+            for place, sample in enumerate(ids.tolist(), 1):
                 self._end_here(sample, None)
-                self._here[sample] = given._replace(samples=1)
+                self._here[sample] = given._replace(samples=1, line=before + place)
 
     def computed(self, ids: Ids, seconds: float, *, is_here: bool) -> None:
         """Take note of what a thread computed for samples, which are in their slots now."""
@@ -228,16 +235,29 @@ class ServedFetcher(SourceFetcher):
         return self._servers.addresses
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        if request.origin != SOURCE or request.is_kept or not request.lasting:
+        if request.origin != SOURCE or not request.lasting:
             return super().fetch(request)
-        given = self._servers.give(request.ids.size)
-        if given.place == HERE:
-            self._servers.keep_here(given, request.ids)
+        ids, rests = request.ids, request.rests
+        found: list[Any] = [None] * ids.size
+        request.at(int(ids[0]))
+        # What a tier keeps, it keeps as stored.
+        left = (
+            [index for index, rest in enumerate(rests) if rest == STAGING] if rests else list(range(ids.size))
+        )
+        for given in self._servers.give(len(left)):
+            some, left = left[: given.samples], left[given.samples :]
+            if given.place == HERE:
+                self._servers.keep_here(given, ids[some])
+                continue
+            for index, crop in zip(some, self._servers.make(given, request.epoch, ids[some]), strict=True):
+                found[index] = crop
+        missing = [index for index, crop in enumerate(found) if crop is None]
+        if len(missing) == ids.size:
             return super().fetch(request)
-        request.at(int(request.ids[0]))
-        found: list[Any] = list(self._servers.make(given, request.epoch, request.ids))
-        if missing := [index for index, crop in enumerate(found) if crop is None]:
-            rest = request._replace(ids=request.ids[missing], rests=(), into=None)
+        if missing:
+            rest = request._replace(
+                ids=ids[missing], rests=[rests[each] for each in missing if rests], into=None
+            )
             for index, data in zip(missing, super().fetch(rest), strict=True):
                 found[index] = data
         return found
@@ -293,12 +313,25 @@ class ServedDecoder(FinishingDecoder):
         return failed
 
 
+def given_together(under_way: int, servers: int, crop_bytes: int) -> int:
+    """Return how many samples are given to a place at once; 0 without servers.
+
+    A choice, a message and what threads hand over cost about a millisecond of a processor, whatever they are about.
+    under_way: samples that there is space for.
+    """
+    if not servers:
+        return 0
+    most = min(_MOST_TOGETHER, MOST_ANSWER_BYTES // max(1, crop_bytes))
+    return max(1, min(most, under_way // (_GROUPS * (servers + 1))))
+
+
 def served_by(
     servers: DecodeServers, pipeline: Pipeline, reads: Sequence[Any], how: Sequence[Any]
 ) -> tuple[SourceFetcher, FinishingDecoder]:
     """Return what fetches and decodes with servers. reads, how: as `SourceFetcher` and `ImageDecoder` take them."""
-    fetcher = ServedFetcher(servers, *reads)
-    return fetcher, ServedDecoder(servers, fetcher, CropPass(pipeline), *how)
+    fetcher, crops = ServedFetcher(servers, *reads), CropPass(pipeline)
+    crops.prepare(makes=False)
+    return fetcher, ServedDecoder(servers, fetcher, crops, *how)
 
 
 def connect(

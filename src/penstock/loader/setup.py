@@ -20,6 +20,7 @@ from penstock.loader.beside import Beside
 from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.config import HOST, HOSTS, JOBS, LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
+from penstock.loader.decode_servers import given_together
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.local_disk import (
     Content,
@@ -398,7 +399,11 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
             _STAGED_TOGETHER_BYTES if samples.reads_in_place else OWN_BYTES,
             loads_all=config.collate_fn is not None,
             most_readers=threads.most_readers,
-            reads_ahead=bool(config.decode_servers),
+            read_together=given_together(
+                budget.slots * draft.steps * plan.max_local_batch(rank),
+                len(config.decode_servers),
+                samples.served_bytes,
+            ),
             most_slots=_most_slots(config, budget),
         ),
         cpus=draft.cpus,

@@ -103,7 +103,7 @@ def new_state(
     numbers[:, [d.TIERS, d.LOADS_ALL, d.DROPS]] = tiers, loads_all, len(spares) > 0
     numbers[:, [d.READS_PEERS, d.HANDS_ON, d.HAS_HEIRS]] = reads_peers, hands_on, gives
     numbers[:, [d.READERS, d.MOST_READERS, d.FILL_LIMIT]] = readers, readers, max(1, readers // 2)
-    numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT]] = undecoded_bytes, own_bytes
+    numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT, d.SOURCE_TOGETHER]] = undecoded_bytes, own_bytes, 1
     each = np.arange(ranks)
     numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size

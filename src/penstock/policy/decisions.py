@@ -170,8 +170,9 @@ TRIED_LOADS = 3
     COMING_EPOCH,  #: of the batch that is next in line
     FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
     USED_ENTRIES,  #: how many entries are not free
+    SOURCE_TOGETHER,  #: samples that a move from the source has, if so many are queued, however long that takes
     NUMBERS,
-) = range(60)
+) = range(61)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -1176,6 +1177,8 @@ def _next_urgent(s: State, rank: int) -> int:
     if m[row + MOST_IN_FLIGHT] != ANY_NUMBER:
         queued, idle = m[row + IN_QUEUE], min(idle, m[row + MOST_IN_FLIGHT] - m[row + IN_FLIGHT])
     most = min(most, (queued + idle - 1) // idle)
+    if origin == SOURCE:
+        most = max(most, m[rank + SOURCE_TOGETHER])
     count, reads = 0, 0
     while reads < most and count < m[rank + GROUP_SIZE] and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
         sample = m[entry + ENTRY_SAMPLE]

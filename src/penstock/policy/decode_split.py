@@ -21,10 +21,16 @@ from typing import NamedTuple
 
 #: The place that is this process. Servers are 1, 2 and so on.
 HERE = 0
-#: Observations are forgotten over so many groups.
-_MEMORY = 8.0
-#: What nothing is given to is tried again after so many groups: it may have become faster.
-TRIED_EVERY = 256
+#: Observations are forgotten over so many groups; over the fewer where a place is faster than it was known to be, as
+#: the first groups wait for what is loaded. One that took longer than so many times what is known counts as that many.
+_MEMORY, _FASTER_MEMORY, _LATE_FACTOR = 8.0, 2.0, 4.0
+#: What nothing is given to is tried again after so many samples: it may have become faster. A server with so few.
+TRIED_EVERY, _TRIED_TOGETHER = 1024, 2
+#: A server that was asked and has not shown how fast it is yet: so many times slower than this process, up to so many
+#: samples.
+_UNKNOWN_FACTOR, _MOST_UNKNOWN = 2.0, 64
+#: By so much each group that is finished lets the least that finishing takes grow.
+_FORGETTING = 1.1
 #: Crops that are not finished after so long never are: another step was sought.
 FORGOTTEN_SECONDS = 30.0
 
@@ -43,7 +49,7 @@ class Place:
     """What is known of one place.
 
     line: samples that it was given and has not done. seconds: of a sample of its line; 0 until one is done.
-    passed_over: groups that went elsewhere since it was given any.
+    passed_over: samples that went elsewhere since it was given any.
     """
 
     line: int = 0
@@ -69,18 +75,22 @@ class DecodeSplit:
     def __init__(self, servers: int, receive_seconds: float) -> None:
         self.places = [Place() for _ in range(servers + 1)]
         self._receive_seconds = receive_seconds
-        #: Of a processor, that a sample takes here which is decoded here, and one that a server decoded. 0: not known.
+        #: Of a processor, that a sample takes here which is decoded here, and one that a server decoded: the least of
+        #: late, as crops are all alike, and the first ones may wait for what is compiled. 0: not known.
         self.decode_seconds = self.finish_seconds = 0.0
         #: Crops that servers made and nobody has finished: when they came, and how many.
         self._unfinished: deque[tuple[float, int]] = deque()
 
     def give(self, samples: int, now: float, away: Sequence[int]) -> Given:
-        """Choose where the next samples are decoded. away: servers that do not answer."""
+        """Choose where the next samples are decoded: all, or the first few, by which a server is tried again.
+
+        away: servers that do not answer.
+        """
         while self._unfinished and now - self._unfinished[0][0] > FORGOTTEN_SECONDS:
             self._unfinished.popleft()
-        chosen = self._choose(samples, away)
+        chosen, samples = self._choose(samples, away)
         for place in self.places:
-            place.passed_over += 1
+            place.passed_over += samples
         place = self.places[chosen]
         place.passed_over = 0
         place.line += samples
@@ -90,7 +100,11 @@ class DecodeSplit:
         """Learn from samples that are decoded."""
         place, each = self.places[given.place], (now - given.began) / given.line
         place.line -= given.samples
-        place.seconds += (each - place.seconds) / _MEMORY if place.seconds else each
+        if known := place.seconds:
+            late = min(each, _LATE_FACTOR * known) - known
+            place.seconds += late / (_MEMORY if late > 0 else _FASTER_MEMORY)
+        else:
+            place.seconds = each
         if given.place != HERE:
             self._unfinished.append((now, given.samples))
 
@@ -100,12 +114,12 @@ class DecodeSplit:
 
     def computed(self, samples: int, seconds: float, *, is_here: bool) -> None:
         """Learn what a thread of this process computed for samples: to decode them, or to finish what a server did."""
-        known, each = self.decode_seconds if is_here else self.finish_seconds, seconds / samples
-        each = known + (each - known) / _MEMORY if known else each
+        each = seconds / samples
         if is_here:
-            self.decode_seconds = each
+            known = self.decode_seconds
+            self.decode_seconds = known + (each - known) / _MEMORY if known else each
             return
-        self.finish_seconds = each
+        self.finish_seconds = min(each, _FORGETTING * self.finish_seconds) if self.finish_seconds else each
         while samples > 0 and self._unfinished:
             came, count = self._unfinished.popleft()
             if count > samples:
@@ -128,19 +142,28 @@ class DecodeSplit:
         """Return how much longer crops make this process's line."""
         return self._crop_share * sum(count for _, count in self._unfinished)
 
-    def _choose(self, samples: int, away: Sequence[int]) -> int:
+    def _choose(self, samples: int, away: Sequence[int]) -> tuple[int, int]:
+        """Return a place, and how many of the samples it gets."""
         there = [place for place in range(1, len(self.places)) if place not in away]
         if not there or self.places[HERE].is_unknown:
-            return HERE
+            return HERE, samples
         for place in (HERE, *there):
             known = self.places[place]
-            if known.is_unknown or (known.line == 0 and known.passed_over >= TRIED_EVERY):
-                return place
+            if known.is_unknown:
+                return place, samples
+            if known.line == 0 and known.passed_over >= TRIED_EVERY:
+                return place, samples if place == HERE else min(samples, _TRIED_TOGETHER)
         if not self.is_worth_sending:
-            return HERE
+            return HERE, samples
         here, crops = self.places[HERE], self._crops()
         finished = here.done_in(crops + self._crop_share * samples)
-        seconds = {place: max(self.places[place].done_in(samples), finished) for place in there}
+        seconds = {place: max(self._done_in(self.places[place], samples), finished) for place in there}
         seconds[HERE] = here.done_in(crops + samples)
         # Nothing is known at first: then by the length of the lines.
-        return min(seconds, key=lambda place: (seconds[place], self.places[place].line))
+        return min(seconds, key=lambda place: (seconds[place], self.places[place].line)), samples
+
+    def _done_in(self, server: Place, samples: int) -> float:
+        """Return after how many seconds a server has done with its line and some more."""
+        if server.seconds or server.line + samples > _MOST_UNKNOWN:
+            return server.done_in(samples)
+        return (server.line + samples) * _UNKNOWN_FACTOR * (self.places[HERE].seconds or math.inf)

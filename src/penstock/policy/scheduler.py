@@ -68,8 +68,8 @@ class StagingLimits:
     steps: of the plan that a slot has space for.
     own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
     loads_all: whether a `Load` takes all that a step has left: all of its samples where nothing else reads them.
-    reads_ahead: whether readers read all that comes from the source, however fast that is: they may have it decoded
-        elsewhere.
+    read_together: samples that a reader reads from the source together, as many as are queued: readers read all that
+        comes from there, however fast that is, as they may have it decoded elsewhere. 0: nothing is.
     Raises: ConfigError naming the field.
     """
 
@@ -82,7 +82,7 @@ class StagingLimits:
     own_bytes: int = decisions.OWN_BYTES
     loads_all: bool = False
     most_readers: int = 0
-    reads_ahead: bool = False
+    read_together: int = 0
     most_slots: int = 0
 
     def __post_init__(self) -> None:
@@ -95,6 +95,7 @@ class StagingLimits:
             "own_bytes",
             "most_readers",
             "most_slots",
+            "read_together",
         ):
             check_count(f"limits.{name}", getattr(self, name), 0)
 
@@ -284,8 +285,8 @@ class Scheduler:
         self._promised_bytes = mean_bytes * (plan.max_local_batch(rank) * plan.ranks if is_batch else 1)
         if form is not None:
             keep_in_form(state, machine, form, maps_peers=shared is not None and shared.is_mapped)
-        if limits.reads_ahead:
-            state.ints[decisions.PROBES_LEFT] = 0
+        if limits.read_together:
+            state.ints[[decisions.PROBES_LEFT, decisions.SOURCE_TOGETHER]] = 0, limits.read_together
         self._have(state)
         most = limits.most_decoders or limits.decoders
         least = 1 if limits.most_decoders else limits.decoders
@@ -379,7 +380,7 @@ class Scheduler:
         self._threads.load_done(count, wall_seconds, cpu_seconds, now, self._were_busy)
         self._were_busy = True
         for read in own_reads:
-            if read.origin == SOURCE and self._limits.reads_ahead:
+            if read.origin == SOURCE and self._limits.read_together:
                 continue  # of the first sample, by which a worker finds out whether it should read by itself
             self._call(decisions.OBSERVED, 0, read.reads, read.origin, read.seconds)
         if not failed and isinstance(load.rows, range):

@@ -49,10 +49,12 @@ class CropPass:
         self._sink = Sink("uint8", "NHWC")
         self._group = GroupPass(front.numbers, front.keys, self._sink)
 
-    def prepare(self) -> None:
-        """Bring in what making crops needs."""
-        self._sink.prepare()
-        CROP_KERNELS["make_crops"].ask()
+    def prepare(self, *, makes: bool = True) -> None:
+        """Bring in what making crops needs, and finishing them. makes: False where others make them."""
+        self._pipeline.prepare_crops()
+        if makes:
+            self._sink.prepare()
+            CROP_KERNELS["make_crops"].ask()
 
     def make_group(
         self,

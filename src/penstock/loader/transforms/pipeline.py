@@ -479,6 +479,11 @@ class Pipeline:
         finally:
             scratch.end_picture()
 
+    def prepare_crops(self) -> None:
+        """Bring in what `write_crops` needs."""
+        if self._group_pass is not None:
+            self._sink.prepare_crops()
+
     def write_crops(self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> bool:
         """Do what `run_crop` does to several by one call; return whether that was done: not where Python follows.
 

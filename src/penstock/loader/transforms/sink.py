@@ -105,6 +105,10 @@ class Sink:
         """The arguments of that loop that say what is written."""
         return self._parameters, self._channels_last
 
+    def prepare_crops(self) -> None:
+        """Have what `write_crops` runs loaded, or begin to compile it."""
+        CROP_KERNELS[f"crops_to_{self._item}"].ask()
+
     def write_crops(self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> bool:
         """Write pictures as they are by one call; return whether that was done: not until it is compiled.
 
