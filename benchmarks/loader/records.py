@@ -202,7 +202,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--place", type=Path, help="an existing folder for the files (of the system's temporary)"
     )
-    parser.add_argument("--quick", action="store_true", help="few samples, one round: shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="few samples, one round, without FFCV: shows that it runs"
+    )
     options = parser.parse_args(arguments)
     rounds, samples, members = (
         (1, 1024, 400) if options.quick else (options.rounds, options.samples, options.members)
@@ -230,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
             "gather": lambda: gather(place / "records.bin", SAMPLE_BYTES),
             "gather of 2 KB": lambda: gather(place / "tokens.bin", 2 * WINDOW),
         }
-        if ffcv := start_ffcv(place):
+        if ffcv := None if options.quick else start_ffcv(place):
             cases["FFCV"] = partial(epoch_of, ffcv)
         try:
             found = print_cases(cases, rounds, "sample")

@@ -264,14 +264,14 @@ def slot_of(loader: Loader, tensor: torch.Tensor) -> int:
     return slot
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(
-    ("dtype", "scale", "tolerance"),
+    ("dtype", "scale", "tolerance", "layout"),
     [
-        (torch.float32, 255, 1e-6),
-        ("float16", 255, 2**-11),
-        (torch.bfloat16, 255, 2**-8),
-        (torch.uint8, 1, 0),
+        (torch.float32, 255, 1e-6, "NCHW"),
+        ("float16", 255, 2**-11, "NHWC"),
+        (torch.bfloat16, 255, 2**-8, "NCHW"),
+        (torch.uint8, 1, 0, "NCHW"),
+        (torch.uint8, 1, 0, "NHWC"),
     ],
 )
 def test_tensors_lie_in_the_slot_in_the_asked_type_and_layout(
