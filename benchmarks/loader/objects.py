@@ -41,7 +41,8 @@ VIA = ["penstock", "litdata", "streaming", "s3torch"]
 #: Of `--cache`: a step of 64 samples takes as long as the link takes for 100.
 EPOCHS, STEP_SECONDS = 3, 0.2
 #: What has no figures with `--cache`, and why. Streaming 0.13 failed in one run of two, with a limit of its cache and
-#: without one; the cause was not found. It reads a shard's file as soon as that exists, without a lock.
+#: without one; the cause was not found. Its shards are right where it wrote them, and so are copies that boto3 makes of
+#: them from this store.
 LEFT_OUT = {
     "s3torch": "it keeps nothing for later epochs",
     "streaming": "version 0.13 gave other bytes than its shards have, or ended with an IndexError, in one run of two",

@@ -133,6 +133,7 @@ def streaming(job: Job) -> Iterator[Any]:
         shuffle=True,
         batch_size=BATCH,
         predownload=4096,
+        cache_limit=job.cache_bytes or None,
     )
     loader = DataLoader(
         dataset,
