@@ -89,15 +89,20 @@ class Pair:
         return [None if isinstance(each, DataError) else each.tobytes() for each in found]
 
     @contextlib.contextmanager
-    def dealer(self, secret: tuple[bytes, bytes] | None) -> Iterator[zmq.Socket[bytes]]:
-        """A socket that connects to rank 1, with keys of its own, or none."""
+    def dealer(self, secret: tuple[bytes, bytes] | None) -> Iterator[tuple[zmq.Socket[bytes], Any]]:
+        """A socket that connects to rank 1, with keys of its own, or none; and what tells what becomes of that."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+            monitor = asking.get_monitor_socket()  # before it is refused
             asking.linger = 0
             if secret is not None:
                 asking.curve_publickey, asking.curve_secretkey = secret
                 asking.curve_serverkey = self.carriers[1].offer["key"].encode()
             asking.connect(self.carriers[1].offer["address"])
-            yield asking
+            try:
+                yield asking, monitor
+            finally:
+                asking.disable_monitor()
+                monitor.close()
 
     def keys_of_rank_0(self) -> tuple[bytes, bytes]:
         return self.carriers[0]._public, self.carriers[0]._secret
@@ -139,9 +144,9 @@ def test_news_say_what_is_kept_and_that_a_rank_has_left(pair: Pair) -> None:
 
 @pytest.mark.parametrize("has_keys", [True, False])
 def test_who_is_not_of_the_job_is_not_answered(pair: Pair, has_keys: bool) -> None:
-    with pair.dealer(zmq.curve_keypair() if has_keys else None) as stranger:
-        monitor = stranger.get_monitor_socket()
-        stranger.send(packed(Message(ASK, 1, 101, np.array([0]))))
+    with pair.dealer(zmq.curve_keypair() if has_keys else None) as (stranger, monitor):
+        with contextlib.suppress(zmq.Again):  # where it is refused already
+            stranger.send(packed(Message(ASK, 1, 101, np.array([0]))), zmq.DONTWAIT)
         refused = (
             zmq.EVENT_HANDSHAKE_FAILED_AUTH,
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -153,8 +158,6 @@ def test_who_is_not_of_the_job_is_not_answered(pair: Pair, has_keys: bool) -> No
             assert monitor.poll(int(1e3 * patient(20))), "nobody refused it"
             events.append(recv_monitor_message(monitor)["event"])
         assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
-        stranger.disable_monitor()
-        monitor.close()
     assert pair.read(0) == [content(0)]
 
 
@@ -172,7 +175,7 @@ def test_a_length_of_4_gib_from_who_has_no_key_ends_the_connection(pair: Pair) -
 def test_what_a_rank_sends_that_is_malformed_or_oversized_is_passed_by(pair: Pair) -> None:
     good = packed(Message(ASK, 7, 101, np.array([2])))
     ids_of_nobody = np.array([-1, 5, 1 << 40, np.iinfo(np.int64).min])
-    with pair.dealer(pair.keys_of_rank_0()) as rank_0:
+    with pair.dealer(pair.keys_of_rank_0()) as (rank_0, _):
         for malformed in (
             b"",
             b"PNST",
