@@ -160,28 +160,30 @@ class PeerMemory:
         table = self._records()
         if not self._ids.size:
             return [None] * ids.size
-        at = np.minimum(np.searchsorted(self._ids, ids), self._ids.size - 1)
-        rows = self._rows[at]
-        records = table[rows]
+        at = np.minimum(self._ids.searchsorted(ids), self._ids.size - 1)
+        rows = self._rows.take(at)
+        records = table.take(rows, 0, mode="wrap")  # of one that is not there: any, and not looked at
         is_sealed = _seals(records, self.generation) == records[:, _SEAL]
         memory, found, verified = self._memory, list[tuple[Bytes, int] | None](), list[int]()
         # Plain numbers from here on: NumPy takes longer for the few that are looked up together.
-        lists = (rows, is_sealed, ids, sizes, self._is_verified[at], records)
+        lists = (rows, is_sealed, ids, sizes, self._is_verified.take(at), records)
         for index, (row, is_good, wanted, wanted_bytes, is_verified, record) in enumerate(
             zip(*(each.tolist() for each in lists), strict=True)
         ):
             sample, begin, size, checksum, _ = record
             found.append(None)
-            if row < 0 or not is_good or sample != wanted or max(begin, size) > _MOST_BEGIN:
+            if row < 0 or not is_good or sample != wanted or 0 <= wanted_bytes != size:
                 continue
-            if 0 <= wanted_bytes != size:
+            if begin > _MOST_BEGIN or size > _MOST_BEGIN:
                 continue
             data = memory[begin : begin + size]
-            if data.size != size or not (is_verified or checksum_of(data) == checksum):
+            if data.size != size:
                 continue
-            found[index] = data, checksum
             if not is_verified:
+                if checksum_of(data) != checksum:
+                    continue
                 verified.append(index)
+            found[index] = data, checksum
         if verified and not isinstance(memory, FileBytes):
             self._is_verified[at[verified]] = True
         return found
@@ -269,9 +271,10 @@ class HostMemory:
         """Return the bytes of samples that a rank keeps, where they lie, read-only; an error in the place of others."""
         peer = self._peers.get(rank)
         found = [None] * ids.size if peer is None else peer.look_up(ids, self._sizes_bytes[ids])
-        if missing := found.count(None):
-            with self._misses_lock:
-                self.misses += missing
+        if not (missing := found.count(None)):
+            return [each[0] for each in found if each is not None]
+        with self._misses_lock:
+            self.misses += missing
         return [
             DataError(f"rank {rank} does not have sample {sample} as it announced")
             if each is None
@@ -294,5 +297,5 @@ def _seals(records: Numbers, generation: int) -> Numbers:
     """Return a number for each record, by which one that is half written or of another log is found out."""
     mixed = (records[:, :_SEAL] ^ np.uint64(generation)) * _SPREADS
     mixed ^= mixed >> np.uint64(32)
-    seals: Numbers = (mixed * _OF_COLUMNS).sum(1, np.uint64)
+    seals: Numbers = mixed @ _OF_COLUMNS
     return seals
