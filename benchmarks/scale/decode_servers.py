@@ -217,14 +217,16 @@ def print_limit(runs: Sequence[dict[str, Any]], alone_ms: float, servers: int, w
     """Print what a served sample took of the training's processor, and what it may take.
 
     With servers that never wait, each as fast as the training alone, these serve `servers` times its rate, and what
-    they leave of its processor decodes. runs: with these. alone_ms: of a sample that the training decodes.
+    they leave of its processor decodes. It takes what is left of the run's processor time, and what its parts take at
+    least: samples that are decoded beside servers come in larger groups, and may take less than alone.
+    runs: with these servers. alone_ms: of a sample that the training decodes alone.
     """
     each_ms = [(run["cpu_ms"] - (1 - run["served"]) * alone_ms) / max(run["served"], 1e-9) for run in runs]
-    took_ms = statistics.median(each_ms)
     parts = {
         name: statistics.median(run["parts_ms"].get(name, 0.0) for run in runs)
         for name in runs[0]["parts_ms"]
     }
+    took_ms = max(statistics.median(each_ms), sum(parts.values()))
     shown = ", ".join(f"{name} {ms:.2f}" for name, ms in parts.items())
     print(
         f"a served sample takes {took_ms:.2f} ms of the training's processor (decoding {alone_ms:.2f}): {shown}, else "
