@@ -163,9 +163,24 @@ def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_wou
             own = loader._own_thread
             made_together.append((own._most_steps, own._steps_in_array))
 
-    assert made_together == [(8, 8), (1, 1), (4, 1)], (
+    assert made_together == [(8, 8), (2, 1), (4, 1)], (
         "batches of half a megabyte: 4 MiB beside the slots, 128 KiB that one keeps; lists may be of any size"
     )
+
+
+def test_two_batches_of_larger_arrays_are_made_together_each_in_its_own_and_neither_is_kept() -> None:
+    data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"))
+    with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
+        own, found, together = loader._own_thread, list[Any](), list[int]()
+        for images, texts in loader:
+            own._sample_seconds = 1e-9
+            found += zip(images[:, 0].tolist(), texts, strict=True)
+            together.append(len(own._ready) + 1)
+        own.forget_made()
+
+        assert found == [(index, f"text {index}") for index in range(COUNT)]
+        assert max(together) == 2
+        assert not [slot for slot in loader._setup.beside._slots if slot >= MADE]
 
 
 def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_have_made() -> None:

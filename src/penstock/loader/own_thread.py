@@ -38,8 +38,10 @@ from penstock.policy.turns import Choice, Given, Turns
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
 # the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
-# several steps takes so many bytes at most: who keeps one of the batches keeps all of it.
+# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are
+# made for two steps together where they take no more than `_TWO_BYTES`, which a second-level cache holds.
 _TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
+_TWO_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
 _Presented = dict[tuple[int, int], tuple[Any, int]]
 _Made = TypeVar("_Made")
@@ -107,7 +109,9 @@ class OwnThread:
         if not collates:
             array_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
             most = _ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
-            self._most_steps = self._steps_in_array = max(1, min(most))
+            self._steps_in_array = max(1, min(most))
+            are_two = self._steps_in_array == 1 and max(array_bytes, batch_bytes) <= _TWO_BYTES // 2
+            self._most_steps = 2 if are_two else self._steps_in_array
 
     @property
     def is_trying(self) -> bool:
@@ -183,12 +187,14 @@ class OwnThread:
         self._has_made = False
         self._ready.clear()
         self._failed.clear()
+        slots = range(MADE, MADE + self._most_steps, self._steps_in_array)
         if isinstance(self._decoder, CollatingDecoder):
-            for slot in range(MADE, MADE + self._most_steps):
+            for slot in slots:
                 self._decoder.take(slot, ())
             self._decoder.forget_latest()
         elif self._beside is not None:
-            self._beside.drop(MADE)
+            for slot in slots:
+                self._beside.drop(slot)
 
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
