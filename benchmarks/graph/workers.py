@@ -6,7 +6,7 @@ For each size: a chain of negations whose nodes take turns on two workers, so th
 the time of a hop with its negation is the difference between a long chain and one of two hops, so that the request of
 the client and its answer do not count. In it, the thread of a step waits for the tensor at the local socket, negates it
 and sends it. The same chain on one worker, in turn with it, is the time of a negation alone; the rest is Send and Recv:
-the copy into shared memory, messages, the executor, and whatever the negation takes longer because its input was
+writing to shared memory, messages, the executor, and whatever the negation takes longer because its input was
 written by another processor. Two ratios are printed for each message below: with the negation, and without it.
 Beside it, in turn, the same bytes to and fro between two processes that do nothing else:
 
