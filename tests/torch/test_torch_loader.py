@@ -269,7 +269,7 @@ def slot_of(loader: Loader, tensor: torch.Tensor) -> int:
     [
         (torch.float32, 255, 1e-6, "NCHW"),
         ("float16", 255, 2**-11, "NHWC"),
-        (torch.bfloat16, 255, 2**-8, "NCHW"),
+        (torch.bfloat16, 255, 2**-8, "NHWC"),
         (torch.uint8, 1, 0, "NCHW"),
         (torch.uint8, 1, 0, "NHWC"),
     ],
