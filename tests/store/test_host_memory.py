@@ -141,6 +141,11 @@ def test_each_reader_sums_bytes_in_memory_up_once_and_those_of_a_file_each_time(
     assert bytes(cast("NDArray[np.uint8]", other.read(3, np.array([5]))[0])) == content(5)
     assert summed.count(content(5)) == 2, "a reader believes no other one"
     other.close()
+    pair.log.add(
+        np.array([5]), np.array([[SIZE, 2 * SIZE]]), [checksum_of(np.frombuffer(content(5), np.uint8))]
+    )
+    assert pair.told() == [5]
+    assert pair.read(5) == [None], "a later record is of other bytes, those of sample 1"
 
     file = tmp_path / "samples"
     file.write_bytes(content(5) + content(1))

@@ -89,6 +89,8 @@ def test_pieces_of_some_arrays_are_copied_and_all_else_stays(
     copy_pieces({}, which, offsets, sizes, into, begins)
 
     assert into.tolist() == [*range(90, 100), 255, 255, 255, 148, 149, 0, 255]
+    with pytest.raises(ValueError):
+        copy_pieces(arrays, which[:1], offsets[:1] + 1, sizes[:1], into, begins[:1])
 
 
 def test_what_select_and_shuffle_chose_is_read_and_labels_have_their_names() -> None:

@@ -274,9 +274,10 @@ class DecodedFiles(PackedFiles):
             del intact  # what is forgotten from here on must not stay in memory
         for unit in [each for each in listed if each not in done]:
             which = np.flatnonzero(units == unit)
+            if unit in here:
+                failed |= dict.fromkeys(which.tolist(), changed[self._unit_files[unit]])
+                continue
             try:
-                if unit in here:
-                    raise changed[self._unit_files[unit]]
                 with self._lent(unit, int(ids[which[0]])) as content:
                     copy_pieces(
                         {unit: content}, units[which], offsets[which], sizes[which], into, begins[which]

@@ -5,8 +5,9 @@
     rank q   HostMemory ── PeerMemory of p: both arenas, read-only, and the place of each sample's record
 
 No lock is shared and no message sent: a record is complete before it is counted, and never changed. Who reads a sample
-believes nothing: neither a record whose seal is wrong, nor bytes outside of the arena, nor bytes with another checksum.
-All of these are misses. What a killed rank has written stays mapped where it is mapped, and goes with the last process.
+believes nothing: neither a record whose seal is wrong, nor bytes outside of the arena, nor, when it first has them,
+bytes with another checksum. All of these are misses. What a killed rank has written stays mapped where it is mapped,
+and goes with the last process.
 
 Bytes in memory are compared with their checksum when a reader first has them: a log's tier never writes them again, and
 nobody else can, so that a read costs no pass over them. A file may change without its rank, and is compared each time.
@@ -130,8 +131,8 @@ class PeerMemory:
         self._ids = np.sort(kept) if is_known else np.empty(0, np.int64)
         #: int32[kept], where the record of each is; -1 for one that is not there yet.
         self._rows = np.full(self._ids.size, -1, np.int32)
-        #: bool[kept], whose bytes were compared with their checksum. Any thread may set one.
-        self._is_verified = np.zeros(self._ids.size, bool)
+        #: int32[kept], of which record the bytes were compared with their checksum, or -1. Any thread may set one.
+        self._verified_rows = np.full(self._ids.size, -1, np.int32)
         #: Records that were taken note of, and how many there were then: more where one of them is damaged.
         self._seen = self._looked_at = 0
 
@@ -166,7 +167,7 @@ class PeerMemory:
         is_sealed = _seals(records, self.generation) == records[:, _SEAL]
         memory, found, verified = self._memory, list[tuple[Bytes, int] | None](), list[int]()
         # Plain numbers from here on: NumPy takes longer for the few that are looked up together.
-        lists = (rows, is_sealed, ids, sizes, self._is_verified.take(at), records)
+        lists = (rows, is_sealed, ids, sizes, self._verified_rows.take(at) == rows, records)
         for index, (row, is_good, wanted, wanted_bytes, is_verified, record) in enumerate(
             zip(*(each.tolist() for each in lists), strict=True)
         ):
@@ -185,7 +186,7 @@ class PeerMemory:
                 verified.append(index)
             found[index] = data, checksum
         if verified and not isinstance(memory, FileBytes):
-            self._is_verified[at[verified]] = True
+            self._verified_rows[at[verified]] = rows[verified]
         return found
 
     def _count(self) -> int:

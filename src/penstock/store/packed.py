@@ -358,7 +358,8 @@ def copy_pieces(
     files = np.array([(-1, each.ctypes.data, each.size) for each in contents], np.int64)
     failed = np.empty(some.size, np.int64)
     count = loop(files, *[_NONE] * 3, 0, places, offsets, sizes, into, begins, failed)
-    assert count == 0, "a piece lies outside of its array"
+    if count:
+        raise ValueError("a piece lies outside of its array")
 
 
 def stats_of(files: Sequence[str], objects: Objects | None = None) -> tuple[Ids, Ids]:
