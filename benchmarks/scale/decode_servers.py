@@ -54,8 +54,6 @@ TRANSFORMS = [
     Normalize((0.485, 0.456, 0.406), (0.2, 0.2, 0.2)),
 ]
 BATCH, EPOCHS = 32, 3
-#: Names of threads begin with these, and what they do with a sample that a server decoded.
-PARTS = {"penstock-read": "asked for and verified", "penstock-peers": "messages"}
 
 
 class Waiting:
@@ -107,15 +105,28 @@ def be_server(folder: Path, processor: int, seconds: float) -> None:
 
 def part_seconds() -> dict[str, float]:
     """Return the processor time of this process so far, by part; what no thread of Python's takes is ZeroMQ's."""
-    found = dict.fromkeys(PARTS.values(), 0.0)
-    received = time.process_time()
+    received, messages = time.process_time(), 0.0
     for thread in threading.enumerate():
         seconds = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
         received -= seconds
-        for begin, part in PARTS.items():
-            if thread.name.startswith(begin):
-                found[part] += seconds
-    return {"received and decrypted": received, **found}
+        if thread.name.startswith("penstock-peers"):
+            messages += seconds
+    return {"received and decrypted": received, "messages": messages}
+
+
+def time_asking(servers: Any) -> list[float]:
+    """Return a list that gets the processor time of each thread that has servers make something."""
+    seconds, make = list[float](), servers.make
+
+    def timed(*arguments: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return make(*arguments)
+        finally:
+            seconds.append(time.thread_time() - began)
+
+    servers.make = timed
+    return seconds
 
 
 def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
@@ -133,6 +144,8 @@ def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
         decode_servers=servers,
         report=None,
     ) as loader:
+        found = getattr(loader._fetcher, "_servers", None)
+        asking = [] if found is None else time_asking(found)
         began, computed, summing, parts = time.perf_counter(), time.process_time(), 0.0, part_seconds()
         for _ in range(EPOCHS):
             for images, labels in loader:
@@ -140,10 +153,10 @@ def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
                 value, count = zlib.crc32(images[:, :, ::16, ::16].tobytes(), value), count + len(labels)
                 summing += time.thread_time() - before
         seconds, computed = time.perf_counter() - began - summing, time.process_time() - computed - summing
-        found = getattr(loader._fetcher, "_servers", None)
         parts = {name: seconds - parts[name] for name, seconds in part_seconds().items()}
     served = 0 if found is None else found.served
     if found is not None:
+        parts["asked for and verified"] = sum(asking)
         parts["finished"] = served * found.split.finish_seconds
     return {
         "rate": count / seconds,

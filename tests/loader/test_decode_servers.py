@@ -38,6 +38,7 @@ from penstock.loader.transforms import (
     ToTensor,
 )
 from penstock.loader.transforms.memory import DecodeMemory
+from penstock.policy.decisions import SOURCE_TOGETHER
 from penstock.policy.decode_split import HERE, DecodeSplit, Given
 from penstock.ranks.access import Address
 from penstock.ranks.decode_access import KEY
@@ -160,8 +161,9 @@ class OneServer:
     def __init__(self) -> None:
         self.here: list[int] = []
 
-    def give(self, samples: int) -> list[Given]:
-        return [Given(1, samples - 1, samples - 1, 0.0), Given(HERE, 1, 1, 0.0)]
+    def give(self, samples: int) -> Given:
+        place, given = (HERE, 1) if samples == 1 else (1, samples - 1)
+        return Given(place, given, given, 0.0)
 
     def make(self, given: Given, epoch: int, ids: Any) -> list[Any]:
         return [None if each == 5 else np.full((1, 1, 3), each, np.uint8) for each in ids.tolist()]
@@ -187,6 +189,36 @@ def test_of_samples_that_are_read_together_a_server_gets_those_that_no_tier_keep
         ]
         assert [each for each in range(7) if tier.contains(each)] == [0, 3]
         assert servers.here == [6]
+
+
+def test_readers_read_one_sample_after_the_other_only_while_a_server_answers_and_is_worth_it(
+    photos: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key.write_text(32 * "ab")
+    key.chmod(0o600)
+    monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", 0.0)
+    with Loader(
+        photos,
+        epochs=1,
+        transforms=RANDOM,
+        decode_servers=["127.0.0.1:1"],
+        batch_size=7,
+        seed=5,
+        report=None,
+        on_error="skip",
+        policy="staging",
+    ) as loader:
+        assert loader._setup.limits.read_together > 1
+        for _ in loader:
+            pass
+        assert loader._engine._scheduler._ints[SOURCE_TOGETHER] == 1
+        fetcher = loader._fetcher
+        assert isinstance(fetcher, ServedFetcher)
+        assert not fetcher.sends()
+        monkeypatch.setattr(fetcher._servers._peers, "is_away", lambda rank: False)
+        assert fetcher.sends()
+        fetcher._servers.split.decode_seconds, fetcher._servers.split.finish_seconds = 1e-3, 1.0
+        assert not fetcher.sends()
 
 
 def test_readers_that_want_something_of_one_server_meanwhile_share_a_request() -> None:

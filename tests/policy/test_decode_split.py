@@ -127,3 +127,16 @@ def test_what_is_not_had_leaves_the_line_and_teaches_nothing() -> None:
     split.missed(lost)
 
     assert (split.places[1].line, split.places[1].seconds) == (0, 0.0)
+
+
+def test_crops_that_did_not_come_are_not_waited_for() -> None:
+    split = DecodeSplit(1, 1e-3)
+    split.computed(1, 2e-3, is_here=True)
+    split.computed(1, 1e-3, is_here=False)
+    for _ in range(10):
+        given = Given(1, 16, 16.0, 0.0)
+        split.places[1].line += 16
+        split.done(given, 0.1, 15)
+        split.computed(15, 15e-3, is_here=False)
+
+    assert split.give(1, 0.2, [1]).line == 1.0

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -904,6 +904,29 @@ def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them(toget
     assert [sample for samples in moved for sample in samples] == order[1:]  # the first one is the probe
     if together:
         assert set(map(len, moved[:-1])) == {together}
+
+
+def test_samples_are_read_together_only_while_that_is_of_use() -> None:
+    """Or else one reader reads one after the other what all of them could read at once."""
+    runtime, answers = (
+        runtime_of(SLOW_SECONDS, slots=4, readers=2, together=5),
+        cycle([True, False]),
+    )
+    asked = list[bool]()
+
+    def reads_together() -> bool:
+        asked.append(next(answers))
+        return asked[-1]
+
+    runtime.scheduler._reads_together = reads_together
+    runtime.obey(runtime.scheduler.start(0.0))
+    sizes = [(asked[-1], len(each.samples)) for each in runtime.moves]
+    while runtime.moves and len(sizes) < 8:
+        before = list(runtime.moves)
+        runtime._finish_move(before[0])
+        sizes += [(asked[-1], len(each.samples)) for each in runtime.moves if each not in before]
+
+    assert set(sizes) == {(True, 5), (False, 1)}
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

@@ -145,8 +145,12 @@ class DecodeServers:
         #: Samples that servers decoded, and that they did not though asked.
         self.served = self.missed = 0
 
-    def give(self, samples: int) -> list[Given]:
-        """Choose where some samples are decoded: the first ones, those after them, and so on."""
+    def sends(self) -> bool:
+        """Return whether a server may be given something now. Never waits: what it sees may be just past."""
+        return self.split.is_worth_sending and not all(map(self._peers.is_away, self._peers.ranks))
+
+    def give(self, samples: int) -> Given:
+        """Choose where some samples are decoded: all of them, or the first few."""
         if len(self._peers.refused) > self._reported:
             self._report_refused()
         with self._lock:
@@ -157,11 +161,7 @@ class DecodeServers:
                 self._end_here(sample, None)
             is_long = samples > self._most
             away = [place for place in self._peers.ranks if is_long or self._peers.is_away(place)]
-            found = list[Given]()
-            while samples:
-                found.append(self.split.give(samples, now, away))
-                samples -= found[-1].samples
-            return found
+            return self.split.give(samples, now, away)
 
     def make(self, given: Given, epoch: int, ids: Ids) -> list[ServedCrop | None]:
         """Have a server decode samples for an epoch; None for what is not had."""
@@ -171,7 +171,7 @@ class DecodeServers:
             had = sum(crop is not None for crop in crops)
             self.served, self.missed = self.served + had, self.missed + ids.size - had
             if had:
-                self.split.done(given, time.monotonic())
+                self.split.done(given, time.monotonic(), had)
             else:
                 self.split.missed(given)
         return crops
@@ -234,6 +234,10 @@ class ServedFetcher(SourceFetcher):
         """Where the servers are."""
         return self._servers.addresses
 
+    def sends(self) -> bool:
+        """Return whether a server may be given something now. Never waits."""
+        return self._servers.sends()
+
     def fetch(self, request: Request) -> list[Any] | Pieces:
         if request.origin != SOURCE or not request.lasting:
             return super().fetch(request)
@@ -244,7 +248,8 @@ class ServedFetcher(SourceFetcher):
         left = (
             [index for index, rest in enumerate(rests) if rest == STAGING] if rests else list(range(ids.size))
         )
-        for given in self._servers.give(len(left)):
+        while left:
+            given = self._servers.give(len(left))
             some, left = left[: given.samples], left[given.samples :]
             if given.place == HERE:
                 self._servers.keep_here(given, ids[some])

@@ -36,6 +36,7 @@ from penstock.loader.budget import MemoryBudget
 from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import LoaderArguments, LoaderConfig, config_of
 from penstock.loader.dataset import MapDataset
+from penstock.loader.decode_servers import ServedFetcher
 from penstock.loader.draws import draw_compiled
 from penstock.loader.epoch_lines import EndedEpochs, EpochLines, SkippedSample, skip_clause
 from penstock.loader.fetching import SourceFetcher
@@ -334,6 +335,7 @@ class Loader:
                 setup.held,
                 setup.form,
                 None if setup.sharing is None else setup.sharing.shared,
+                setup.fetcher.sends if isinstance(setup.fetcher, ServedFetcher) else None,
             ),
             self._fetcher,
             self._processes or self._switching or self._decoder,

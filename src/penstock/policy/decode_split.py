@@ -96,8 +96,8 @@ class DecodeSplit:
         place.line += samples
         return Given(chosen, samples, place.line + (self._crops() if chosen == HERE else 0.0), now)
 
-    def done(self, given: Given, now: float) -> None:
-        """Learn from samples that are decoded."""
+    def done(self, given: Given, now: float, came: int | None = None) -> None:
+        """Learn from samples that are decoded. came: so many of them, where not all that a server was given."""
         place, each = self.places[given.place], (now - given.began) / given.line
         place.line -= given.samples
         if known := place.seconds:
@@ -106,7 +106,7 @@ class DecodeSplit:
         else:
             place.seconds = each
         if given.place != HERE:
-            self._unfinished.append((now, given.samples))
+            self._unfinished.append((now, given.samples if came is None else came))
 
     def missed(self, given: Given) -> None:
         """Take note of samples that are not had from where they were given to."""

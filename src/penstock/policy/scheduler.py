@@ -230,6 +230,7 @@ class Scheduler:
     held: by tier, samples that are there from the start, of an earlier run.
     form: in which tiers keep samples, if not as they are stored.
     shared: what this rank and others keep for each other, this one as `placement` says.
+    reads_together: whether `limits.read_together` holds now; without it, it always does. Asked before each decision.
     """
 
     def __init__(
@@ -244,10 +245,10 @@ class Scheduler:
         held: Mapping[int, Ids] | None = None,
         form: CropForm | None = None,
         shared: Shared | None = None,
+        reads_together: Callable[[], bool] | None = None,
     ) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._limits = limits
+        self._plan, self._rank, self._limits = plan, rank, limits
+        self._reads_together = reads_together if limits.read_together else None
         #: Samples that a slot has space for.
         self._slot_size = limits.steps * plan.max_local_batch(rank)
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
@@ -563,6 +564,9 @@ class Scheduler:
         if self._readers is not None:
             allowed = self._readers.threads
             self._ints[decisions.READERS], self._ints[decisions.FILL_LIMIT] = allowed, max(1, allowed // 2)
+        if self._reads_together is not None:
+            together = self._limits.read_together if self._reads_together() else 1
+            self._ints[decisions.SOURCE_TOGETHER] = together
         out: list[Instruction] = []
         self._read(self._call(what, slot, count, origin, seconds), now, out)
         # A batch was staged: say which is the next, and see whether a slot is free for it, too.
