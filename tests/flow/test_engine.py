@@ -389,6 +389,23 @@ def test_a_wait_while_what_loads_still_starts_is_reported_and_does_not_time_out(
     assert len(running.said) >= 3
 
 
+def test_a_start_that_does_not_end_times_out(run: Callable[..., Run]) -> None:
+    work, now = NumberWork(), itertools.count(0.0, 100.0)
+    work.shut = {0}
+    running = run(
+        AccessPlan(Sequential(20), 5, 1),
+        work,
+        timeout_seconds=1e-3,
+        is_starting=lambda said: True,
+        clock=lambda: next(now),
+    )
+
+    with pytest.raises(WaitTimeout):
+        running.take(0, 0)
+
+    assert next(now) > 600
+
+
 def test_all_waits_of_the_process_are_told_to_whoever_asks_by_its_id(run: Callable[..., Run]) -> None:
     work = NumberWork()
     work.shut = {0, 1}

@@ -36,7 +36,7 @@ from tests.loader.worker_data import (
     note_begin,
     padded,
 )
-from tests.patience import patient, wait_until
+from tests.patience import brief, patient, wait_until
 
 import penstock.torch
 from penstock.errors import ConfigError, DataError, WaitTimeout
@@ -44,6 +44,7 @@ from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.work import Brought, Request
 from penstock.loader import Loader, LoaderConfig, switching
+from penstock.loader.fetching import SourceFetcher
 from penstock.loader.processes import Processes
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.trace import read_trace
@@ -188,6 +189,25 @@ def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> Non
             list(loader)
 
     assert path.exists(), lines
+
+
+def test_a_first_read_that_hangs_before_a_process_has_anything_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+    answers, fetch = threading.Event(), SourceFetcher.fetch
+
+    def hang(fetcher: Any, request: Request) -> Any:
+        answers.wait(patient(60))
+        return fetch(fetcher, request)
+
+    monkeypatch.setattr(SourceFetcher, "fetch", hang)
+    steps = [marked, ToTensor()]
+    with load(str(tmp_path), workers=1, transforms=steps, batch_size=1, timeout_seconds=brief(1)) as loader:
+        with pytest.raises(WaitTimeout, match="png"):
+            list(loader)
+        answers.set()
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,18 @@ def test_a_training_that_does_not_wait_has_no_turns() -> None:
 
     assert training.run(5000) == 0
     assert training.chosen is None
+
+
+def test_quick_batches_have_turns_and_threads_load_beside_the_steps_that_show_without_them() -> None:
+    """Where threads hold the interpreter's lock, steps look long: only turns show what the training waits for."""
+    slow = Training(waits=(1e-3, 0.5e-3), step_seconds=6e-3)
+    quick = Training(waits=(1e-3, 0.5e-3), step_seconds=2e-3)
+
+    slow.run(5000)
+    quick.run(5000)
+
+    assert (slow.chosen, quick.chosen) == (None, True)
+    quick.step_seconds, quick.waits = 4e-3, (0.1e-3, 0.9e-3)  # threads hide all of their work in it
+    quick.run(20_000)
+    assert quick.chosen is False
+    assert not quick.run(500)

@@ -76,6 +76,8 @@ _JOIN_SILENT_SECONDS, _JOIN_SECONDS = 1.0, 5.0
 _POLL_HELD_SECONDS = _POLL_PEERS_SECONDS = 0.002
 #: So often it is looked whether what loads still starts: a wait is counted as so much longer at most.
 _POLL_START_SECONDS = 0.1
+# What loads may start for so long, and for so many time-outs, without counting as silent.
+_START_SECONDS, _START_TIMEOUTS = 600.0, 10
 _LOOK_AT_PEERS_SECONDS = 0.05
 _READER_SPANS = 1024
 _SCHEDULER = 1
@@ -418,6 +420,7 @@ class Engine:
     def _await(self, key: tuple[int, int]) -> StagedBatch:
         begin = silent = self._clock()
         self._consumer_waits = (*key, begin)
+        start_seconds = max(_START_SECONDS, _START_TIMEOUTS * (self._settings.timeout_seconds or 0.0))
         try:
             patience = Patience(
                 self._settings.patience_seconds,
@@ -434,9 +437,10 @@ class Engine:
                 if self._own is not None:
                     self._work(self._own, key)
                     continue
-                now, is_starting = self._clock(), self._is_starting()
-                silent = now if is_starting else silent
+                now = self._clock()
                 waited = now - begin
+                is_starting = waited < start_seconds and self._is_starting()
+                silent = now if is_starting else silent
                 pause = patience.look(waited, now - silent)
                 if is_starting:
                     pause = min(pause, _POLL_START_SECONDS)

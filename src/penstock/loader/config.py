@@ -176,8 +176,8 @@ class LoaderConfig:
         nothing; see `penstock.open_source`.
     storage_options: of an address, what its driver needs beyond what it finds by itself; see `penstock.open_source`.
     patience_seconds: a wait that lasts longer is reported. timeout_seconds: one that lasts longer raises; the start of
-        worker processes does not count. Neither is looked at with decoders=0, where the thread that waits is the one
-        that loads.
+        worker processes does not count, for ten times as long, or ten minutes if that is more. Neither is looked at
+        with decoders=0, where the thread that waits is the one that loads.
 
     Two configurations are equal if all of their values are. A source that is an object is equal to itself alone.
 

@@ -75,12 +75,6 @@ class Feed:
         if self._loader is not None and self._loader._processes is not None:
             self._loader._processes.renew()
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether worker processes have been started and are not ready yet."""
-        processes = None if self._loader is None else self._loader._processes
-        return processes is not None and processes.starting > 0
-
     def take(self, place: Place) -> tuple[Any, Exception | None]:
         """Return the next batch that was asked for, or why it cannot be had; the one after it comes next.
 

@@ -174,7 +174,7 @@ class OwnThread:
             Given(samples, batches, is_own, steps, seconds - steps, processor - self._processor_noted)
         )
         self._noted, self._processor_noted, self._step_seconds = now, processor, 0.0
-        if (choice := self._turns.choice) is not None and choice is not before:
+        if (choice := self._turns.choice) is not None and (before is None or choice.is_own != before.is_own):
             self._report(_line(choice))
         return count
 

@@ -98,6 +98,8 @@ class Processes(FetcherOver):
         self._threads = threading.local()
         self._all: list[_Process] = []
         self._begun = 0
+        #: Whether a thread starts one.
+        self._is_beginning = False
         self._all_lock = threading.Lock()
         #: When nobody wanted results any more.
         self._ending: float | None = None
@@ -111,7 +113,11 @@ class Processes(FetcherOver):
             self._begun += 1
             if number == len(self._all):
                 process = _Process(self._plan, self._parts, number, self._staging)
-                process.start()
+                self._is_beginning = True
+                try:
+                    process.start()
+                finally:
+                    self._is_beginning = False
                 self._all.append(process)  # none that did not start
             self._threads.process = self._all[number]
         if isinstance(self._fetcher, SourceFetcher):
@@ -146,11 +152,14 @@ class Processes(FetcherOver):
 
     @property
     def is_starting(self) -> bool:
-        """Whether a Load may wait because a process imports what it needs: none is ready, or one that has a Load."""
+        """Whether a Load may wait because a process imports what it needs: none is ready, or one that has a Load.
+
+        What is read here is read before a process has it, and may hang.
+        """
         known = list(self._all)
-        return not any(each.is_ready for each in known) or any(
-            each.tasks and not each.is_ready for each in known
-        )
+        if self._is_beginning or any(each.tasks and not each.is_ready for each in known):
+            return True
+        return not self._reads_here and not any(each.is_ready for each in known)
 
     @property
     def needs_main(self) -> bool:

@@ -186,7 +186,8 @@ class Turns:
         """Return for how many samples more the training makes its batches: none, once it has other things to do."""
         window = self._window
         self._begin_turn(is_own=False)
-        return self._own_for(_AGAIN_SECONDS, window.rate) if window.samples and window.may_matter else 0
+        waits = window.waited_seconds >= _WAITED_SHARE * window.seconds
+        return self._own_for(_AGAIN_SECONDS, window.rate) if window.samples and waits else 0
 
 
 def choose(of_threads: Sequence[_Sums], of_own: Sequence[_Sums]) -> Choice:

@@ -556,19 +556,15 @@ class _Ahead(_BaseDataLoaderIter):
         """Return a batch, or why it cannot be had."""
         if self._numbers_of(index) is None:
             return self._loaded_here(place, index)
-        while True:
-            try:
-                made, reason = self._feed.take(place)
-                break
-            except WaitTimeout as error:
-                if self._feed.is_starting:
-                    continue
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
-            except Exception as error:  # that no sample is to blame for
-                self._feed.close()
-                if isinstance(error, DataError):
-                    raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
-                raise
+        try:
+            made, reason = self._feed.take(place)
+        except WaitTimeout as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except Exception as error:  # that no sample is to blame for
+            self._feed.close()
+            if isinstance(error, DataError):
+                raise RuntimeError(f"DataLoader worker exited unexpectedly: {error}") from error
+            raise
         if reason is not None:
             return None, reason
         batch, is_pinned = made
