@@ -55,6 +55,7 @@ from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked
 from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
+from penstock.policy import graph_search
 from penstock.policy.graph_placement import Placement
 from penstock.policy.graph_trial import MOST_STEPS, PlacementTrial
 from penstock.queues import WakingQueue
@@ -230,22 +231,26 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
 
 
 def test_steps_after_learning_try_placements_and_the_fastest_stays(
-    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Steps are said to be fastest with all on the third worker; a variable stays where it is."""
+    """Steps are said to be fastest with all on the third worker; a variable and what changes it stay where they are."""
 
     class Told(PlacementTrial):
-        def end(self, turn: int, seconds: float) -> Placement | None:
+        def end(self, turn: int, seconds: float | None) -> Placement | None:
             tried = {self.placements[turn].device[name] for name in ("double", "negate")}
             return super().end(turn, 1.0 if tried == {f"{TASKS[2]}/device:cpu:0"} else 2.0)
 
     monkeypatch.setattr(client, "PlacementTrial", Told)
     links = dict.fromkeys(itertools.combinations(TASKS, 2), (1e-9, 1e12))
     monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: links)
+    # What nodes take is noise here. So the third worker is slow enough to have nothing, not enough to be left out.
+    monkeypatch.setattr(graph_search, "_LEAST_MOVED", 0.0)
+    speeds = iter([1.0, 1.0, 1.6])
+    monkeypatch.setattr(hosting, "_reference_seconds", lambda: next(speeds))
+    workers = request.getfixturevalue("workers")
     graph = Graph()
-    with graph.on_device(TASKS[0]):
-        w = graph.variable("float64", [], initial=np.float64(3), name="w")
-        more = graph.add("AssignAdd", w, np.float64(1), name="more")
+    w = graph.variable("float64", [], initial=np.float64(3), name="w")
+    more = graph.add("AssignAdd", w, np.float64(1), name="more")
     x = graph.placeholder("float64", [], name="x")
     double, negate = graph.add("Mul", x, np.float64(2), name="double"), graph.add("Neg", x, name="negate")
     total = graph.add("Add", graph.add("Add", double, negate), more, name="total")
@@ -258,7 +263,7 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
             counted = Statistics()
             assert session.run(total, {x: 5.0}, statistics=counted) == 5 + 3 + 2 + step
             assert counted.kernels["double"] == 1
-            assert counted.devices["w"] == f"{TASKS[0]}/device:cpu:0"
+            assert {counted.devices[name] for name in ("w", "more")} == {f"{TASKS[0]}/device:cpu:0"}
             homes.add(counted.devices["double"])
             # Other runs go on meanwhile.
             assert session.run(negate, {x: 5.0}) == -5

@@ -86,12 +86,34 @@ def test_the_placement_of_the_fastest_steps_stays(seconds: list[float], stays: i
     )
 
 
-def test_steps_that_fail_do_not_count() -> None:
-    trial = PlacementTrial(placements(2))
-    turns = [trial.begin() for _ in range(100)]
-    assert turns == [0, 1] * 50
-    assert [trial.end(1, 0.5) for _ in range(99)] == [None] * 99
+def test_a_placement_under_which_a_step_fails_is_not_tried_again() -> None:
+    """The simulated best is: it is what runs without a trial."""
+    trial = PlacementTrial(placements(3))
+    assert [trial.begin() for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert trial.end(0, None) is None
+    assert trial.end(1, None) is None
+    assert {trial.begin() for _ in range(6)} == {0, 2}
+    assert [trial.end(2, 0.5) for _ in range(99)] == [None] * 99
     ends = [trial.end(0, 1.0) for _ in range(8)]
     assert ends[:7] == [None] * 7
     assert ends[7] is not None
-    assert ends[7].device["x"] == "device 1"
+    assert ends[7].device["x"] == "device 2"
+    last = PlacementTrial(placements(2))
+    assert last.end(1, None) == placements(2)[0]
+
+
+def test_what_shares_a_device_with_state_stays_with_it() -> None:
+    """Only the variable is fixed: what changes it, or a group's other nodes, would take it along."""
+    cost = {"a": 1.0, "b": 0.5}
+    nodes = [
+        PlacedNode("w", (), (), dict.fromkeys("ab", 0.0), holds_bytes=1.0),
+        PlacedNode("more", ("w",), (), cost, beside=("w",)),
+        PlacedNode("x", (), (), cost),
+        PlacedNode("y", ("x", "more"), (), cost),
+    ]
+    arguments = nodes, DEVICES, 1e-3, 1e9
+    best = place_searched(*arguments, fixed={"w": "a"})
+    found = rivals(best, *arguments, fixed={"w": "a"})
+    assert found
+    for each in (best, *found):
+        assert (each.device["w"], each.device["more"]) == ("a", "a")

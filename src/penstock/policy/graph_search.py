@@ -37,10 +37,9 @@ def place_searched(
 
     Arguments, Raises: as of `place`.
     """
-    fixed = dict(fixed or {})
     groups = groups_of(nodes)
+    fixed = _held(fixed, groups)
     feasible = feasible_devices(nodes, devices, groups)
-    bound = {member.name for name in fixed for member in groups.get(name, ())}
     tries_left = _MOST_NODES // max(1, len(nodes))
     given = nodes, devices, latency_seconds, bytes_per_second, memory_bytes, links
 
@@ -56,7 +55,7 @@ def place_searched(
     runs = [
         (names, [d for d in devices if all(d in feasible[name] for name in names)])
         for names in _runs(nodes)
-        if not bound.intersection(names)
+        if not fixed.keys() & names
     ]
     best = greedy
     for start in starts:
@@ -96,8 +95,9 @@ def rivals(
     The soonest comes first.
     Arguments: as of `place`. Raises: NoFeasibleDevice.
     """
-    fixed = dict(fixed or {})
-    feasible = feasible_devices(nodes, devices)
+    groups = groups_of(nodes)
+    fixed = _held(fixed, groups)
+    feasible = feasible_devices(nodes, devices, groups)
     found = [
         placed
         for device in _on_one(best, feasible, devices, fixed)
@@ -123,6 +123,11 @@ def rivals(
 MOST_RIVALS = 3
 #: Of the time that all nodes take, what those that moved take at least: less can hardly be seen.
 _LEAST_MOVED = 0.05
+
+
+def _held(fixed: Mapping[str, str] | None, groups: Mapping[str, Sequence[PlacedNode]]) -> dict[str, str]:
+    """Return where nodes stay: those that are fixed, and all that share a device with them."""
+    return {member.name: device for name, device in (fixed or {}).items() for member in groups.get(name, ())}
 
 
 def _on_one(

@@ -29,24 +29,30 @@ class PlacementTrial:
 
     def __init__(self, placements: Sequence[Placement]) -> None:
         self.placements = list(placements)
+        #: Those that are tried still.
+        self._left = list(range(len(placements)))
         self._begun = 0
         self._seconds: list[list[float]] = [[] for _ in placements]
 
     def begin(self) -> int:
         """Return the number of the placement under which the next step runs."""
+        left = self._left
         self._begun += 1
-        return (self._begun - 1) % len(self.placements)
+        return left[(self._begun - 1) % len(left)]
 
-    def end(self, turn: int, seconds: float) -> Placement | None:
+    def end(self, turn: int, seconds: float | None) -> Placement | None:
         """Count a step that ended; return the fastest placement, and why, once each has run often enough.
 
-        One that failed does not count: leave it out.
+        seconds: None for a step that failed: its placement is not tried again, unless it is the simulated best.
         """
-        self._seconds[turn].append(seconds)
-        if any(len(each) <= _TRIES for each in self._seconds):
+        if seconds is not None:
+            self._seconds[turn].append(seconds)
+        elif turn:
+            self._left = [each for each in self._left if each != turn]
+        if len(self._left) > 1 and any(len(self._seconds[each]) <= _TRIES for each in self._left):
             return None
-        medians = [statistics.median(each[1:]) for each in self._seconds]
-        best = min(range(len(medians)), key=medians.__getitem__)
+        medians = {each: statistics.median(self._seconds[each][1:] or [0.0]) for each in self._left}
+        best = min(medians, key=medians.__getitem__)
         first = self.placements[0]
         if medians[best] >= medians[0] * (1 - _LEAST_GAIN):
             return first

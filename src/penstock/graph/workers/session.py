@@ -181,17 +181,20 @@ class WorkerSession:
         key = tuple(endpoints), tuple(operations), tuple(fed)
         trial = self._trial(key)
         turn = 0 if trial is None else trial.begin()
-        cut = self._cut(key, turn, None if trial is None else trial.placements[turn])
+        cut = self._cut(key, turn, trial)
         found: dict[Endpoint, Any] = {
             endpoint: to_client(value)
             for endpoint, value in zip(fed, values, strict=True)
             if endpoint in endpoints
         }
         if cut.parts:
-            begin = time.perf_counter()
-            answers = self._step(cut, fed, values, statistics, timeout_seconds)
-            if trial is not None:
-                self._try(key, trial, turn, time.perf_counter() - begin)
+            begin, took = time.perf_counter(), None
+            try:
+                answers = self._step(cut, fed, values, statistics, timeout_seconds)
+                took = time.perf_counter() - begin
+            finally:
+                if trial is not None:
+                    self._try(key, trial, turn, took)
             for task, answer in answers.items():
                 results = zip(cut.parts[task].fetches, answer["values"], strict=True)
                 found.update({endpoints[place]: value for place, value in results})
@@ -291,9 +294,10 @@ class WorkerSession:
         it needs, and other programs may run beside.
         Links between workers are measured, too, where neither arguments nor a machine say what they take: by tensors of
         1 MiB at most, to and fro between each two.
-        With `objective="search"`, the next runs of the same take turns between that placement and up to three others,
-        with as much as can be on one worker, eight runs each, and the fastest stays: no simulation knows what workers
-        that compute at once keep from each other. Results are the same bits under each.
+        With `objective="search"` and without `is_lossy`, the next runs of the same take turns between that placement
+        and up to three others, with as much as can be on one worker, eight runs each, and the fastest stays: no
+        simulation knows what workers that compute at once keep from each other. Results are the same bits under each.
+        One under which a run fails is not tried again.
 
         Returns: by node, `cost` (seconds by device), `bytes` (of its output) and `hop` (seconds that sending it keeps
         both workers from kernels), as `costs=` takes them. A kernel's time on other workers follows from how long they
@@ -327,7 +331,7 @@ class WorkerSession:
             stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
             self._device = {name: device for name, device in self._device.items() if name in stays}
             self._placement = None
-            if self._config.objective == "search":
+            if self._config.objective == "search" and not self._config.is_lossy:
                 known = self._to_place()
                 best = self.placement()
                 others = other_placements(self.graph, self.devices, best, **known)
@@ -339,12 +343,16 @@ class WorkerSession:
         """Return the trial that a step is part of; one whose graph has got new nodes since is over."""
         trial = self._trials.get(key)
         if trial is not None and len(trial.placements[0].device) < len(self.graph.nodes):
-            self._trials.clear()
+            with self.graph.lock:
+                self._trials.clear()
             return None
         return trial
 
-    def _try(self, key: _Key, trial: PlacementTrial, turn: int, seconds: float) -> None:
-        """Count a step of a trial; with the last one, all that has no state goes where steps were fastest."""
+    def _try(self, key: _Key, trial: PlacementTrial, turn: int, seconds: float | None) -> None:
+        """Count a step of a trial; with the last one, all that has no state goes where steps were fastest.
+
+        seconds: None for a step that failed.
+        """
         with self.graph.lock:
             if self._trials.get(key) is trial and (found := trial.end(turn, seconds)) is not None:
                 del self._trials[key]
@@ -366,14 +374,14 @@ class WorkerSession:
             for ends in ((one, other), (other, one))
         }
 
-    def _cut(self, key: _Key, turn: int, placement: Placement | None) -> _Cut:
-        """Return what each worker runs of a step. turn, placement: of a trial; 0 and None where there is none."""
+    def _cut(self, key: _Key, turn: int, trial: PlacementTrial | None) -> _Cut:
+        """Return what each worker runs of a step. turn: of the trial; 0 where there is none."""
         found = self._cuts.get((key, turn))
         if found is not None:
             return found
         with self.graph.lock:
             if (key, turn) not in self._cuts:
-                placement = placement or self.placement()
+                placement = self.placement() if trial is None else trial.placements[turn]
                 task = {name: task_of(each) for name, each in placement.device.items()}
                 parts = parts_of(self.graph, task, *key, self._receives(placement))
                 self._parts += 1
@@ -382,7 +390,10 @@ class WorkerSession:
                         where,
                         {"kind": "part", "part": self._parts, **self._options, **sent_nodes(part.nodes)},
                     )
-                self._cuts[key, turn] = _Cut(self._parts, parts, placement.device)
+                cut = _Cut(self._parts, parts, placement.device)
+                if trial is not self._trials.get(key):  # another thread's step ended it, or began one
+                    return cut
+                self._cuts[key, turn] = cut
             return self._cuts[key, turn]
 
     def _receives(self, placement: Placement) -> dict[tuple[str, str], str]:
