@@ -109,7 +109,7 @@ def test_shards_that_were_unpacked_are_read_as_they_are(tmp_path: Path) -> None:
 
     packed[2].with_suffix("").write_bytes(pa.input_stream(packed[2], compression="zstd").read())
     all_of_them = MosaicShards(tmp_path)
-    assert all_of_them.units is None
+    assert all_of_them.decoded_units is None
     assert contents(all_of_them) == expected
 
 

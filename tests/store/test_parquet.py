@@ -123,8 +123,8 @@ def test_files_of_another_program_are_read(codec: str) -> None:
     assert isinstance(source, ParquetFiles)
     assert contents(source) == [bytes([number]) * (50 + number) for number in range(20)]
     assert labels_of(source) == [number % 4 for number in range(20)]
-    assert source.units is not None
-    assert source.units.sizes_bytes.tolist() == [371, 420, 399]
+    assert source.decoded_units is not None
+    assert source.decoded_units.sizes_bytes.tolist() == [371, 420, 399]
     assert contents(ParquetFiles(GOLDEN / f"{codec}.parquet", sample="text"))[19] == b"row 19"
 
 

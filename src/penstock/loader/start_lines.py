@@ -54,7 +54,7 @@ def start_lines(setup: Setup, uncompared: str = "", others: str = "") -> list[st
 def _decoding(setup: Setup) -> str:
     """Say what this order costs where samples are decoded together, if most of what is decoded is thrown away."""
     source, plan = unselected(setup.source), setup.plan
-    units = source.units if isinstance(source, DecodedFiles) else None
+    units = source.decoded_units if isinstance(source, DecodedFiles) else None
     if units is None or not isinstance(source, DecodedFiles):
         return ""
     local_batch = plan.max_local_batch(setup.rank)

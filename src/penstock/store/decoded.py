@@ -219,7 +219,7 @@ class DecodedFiles(PackedFiles):
             )
 
     @property
-    def units(self) -> DecodedUnits | None:
+    def decoded_units(self) -> DecodedUnits | None:
         """What is decoded; None where samples lie in files as they are."""
         return self._units
 

@@ -108,7 +108,7 @@ class Hdf5(DecodedFiles, RowFiles):
         places, within = np.divmod(ids - self._firsts[files], self._rows_of_a_place[files])
         places += self._first_places[files]
         offsets, sizes = within * self.sample_bytes, np.full(ids.size, self.sample_bytes, np.int64)
-        if self.units is None:
+        if self.decoded_units is None:
             return files, self._all_places[places] + offsets, sizes
         return places, offsets, sizes
 

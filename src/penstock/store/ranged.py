@@ -168,7 +168,7 @@ def _read_merged(
 def is_decoded(source: object) -> bool:
     """Return whether samples are in units that a source, or the one that it is a selection of, decodes as a whole."""
     whole = getattr(source, "source", source)
-    return getattr(whole, "units", None) is not None
+    return getattr(whole, "decoded_units", None) is not None
 
 
 def read_all_merged(
