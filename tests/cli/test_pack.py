@@ -8,7 +8,7 @@ import shutil
 import signal
 import struct
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cli.main import main
+from penstock.cli.main import INTERRUPTED, main
 from penstock.errors import ConfigError, DataError
 from penstock.loader import packing
 from penstock.loader.packing import pack
@@ -477,6 +477,22 @@ class TestCommand:
             "open": f"open_source({os.path.abspath('out')!r})",
             "pays": None,
         }
+
+    def test_after_ctrl_c_it_says_how_to_go_on(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        photos()
+
+        def stopped(*arguments: Any, done: Callable[[int], None], **options: Any) -> None:
+            pack(*arguments, done=_stop_at(10), **options)
+
+        monkeypatch.setattr("penstock.loader.packing.pack", stopped)
+
+        assert main(["pack", "photos", "--to", "tar", "out"]) == INTERRUPTED
+        assert capsys.readouterr().err.splitlines()[-2:] == [
+            "the same command continues",
+            "penstock: interrupted",
+        ]
 
     def test_it_says_in_a_line_whether_it_pays(
         self, capsys: pytest.CaptureFixture[str], opened: list[PackedFiles]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +70,19 @@ def _run(options: argparse.Namespace) -> None:
     pays = None if options.machine is None else _pays(options, source)
     if not options.json:
         print_line(pays or "Whether it pays: --machine FILE says, which penstock calibrate SOURCE writes.")
-    with long_work(f"packing {options.source}", len(source), "samples") as done:
-        shards, how = pack(
-            source,
-            options.out,
-            to=options.to,
-            shard_bytes=shard_bytes,
-            shuffle_seed=options.shuffle_seed,
-            done=done,
-        )
+    try:
+        with long_work(f"packing {options.source}", len(source), "samples") as done:
+            shards, how = pack(
+                source,
+                options.out,
+                to=options.to,
+                shard_bytes=shard_bytes,
+                shuffle_seed=options.shuffle_seed,
+                done=done,
+            )
+    except KeyboardInterrupt:
+        print("the same command continues", file=sys.stderr)
+        raise
     data = {
         "source": options.source,
         "out": options.out,

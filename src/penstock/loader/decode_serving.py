@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.flow.cpus import cpu_limit
 from penstock.loader.decode_work import StoredSamples, maker_of
 from penstock.loader.opened import reader_of
+from penstock.loader.transforms import RandomResizedCrop, compile_pipeline
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.ranks.access import Address, needing_zmq, numeric
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING
@@ -65,6 +66,8 @@ def serving(
             f"memory is {format_bytes(memory_bytes)}, and a decode server takes {format_bytes(_LEAST_DECODING_BYTES)} "
             "at least: give more"
         )
+    # What makes any crop is compiled before a training is heard: who is greeted has seconds to answer.
+    compile_pipeline([RandomResizedCrop(32)], 0, "uint8", "NHWC")
     decoding_bytes = max(_LEAST_DECODING_BYTES, int(_DECODING_SHARE * memory_bytes))
     keys = KeyPair.of(secret, SERVER)
     carrier = ZmqCarrier(numeric(address.host), MOST_HEAD_BYTES, keys=keys, port=address.port)
