@@ -491,6 +491,22 @@ def test_a_turn_after_the_few_samples_that_end_an_epoch_has_a_batch() -> None:
         assert own._place_after((0, 1), 128.0) == (2, 0)
 
 
+def test_what_the_training_does_between_batches_is_told_apart_from_what_it_waits() -> None:
+    now = itertools.count()
+    given = list[Given]()
+
+    class Noting(Alternating):
+        def given(self, given_: Given) -> float:
+            given.append(given_)
+            return super().given(given_)
+
+    with load(Texts(), Noting(), epochs=1) as loader:
+        loader._recorder.clock = loader._own_thread._clock = lambda: float(next(now))
+        assert sum(1 for _ in loader) == 13
+
+    assert any(each.step_seconds > 0 for each in given[1:])
+
+
 def test_a_batch_that_takes_long_to_make_is_reported_by_another_thread() -> None:
     reported, goes_on = threading.Semaphore(0), threading.Event()
     lines = list[str]()

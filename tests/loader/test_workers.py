@@ -313,6 +313,7 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
         (True, 1.9, np.inf, 1),
         (True, 1.0, 2000, 1),
         (True, 1.0, np.inf, 200),  # of 50 us each, which is what handing over takes, too
+        (False, 1.0, np.inf, 10_000),  # threads keep up, with more than could be handed over
     ],
 )
 def test_no_process_starts_where_none_can_help(
@@ -332,6 +333,7 @@ def test_no_process_starts_where_none_can_help(
         now[0] += 0.01
 
     assert switch._starting is None
+    assert switch.pause_if_left_to_threads() or size < 200
 
 
 @for_each(("cannot_help", "is_starting"), [(True, False), (False, False), (True, True)])

@@ -1,6 +1,6 @@
 """The training's thread makes batches itself, where that proves faster than threads that load them ahead.
 
-    threads ── the training waits for them, and processes cannot help ──> the training's thread makes the next batches
+    threads ── the training waits, or takes batches within 5 ms, and processes cannot help ──> its thread makes the next
             <── these are handed out: threads have a turn ── ... ──> the faster ones, as long as the training waits
 
 A sample that takes microseconds of Python code is made no sooner by a thread: it holds the interpreter's lock for as
