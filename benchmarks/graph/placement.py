@@ -14,7 +14,7 @@ import argparse
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.policy.graph_placement import PlacedNode, Placement, place
+from penstock.policy.graph_placement import PlacedNode, place
 from penstock.policy.graph_search import place_searched
 
 LATENCY_SECONDS = 50e-6
@@ -49,10 +49,6 @@ def shapes() -> Iterator[tuple[str, list[tuple[str, tuple[str, ...]]]]]:
     )
 
 
-def end_of(placed: Placement) -> float:
-    return max(placed.finish_seconds.values())
-
-
 def ends(shape: Sequence[tuple[str, tuple[str, ...]]], speed: float, rate: float) -> Mapping[str, float]:
     """Return the end of a step: greedy, searched, best, single."""
     nodes = [
@@ -68,12 +64,12 @@ def ends(shape: Sequence[tuple[str, tuple[str, ...]]], speed: float, rate: float
     link = (["a", "b"], LATENCY_SECONDS, rate)
     names = [node.name for node in nodes]
     fixed = {
-        where: end_of(place(nodes, *link, fixed=dict(zip(names, where, strict=True))))
+        where: place(nodes, *link, fixed=dict(zip(names, where, strict=True))).end_seconds
         for where in itertools.product("ab", repeat=len(names))
     }
     return {
-        "greedy": end_of(place(nodes, *link)),
-        "searched": end_of(place_searched(nodes, *link)),
+        "greedy": place(nodes, *link).end_seconds,
+        "searched": place_searched(nodes, *link).end_seconds,
         "best": min(fixed.values()),
         "single": min(end for where, end in fixed.items() if len(set(where)) == 1),
     }

@@ -7,8 +7,9 @@ one pays for the link until the last has followed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.policy.graph_placement import (
     NoFeasibleDevice,
@@ -41,16 +42,16 @@ def place_searched(
     fixed = _held(fixed, groups)
     feasible = feasible_devices(nodes, devices, groups)
     tries_left = _MOST_NODES // max(1, len(nodes))
-    given = nodes, devices, latency_seconds, bytes_per_second, memory_bytes, links
+    simulate = partial(
+        place, nodes, devices, latency_seconds, bytes_per_second, memory_bytes=memory_bytes, links=links
+    )
 
     def placed_with(device: Mapping[str, str]) -> Placement | None:
         nonlocal tries_left
         tries_left -= 1
-        return _placed_with(device, *given)
+        return _placed_with(device, nodes, simulate, memory_bytes)
 
-    greedy = place(
-        nodes, devices, latency_seconds, bytes_per_second, fixed=fixed, memory_bytes=memory_bytes, links=links
-    )
+    greedy = simulate(fixed=fixed)
     starts = [greedy.device, *_on_one(greedy, feasible, devices, fixed)]
     runs = [
         (names, [d for d in devices if all(d in feasible[name] for name in names)])
@@ -98,14 +99,13 @@ def rivals(
     groups = groups_of(nodes)
     fixed = _held(fixed, groups)
     feasible = feasible_devices(nodes, devices, groups)
+    simulate = partial(
+        place, nodes, devices, latency_seconds, bytes_per_second, memory_bytes=memory_bytes, links=links
+    )
     found = [
         placed
         for device in _on_one(best, feasible, devices, fixed)
-        if (
-            placed := _placed_with(
-                device, nodes, devices, latency_seconds, bytes_per_second, memory_bytes, links
-            )
-        )
+        if (placed := _placed_with(device, nodes, simulate, memory_bytes))
     ]
     most = best.end_seconds * (len(devices) + 0.5)
     takes = {node.name: node.cost_seconds[best.device[node.name]] for node in nodes}
@@ -143,28 +143,20 @@ def _on_one(
 def _placed_with(
     device: Mapping[str, str],
     nodes: Sequence[PlacedNode],
-    devices: Sequence[str],
-    latency_seconds: float,
-    bytes_per_second: float,
+    simulate: Callable[..., Placement],
     memory_bytes: Mapping[str, float] | None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None,
 ) -> Placement | None:
-    """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory."""
-    held = dict.fromkeys(devices, 0.0)
+    """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory.
+
+    simulate: `place`, of all but what is fixed.
+    """
+    held = dict.fromkeys(device.values(), 0.0)
     for node in nodes:
         held[device[node.name]] += node.holds_bytes
     if any(held[each] > nbytes for each, nbytes in (memory_bytes or {}).items() if each in held):
         return None
     try:
-        return place(
-            nodes,
-            devices,
-            latency_seconds,
-            bytes_per_second,
-            fixed=device,
-            memory_bytes=memory_bytes,
-            links=links,
-        )
+        return simulate(fixed=device)
     except NoFeasibleDevice:
         return None
 

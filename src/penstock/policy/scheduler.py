@@ -13,8 +13,8 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
    sample that a tier shall keep fills the tier as well (one physical read per miss).
 3. A sample is taken from where it is expected first, what is queued there included. A worker reads by itself what it
    waits for less long than a hand-over between threads takes; what a tier cannot give back is read from the source.
-4. A tier that is not memory is read by as many moves at once as it has threads (`StorageClass.threads`): more gain
-   nothing there, and keep each other from the processors. What is queued behind them for other places goes on.
+4. A tier that is not memory is read by at most as many moves at once as it has threads (`StorageClass.threads`): more
+   would be no faster, and would take processors from each other. Moves from other places do not wait for them.
 5. Readers that no staged batch needs fill the tiers in the order of first use, on at most half of the readers, so that
    an urgent move never finds all of them taken; a tier whose fills are slow does not hold up another's.
 6. Bytes in flight and bytes that were read and not yet decoded are bounded; decode workers take the earliest batch that

@@ -71,26 +71,15 @@ def other_placements(
     devices: Sequence[str],
     best: Placement,
     *,
-    latency_seconds: float,
-    bytes_per_second: float,
-    fixed: Mapping[str, str],
     costs: Mapping[str, Mapping[str, Any]],
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-    brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
+    brought: Mapping[str, Collection[tuple[str, str]]],
+    **given: Any,
 ) -> list[Placement]:
-    """Return what may be faster than the placement that `place_graph` returned for the same arguments."""
-    nodes = placed_nodes(graph, devices, None, costs, brought)
-    return rivals(
-        best,
-        nodes,
-        devices,
-        latency_seconds,
-        bytes_per_second,
-        fixed=fixed,
-        memory_bytes=memory_bytes,
-        links=links,
-    )
+    """Return what may be faster than the placement that `place_graph` returned for the same arguments.
+
+    given: the others of them, which `rivals` takes.
+    """
+    return rivals(best, placed_nodes(graph, devices, None, costs, brought), devices, **given)
 
 
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}
