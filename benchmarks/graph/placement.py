@@ -14,7 +14,7 @@ import argparse
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.policy.graph_placement import PlacedNode, place
+from penstock.policy.graph_placement import Devices, PlacedNode, place
 from penstock.policy.graph_search import place_searched
 
 LATENCY_SECONDS = 50e-6
@@ -61,15 +61,15 @@ def ends(shape: Sequence[tuple[str, tuple[str, ...]]], speed: float, rate: float
         )
         for k, (name, inputs) in enumerate(shape)
     ]
-    link = (["a", "b"], LATENCY_SECONDS, rate)
+    devices = Devices(["a", "b"], LATENCY_SECONDS, rate)
     names = [node.name for node in nodes]
     fixed = {
-        where: place(nodes, *link, fixed=dict(zip(names, where, strict=True))).end_seconds
+        where: place(nodes, devices, fixed=dict(zip(names, where, strict=True))).end_seconds
         for where in itertools.product("ab", repeat=len(names))
     }
     return {
-        "greedy": place(nodes, *link).end_seconds,
-        "searched": place_searched(nodes, *link).end_seconds,
+        "greedy": place(nodes, devices).end_seconds,
+        "searched": place_searched(nodes, devices).end_seconds,
         "best": min(fixed.values()),
         "single": min(end for where, end in fixed.items() if len(set(where)) == 1),
     }

@@ -26,6 +26,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from penstock.errors import ClosedError
 from penstock.graph import (
+    Devices,
     Graph,
     GraphError,
     Session,
@@ -59,7 +60,7 @@ def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
         node("b", "Neg", "a:0", cost=cost, group="g"),
         node("c", "Exp", "a:0", cost=cost),
     ]
-    placed = place_graph(Graph(nodes), list(cost), latency_seconds=1, bytes_per_second=4)
+    placed = place_graph(Graph(nodes), Devices(list(cost), 1.0, 4.0))
 
     # a at 2 on task 0, b after it there at 4; c on task 0 at 6, on task 1 at 2 + 1 + 2 + 1: the first device on a tie.
     assert placed.finish_seconds == {"a": 2, "b": 4, "c": 6}

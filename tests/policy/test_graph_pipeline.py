@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
 
 import pytest
 
 from penstock.policy.graph_pipeline import place_pipeline
-from penstock.policy.graph_placement import PlacedNode, place
+from penstock.policy.graph_placement import Devices, PlacedNode, place
 from penstock.policy.graph_search import place_searched
 
 
@@ -37,6 +38,7 @@ def test_no_stages_of_a_chain_have_a_less_busy_device_or_link(seed: int) -> None
         for k in range(6)
     ]
     memory = {"a": 12.0, "b": 3.0}
+    given = Devices(devices, 0.0, 2.0, memory)
 
     def allowed(names: tuple[str, ...]) -> bool:
         runs = [d for place, d in enumerate(names) if place == 0 or d != names[place - 1]]
@@ -49,19 +51,19 @@ def test_no_stages_of_a_chain_have_a_less_busy_device_or_link(seed: int) -> None
 
     names = [node.name for node in nodes]
     stages = [dict(zip(names, each, strict=True)) for each in product(devices, repeat=6) if allowed(each)]
-    placed = place_pipeline(nodes, devices, 0.0, 2.0, memory_bytes=memory)
+    placed = place_pipeline(nodes, given)
 
     if stages:
         best = min(busiest(nodes, each, 2.0) for each in stages)
         assert busiest(nodes, placed.device, 2.0) == pytest.approx(best)
         assert "stage 1 of" in placed.reason["n0"]
     else:
-        assert placed == place(nodes, devices, 0.0, 2.0, memory_bytes=memory)
+        assert placed == place(nodes, given)
 
 
 def test_the_search_moves_a_branch_as_a_whole_and_keeps_to_constraints_and_memory() -> None:
     """Two branches of three nodes over a link that takes one of them only as a whole; all placements are tried."""
-    both = {"a": 2.0, "b": 2.0}
+    both, devices = {"a": 2.0, "b": 2.0}, Devices(["a", "b"], 0.0, 0.5)
     nodes = [PlacedNode("s", cost_seconds=both, nbytes=1)]
     for side in "lr":
         nodes += [
@@ -71,16 +73,34 @@ def test_the_search_moves_a_branch_as_a_whole_and_keeps_to_constraints_and_memor
     nodes.append(PlacedNode("end", ("l2", "r2"), cost_seconds=both))
 
     def end(fixed: dict[str, str]) -> float:
-        return max(place(nodes, ["a", "b"], 0.0, 0.5, fixed=fixed).finish_seconds.values())
+        return max(place(nodes, devices, fixed=fixed).finish_seconds.values())
 
     names = [node.name for node in nodes]
     best = min(end(dict(zip(names, each, strict=True))) for each in product("ab", repeat=len(nodes)))
-    searched = place_searched(nodes, ["a", "b"], 0.0, 0.5)
+    searched = place_searched(nodes, devices)
     assert max(searched.finish_seconds.values()) == best < end({})
     assert any("node by node" in why for why in searched.reason.values())
-    kept = place_searched(nodes, ["a", "b"], 0.0, 0.5, fixed={"l0": "b", "s": "a"}, memory_bytes={"b": 2.0})
+    kept = place_searched(nodes, replace(devices, memory_bytes={"b": 2.0}), fixed={"l0": "b", "s": "a"})
     assert (kept.device["l0"], kept.device["s"]) == ("b", "a")
     assert sum(node.holds_bytes for node in nodes if kept.device[node.name] == "b") <= 2
+
+
+def test_the_search_lets_two_nodes_change_places_where_no_move_helps() -> None:
+    """Six nodes between two: the link has time for one of them, and the wrong one moves first."""
+    both, devices = dict.fromkeys("ab", 1.0), Devices(["a", "b"], 0.05, 1.0)
+    wide = [f"w{k}" for k in range(6)]
+    nodes = [PlacedNode("first", cost_seconds=both, nbytes=4)]
+    nodes += [
+        PlacedNode(name, ("first",), (), dict.fromkeys("ab", 1.0 + (k + 1) % 3), 4.0 * (1 + (k + 1) % 2))
+        for k, name in enumerate(wide)
+    ]
+    nodes.append(PlacedNode("last", tuple(wide), cost_seconds=dict.fromkeys("ab", 2.0)))
+    names = [node.name for node in nodes]
+    best = min(
+        place(nodes, devices, fixed=dict(zip(names, each, strict=True))).end_seconds
+        for each in product("ab", repeat=len(nodes))
+    )
+    assert place_searched(nodes, devices).end_seconds == best
 
 
 def test_a_variable_and_what_changes_it_stay_in_one_stage_and_constants_go_with_their_users() -> None:
@@ -97,7 +117,7 @@ def test_a_variable_and_what_changes_it_stay_in_one_stage_and_constants_go_with_
         PlacedNode("up1", ("y1", "x"), ("up2",), both, beside=("w1",)),
     ]
 
-    device = place_pipeline(nodes, ["a", "b"], 0.0, 100.0).device
+    device = place_pipeline(nodes, Devices(["a", "b"], 0.0, 100.0)).device
 
     assert device["w1"] == device["up1"] != device["w2"] == device["up2"] == device["rate"]
     # Of nine devices, not all orders are tried; the stages are as balanced.
@@ -105,4 +125,4 @@ def test_a_variable_and_what_changes_it_stay_in_one_stage_and_constants_go_with_
     chain = [
         PlacedNode(f"n{k}", (f"n{k - 1}",) if k else (), (), dict.fromkeys(many, 1.0)) for k in range(18)
     ]
-    assert sorted(place_pipeline(chain, many, 0.0, 1.0).device.values()) == sorted(2 * many)
+    assert sorted(place_pipeline(chain, Devices(many, 0.0, 1.0)).device.values()) == sorted(2 * many)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, place
+from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, place
 from penstock.policy.graph_search import place_searched
 
 BOTH = {"gpu": 1.0, "cpu": 4.0}
@@ -18,7 +18,7 @@ def test_a_node_goes_where_it_finishes_first_transfers_and_queues_included() -> 
         PlacedNode("far", ("c",), cost_seconds={"cpu": 1.0}),
     ]
 
-    placed = place(nodes, ["gpu", "cpu"], latency_seconds=0.5, bytes_per_second=50)
+    placed = place(nodes, Devices(["gpu", "cpu"], latency_seconds=0.5, bytes_per_second=50))
 
     # a: gpu at 1. b: gpu at 6 or cpu at 3. c, ready at 3: gpu at 3 + 0.5 + 1 (b's control crosses), cpu at 7.
     # far: cpu at 4.5 + 0.5 + 10/50 + 1.
@@ -39,7 +39,7 @@ def test_a_small_node_stays_where_handing_it_over_costs_the_sender_more() -> Non
             PlacedNode("small", ("a",), cost_seconds=short, hop_seconds=hop),
             PlacedNode("end", ("small", "b"), cost_seconds=short, only="x"),
         ]
-        found = place_searched(nodes, ["x", "y"], 0.0, 1.0)
+        found = place_searched(nodes, Devices(["x", "y"], 0.0, 1.0))
         # On x: all in turn. Away: a hop there and one back, and x is kept by both.
         assert found.finish_seconds["end"] == pytest.approx(2.1 + min(0.1, 2 * hop))
         return found.device
@@ -58,7 +58,7 @@ def test_ready_nodes_go_by_time_then_by_the_list_and_ties_to_the_first_device() 
         PlacedNode("third", cost_seconds=same),
     ]
 
-    placed = place(nodes, ["x", "y"], 0, 1)
+    placed = place(nodes, Devices(["x", "y"]))
 
     assert placed.device == {"first": "x", "second": "y", "third": "x", "late": "y"}
     assert placed.finish_seconds["late"] == 2
@@ -71,7 +71,7 @@ def test_a_group_shares_the_devices_of_its_members_and_follows_the_first_that_is
         PlacedNode("c", cost_seconds={"gpu:0": 1.0, "cpu": 9.0}, only="cpu"),
     ]
 
-    placed = place(nodes, ["cpu", "gpu:0", "gpu:1"], 0, 1)
+    placed = place(nodes, Devices(["cpu", "gpu:0", "gpu:1"]))
 
     assert placed.device == {"a": "gpu:0", "b": "gpu:0", "c": "cpu"}
     assert placed.reason["b"] == "follows its group 'g'"
@@ -87,5 +87,69 @@ def test_a_group_shares_the_devices_of_its_members_and_follows_the_first_that_is
         ),
     ):
         with pytest.raises(NoFeasibleDevice) as caught:
-            place(bad, ["cpu", "gpu"], 0, 1)
+            place(bad, Devices(["cpu", "gpu"]))
         assert caught.value.node == named
+
+
+def test_a_link_takes_one_tensor_after_the_other_each_way_and_what_is_ready_sooner_in_a_gap() -> None:
+    """x gives three tensors to y, 2 s each on the link, and gets one back."""
+    nodes = [
+        PlacedNode("a", cost_seconds={"x": 1.0}, nbytes=20),
+        PlacedNode("b", ("a",), cost_seconds={"x": 1.0}, nbytes=20),
+        PlacedNode("late", ("b",), cost_seconds={"x": 6.0}, nbytes=20),
+        PlacedNode("ya", ("a",), cost_seconds={"y": 0.5}, nbytes=10),
+        PlacedNode("yb", ("b", "ya"), cost_seconds={"y": 0.5}),
+        PlacedNode("back", ("ya",), cost_seconds={"x": 1.0}),
+        PlacedNode("end", ("yb", "late"), cost_seconds={"y": 1.0}),
+    ]
+    placed = place(nodes, Devices(["x", "y"], latency_seconds=0.25, bytes_per_second=10))
+
+    # a takes the link from 1 to 3 and is there at 3.25; b, ready at 2, has it from 3 to 5; late from 8 to 10.
+    times = {hop: (each.begin_seconds, each.there_seconds) for hop, each in placed.sent.items()}
+    assert times == {
+        ("a", "y"): (1, 3.25),
+        ("b", "y"): (3, 5.25),
+        ("late", "y"): (8, 10.25),
+        ("ya", "x"): (3.75, 5),
+    }
+    assert placed.finish_seconds == {
+        "a": 1, "b": 2, "late": 8, "ya": 3.75, "yb": 5.75, "back": 9, "end": 11.25
+    }  # fmt: skip
+
+    # Its user comes later, but "first" is ready while the link is free.
+    gap = [
+        PlacedNode("first", cost_seconds={"x": 0.0}, nbytes=20),
+        PlacedNode("second", ("first",), cost_seconds={"x": 4.0}, nbytes=20),
+        PlacedNode("uses second", ("second",), cost_seconds={"y": 1.0}),
+        PlacedNode("third", ("second",), cost_seconds={"x": 1.0}, nbytes=20),
+        PlacedNode("uses both", ("first", "third"), cost_seconds={"y": 1.0}),
+    ]
+    sent = place(gap, Devices(["x", "y"], bytes_per_second=10)).sent
+    assert [(name, each.begin_seconds) for (name, _), each in sent.items()] == [
+        ("second", 4),
+        ("first", 0),
+        ("third", 6),
+    ]
+
+    # Of one node's two inputs, too.
+    both = [PlacedNode(name, cost_seconds={"x": 0.0}, nbytes=20) for name in "pq"]
+    both.append(PlacedNode("user", ("p", "q"), cost_seconds={"y": 1.0}))
+    placed = place(both, Devices(["x", "y"], bytes_per_second=10))
+    assert [each.begin_seconds for each in placed.sent.values()] == [0, 2]
+    assert placed.end_seconds == 5
+
+
+def test_devices_of_two_workers_share_the_link_between_these() -> None:
+    ends = [f"/job:w/task:{task}/device:{device}" for task in (0, 1) for device in ("cpu:0", "gpu:0")]
+    here, gpu, there, other = ends
+
+    def sent(*users: tuple[str, str]) -> list[float]:
+        """Return when what each source gives to its user is sent."""
+        nodes = [PlacedNode(f"s{k}", cost_seconds={one: 0.0}, nbytes=10) for k, (one, _) in enumerate(users)]
+        nodes += [PlacedNode(f"u{k}", (f"s{k}",), cost_seconds={to: 0.0}) for k, (_, to) in enumerate(users)]
+        placed = place(nodes, Devices(ends, bytes_per_second=10))
+        return [each.begin_seconds for each in placed.sent.values()]
+
+    assert sent((here, there), (gpu, other)) == [0, 1]
+    assert sent((here, there), (other, gpu)) == [0, 0]
+    assert sent((here, gpu), (here, there)) == [0, 0]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.policy.graph_placement import PlacedNode, Placement
+from penstock.policy.graph_placement import Devices, PlacedNode, Placement
 from penstock.policy.graph_search import place_searched, rivals
 from penstock.policy.graph_trial import MOST_STEPS, PlacementTrial
 
-DEVICES = ["a", "b"]
+DEVICES = Devices(["a", "b"], 0.01, 1e9, {"b": 4.0})
 
 
 def branches(seconds: float) -> list[PlacedNode]:
@@ -43,13 +43,11 @@ def branches(seconds: float) -> list[PlacedNode]:
 def test_all_on_one_device_is_tried_where_it_is_not_hopeless(
     nodes: list[PlacedNode], expected: list[set[str]]
 ) -> None:
-    arguments = nodes, DEVICES, 0.01, 1e9
-    memory = {"b": 4.0}
-    best = place_searched(*arguments, memory_bytes=memory)
-    found = rivals(best, *arguments, memory_bytes=memory)
+    best = place_searched(nodes, DEVICES)
+    found = rivals(best, nodes, DEVICES)
     assert [set(each.device.values()) for each in found] == expected
     # What is fixed stays, and the others go to one device.
-    for each in rivals(best, *arguments, fixed={nodes[0].name: "a"}, memory_bytes=memory):
+    for each in rivals(best, nodes, DEVICES, fixed={nodes[0].name: "a"}):
         assert each.device[nodes[0].name] == "a"
         assert len({device for name, device in each.device.items() if name != nodes[0].name}) <= 1
 
@@ -111,9 +109,8 @@ def test_what_shares_a_device_with_state_stays_with_it() -> None:
         PlacedNode("x", (), (), cost),
         PlacedNode("y", ("x", "more"), (), cost),
     ]
-    arguments = nodes, DEVICES, 1e-3, 1e9
-    best = place_searched(*arguments, fixed={"w": "a"})
-    found = rivals(best, *arguments, fixed={"w": "a"})
+    best = place_searched(nodes, DEVICES, fixed={"w": "a"})
+    found = rivals(best, nodes, DEVICES, fixed={"w": "a"})
     assert found
     for each in (best, *found):
         assert (each.device["w"], each.device["more"]) == ("a", "a")

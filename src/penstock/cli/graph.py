@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,28 +162,24 @@ def listening_worker(
 
 
 def _place(options: argparse.Namespace) -> None:
-    from penstock.graph import Graph, place_graph
-    from penstock.graph.tools.placing import known_of_devices
+    from penstock.graph import Devices, Graph, place_graph
+    from penstock.graph.tools.placing import devices_of
     from penstock.loader.setup import read_machine
     from penstock.store.calls import Calls
 
     graph = Graph.from_json(options.graph.read_text("utf-8"))
     machine = read_machine(options.machine, Calls())
-    known = {} if machine is None else known_of_devices(machine)
-    if options.device:
-        known["devices"] = options.device
+    devices = Devices([], bytes_per_second=1e9) if machine is None else devices_of(machine)
+    latency = parsed_amount("--latency", parse_seconds, options.latency)
+    devices = replace(devices, names=options.device or devices.names, latency_seconds=latency)
     if options.bandwidth is not None:
-        known["bytes_per_second"] = parsed_amount("--bandwidth", parse_rate, options.bandwidth)
-    if not known.get("devices"):
+        rate = parsed_amount("--bandwidth", parse_rate, options.bandwidth)
+        devices = replace(devices, bytes_per_second=rate)
+    if not devices.names:
         raise ConfigError(
             "no devices are named: give --device for each, or --machine with a file that has [[device]]"
         )
-    placed = place_graph(
-        graph,
-        latency_seconds=parsed_amount("--latency", parse_seconds, options.latency),
-        **{"bytes_per_second": 1e9, **known},
-        objective=options.objective,
-    )
+    placed = place_graph(graph, devices, objective=options.objective)
     rows = [
         (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
     ]

@@ -42,12 +42,14 @@ from penstock.graph.tools.modules import add_module
 from penstock.graph.tools.placing import place_graph
 from penstock.graph.tools.samples import SampleReader
 from penstock.graph.tools.summaries import event_file, parameter_counts
+from penstock.policy.graph_placement import Devices
 
 __all__ = [
     "CancelledError",
     "CorruptError",
     "CycleError",
     "DeadFetchError",
+    "Devices",
     "DuplicateError",
     "Edge",
     "Endpoint",

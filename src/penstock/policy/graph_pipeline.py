@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from penstock.policy.graph_placement import (
+    Devices,
     PlacedNode,
     Placement,
     feasible_devices,
@@ -29,25 +30,16 @@ _BISECTIONS = 60
 
 
 def place_pipeline(
-    nodes: Sequence[PlacedNode],
-    devices: Sequence[str],
-    latency_seconds: float,
-    bytes_per_second: float,
-    *,
-    fixed: Mapping[str, str] | None = None,
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    nodes: Sequence[PlacedNode], devices: Devices, *, fixed: Mapping[str, str] | None = None
 ) -> Placement:
     """Return where the nodes of an acyclic graph run if as many steps a second as possible are to run at once.
 
     Arguments, Raises: as of `place`; of links, the slowest counts. Where constraints allow no such stretches, the
     placement is that of `place`.
     """
-    placed = place(
-        nodes, devices, latency_seconds, bytes_per_second, fixed=fixed, memory_bytes=memory_bytes, links=links
-    )
-    slowest = min([bytes_per_second, *(rate for _, rate in (links or {}).values())])
-    line = _Line(nodes, devices, slowest, fixed or {}, memory_bytes or {})
+    placed = place(nodes, devices, fixed=fixed)
+    slowest = min([devices.bytes_per_second, *(rate for _, rate in devices.links.values())])
+    line = _Line(nodes, devices, slowest, fixed or {})
     most = sum(max(node.cost_seconds.values(), default=0.0) for node in nodes) + line.seconds_of_links()
     stretches = line.stretches(most)
     if stretches is None:
@@ -60,15 +52,7 @@ def place_pipeline(
         else:
             most, stretches = middle, found
     device = {name: each for each, names in stretches for name in names}
-    simulated = place(
-        nodes,
-        devices,
-        latency_seconds,
-        bytes_per_second,
-        fixed=device,
-        memory_bytes=memory_bytes,
-        links=links,
-    )
+    simulated = place(nodes, devices, fixed=device)
     reason = {}
     for number, (each, names) in enumerate(stretches, 1):
         load = line.load(each, names)
@@ -85,15 +69,14 @@ class _Line:
     def __init__(
         self,
         nodes: Sequence[PlacedNode],
-        devices: Sequence[str],
+        devices: Devices,
         bytes_per_second: float,
         fixed: Mapping[str, str],
-        memory_bytes: Mapping[str, float],
     ) -> None:
         self._by_name = {node.name: node for node in nodes}
-        self._devices = devices
+        self._devices = devices.names
         groups = groups_of(nodes)
-        feasible = feasible_devices(nodes, devices, groups)
+        feasible = feasible_devices(nodes, devices.names, groups)
         for name, device in fixed.items():
             for member in groups.get(name, ()):
                 feasible[member.name] = [device]
@@ -120,13 +103,13 @@ class _Line:
         ]
         self._cut_seconds[count] = 0.0
         self._costs, self._bytes, self._barred, self._memory = {}, {}, {}, {}
-        for device in devices:
+        for device in devices.names:
             may = [device in feasible[name] for name in self._order]
             costs = [self._by_name[name].cost_seconds.get(device, 0.0) for name in self._order]
             self._costs[device] = [0.0, *accumulate(costs)]
             self._bytes[device] = [0.0, *accumulate(self._by_name[name].holds_bytes for name in self._order)]
             self._barred[device] = [0, *accumulate(not each for each in may)]
-            self._memory[device] = memory_bytes.get(device, float("inf"))
+            self._memory[device] = devices.memory_bytes.get(device, float("inf"))
 
     def seconds_of_links(self) -> float:
         """Return more than any link has to do."""

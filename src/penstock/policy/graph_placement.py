@@ -2,14 +2,16 @@
 
 An execution is simulated: a node is ready when all it needs has finished; ready nodes are taken by the time at which
 they became ready, then by their place in the list. A node goes to the feasible device on which it would finish first,
-given what the device already does and how long its inputs take to get there; the first of the list on a tie.
+given what the device already does and when its inputs are there; the first of the list on a tie. A link takes one
+tensor after the other, each way, as a device does nodes.
 Source: Abadi et al. 2015, sections 3.2.1 (placement) and 4.3 (constraints).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
@@ -64,12 +66,45 @@ class PlacedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    """What nodes may run on, and what joins it.
+
+    names: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them, but those
+    that links has, by both devices. memory_bytes: by device, for the state of its nodes; without end where it says
+    none.
+    """
+
+    names: Sequence[str]
+    latency_seconds: float = 0.0
+    bytes_per_second: float = float("inf")
+    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+
+    def link(self, one: str, other: str) -> tuple[float, float]:
+        """Return the latency and the bytes a second from one device to another."""
+        return self.links.get((one, other), (self.latency_seconds, self.bytes_per_second))
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """When a tensor takes a link in the simulation, and until when; it is there a latency later."""
+
+    begin_seconds: float
+    end_seconds: float
+    there_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Of each node: its device, when it finishes in the simulation, and why it is there."""
+    """Of each node: its device, when it finishes in the simulation, and why it is there.
+
+    sent: when tensors take links, by the node that gives them and the device that gets them.
+    """
 
     device: dict[str, str]
     finish_seconds: dict[str, float]
     reason: dict[str, str]
+    sent: dict[tuple[str, str], Sending] = field(default_factory=dict)
 
     @property
     def end_seconds(self) -> float:
@@ -149,64 +184,68 @@ def _contradiction(members: Sequence[PlacedNode]) -> str:
 _MOST_NAMED = 8
 
 
-def sending_seconds(
-    one: str,
-    other: str,
-    nbytes: float,
-    usual: tuple[float, float],
-    links: Mapping[tuple[str, str], tuple[float, float]] | None,
-) -> float:
-    """Return what so many bytes take from one device to another. usual: latency and rate where `links` has none."""
-    latency, rate = (links or {}).get((one, other), usual)
-    return latency + nbytes / rate
+def link_of(one: str, other: str) -> tuple[str, str]:
+    """Return what a tensor takes from one device to another: devices of two workers share the link between these."""
+    ends = tuple(device.partition("/device:")[0] for device in (one, other))
+    return (one, other) if ends[0] == ends[1] else (ends[0], ends[1])
+
+
+class _Links:
+    """When links between devices are taken."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+
+    def sending(
+        self, one: str, other: str, nbytes: float, ready: float, others: Iterable[tuple[str, Sending]]
+    ) -> Sending:
+        """Return when something that is ready then would be sent.
+
+        others: what is to be sent to the same device with it, and where it comes from.
+        """
+        latency, rate = self._devices.link(one, other)
+        seconds, link = nbytes / rate, link_of(one, other)
+        if seconds:
+            taken = self._taken.get(link, [])
+            also = [(e.begin_seconds, e.end_seconds) for d, e in others if link_of(d, other) == link]
+            taken = sorted(taken + also) if also else taken
+            for begin, end in taken[max(0, bisect_right(taken, (ready,)) - 1) :]:
+                if ready + seconds <= begin:
+                    break
+                ready = max(ready, end)
+        return Sending(ready, ready + seconds, ready + seconds + latency)
+
+    def take(self, one: str, other: str, sending: Sending) -> None:
+        """Count something as sent."""
+        if sending.end_seconds > sending.begin_seconds:
+            taken = self._taken.setdefault(link_of(one, other), [])
+            insort(taken, (sending.begin_seconds, sending.end_seconds))
 
 
 def place(
-    nodes: Sequence[PlacedNode],
-    devices: Sequence[str],
-    latency_seconds: float,
-    bytes_per_second: float,
-    *,
-    fixed: Mapping[str, str] | None = None,
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    nodes: Sequence[PlacedNode], devices: Devices, *, fixed: Mapping[str, str] | None = None
 ) -> Placement:
     """Return where the nodes of an acyclic graph run.
 
-    devices: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them, but those
-    that links has, by both devices.
-    fixed: where nodes are already. memory_bytes: by device, for the state of its nodes; without end where it says none.
+    fixed: where nodes are already.
     Raises: NoFeasibleDevice; ConfigError if nodes need each other in a circle, or one that is not there.
     """
     groups = groups_of(nodes)
-    feasible = feasible_devices(nodes, devices, groups)
+    feasible = feasible_devices(nodes, devices.names, groups)
     by_name = {node.name: node for node in nodes}
     position = {node.name: place for place, node in enumerate(nodes)}
     users, missing = needs_of(nodes)
     ready = [(0.0, position[name], name) for name, count in missing.items() if count == 0]
     heapq.heapify(ready)
-    free = dict.fromkeys(devices, 0.0)
-    left_bytes = {device: (memory_bytes or {}).get(device, float("inf")) for device in devices}
-    chosen: dict[str, str] = {}
-    finish: dict[str, float] = {}
+    left_bytes = {device: devices.memory_bytes.get(device, float("inf")) for device in devices.names}
     reason: dict[str, str] = {}
     group_device: dict[str, str] = {}  # by the first node of a group
     for name, device in (fixed or {}).items():
         if name in by_name:
             group_device[groups[name][0].name] = device
-
-    usual, sent = (latency_seconds, bytes_per_second), set[tuple[str, str]]()  # sent: what, and where to
-
-    def finish_on(node: PlacedNode, device: str) -> float:
-        start, busy = free[device], node.cost_seconds[device]
-        for name in dict.fromkeys((*node.inputs, *node.controls)):
-            there = finish[name]
-            if chosen[name] != device:
-                nbytes = by_name[name].nbytes if name in node.inputs else 0.0
-                there += sending_seconds(chosen[name], device, nbytes, usual, links)
-                busy += 0.0 if (name, device) in sent else by_name[name].hop_seconds
-            start = max(start, there)
-        return start + busy
+    execution = _Execution(by_name, devices)
+    finish = execution.finish
 
     while ready:
         _, _, name = heapq.heappop(ready)
@@ -219,15 +258,7 @@ def place(
             if not candidates:
                 room = ", ".join(f"{left_bytes[d]:,.0f} on {d}" for d in feasible[name])
                 raise NoFeasibleDevice(name, f"its state of {holds:,.0f} bytes has no space: {room} are left")
-        ends = {device: finish_on(node, device) for device in candidates}
-        device = min(ends, key=lambda each: ends[each])
-        chosen[name], finish[name] = device, ends[device]
-        free[device] = ends[device]
-        for hop in {
-            (each, device) for each in (*node.inputs, *node.controls) if chosen[each] != device
-        } - sent:
-            sent.add(hop)
-            free[chosen[hop[0]]] += by_name[hop[0]].hop_seconds
+        device, ends = execution.run(node, candidates)
         if not follows:
             group_device[first] = device
             left_bytes[device] -= holds
@@ -237,10 +268,57 @@ def place(
             if missing[user] == 0:
                 at = max(finish[each] for each in (*by_name[user].inputs, *by_name[user].controls))
                 heapq.heappush(ready, (at, position[user], user))
-    if len(chosen) < len(nodes):
-        left = next(node.name for node in nodes if node.name not in chosen)
+    if len(finish) < len(nodes):
+        left = next(node.name for node in nodes if node.name not in finish)
         raise ConfigError(f"node {left!r} needs itself: placement takes graphs without loops")
-    return Placement(chosen, finish, reason)
+    return Placement(execution.device, finish, reason, execution.sent)
+
+
+class _Execution:
+    """A step as it is simulated: which nodes have run, where and until when."""
+
+    def __init__(self, nodes: Mapping[str, PlacedNode], devices: Devices) -> None:
+        self._nodes, self._links = nodes, _Links(devices)
+        self._free = dict.fromkeys(devices.names, 0.0)
+        self.device: dict[str, str] = {}
+        self.finish: dict[str, float] = {}
+        #: Tensors, and what has no bytes as only a control edge needs it.
+        self.sent: dict[tuple[str, str], Sending] = {}
+        self._told: dict[tuple[str, str], Sending] = {}
+
+    def run(self, node: PlacedNode, candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
+        """Run a node where it finishes first; return that device, and when it finishes on each."""
+        tries = {device: self._try(node, device) for device in candidates}
+        device = min(tries, key=lambda each: tries[each][0])
+        end, new = tries[device]
+        self.device[node.name], self.finish[node.name] = device, end
+        self._free[device] = end
+        for name, sending in new.items():
+            source = self.device[name]
+            self._links.take(source, device, sending)
+            (self.sent if name in node.inputs else self._told)[name, device] = sending
+            self._free[source] += self._nodes[name].hop_seconds
+        return device, {each: end for each, (end, _) in tries.items()}
+
+    def _try(self, node: PlacedNode, device: str) -> tuple[float, dict[str, Sending]]:
+        """Return when a node would finish on a device, and what would be sent there for it, by its source."""
+        start, busy, new = self._free[device], node.cost_seconds[device], dict[str, Sending]()
+        needed = dict.fromkeys((*node.inputs, *node.controls))
+        for name in sorted(needed, key=self.finish.__getitem__):
+            source, there = self.device[name], self.finish[name]
+            if source != device:
+                is_tensor = name in node.inputs
+                sending = self.sent.get((name, device)) or (
+                    None if is_tensor else self._told.get((name, device))
+                )
+                if sending is None:
+                    nbytes = self._nodes[name].nbytes if is_tensor else 0.0
+                    others = ((self.device[each], one) for each, one in new.items())
+                    new[name] = sending = self._links.sending(source, device, nbytes, there, others)
+                    busy += self._nodes[name].hop_seconds
+                there = sending.there_seconds
+            start = max(start, there)
+        return start + busy, new
 
 
 def needs_of(nodes: Sequence[PlacedNode]) -> tuple[dict[str, list[str]], dict[str, int]]:

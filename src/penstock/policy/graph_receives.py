@@ -9,13 +9,12 @@ Source: Abadi et al. 2015, section 5.2 (ASAP and ALAP times of the critical path
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 from penstock.errors import ConfigError
-from penstock.policy.graph_placement import PlacedNode, Placement, sending_seconds
+from penstock.policy.graph_placement import Devices, PlacedNode, Placement, link_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,71 +34,81 @@ class Receive:
     after: str
 
 
-#: What a tensor of so many bytes takes from one device to another.
-_Away = Callable[[str, str, float], float]
-
-
-def receive_order(
-    nodes: Sequence[PlacedNode],
-    placement: Placement,
-    latency_seconds: float,
-    bytes_per_second: float,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-) -> list[Receive]:
+def receive_order(nodes: Sequence[PlacedNode], placement: Placement, devices: Devices) -> list[Receive]:
     """Return what devices receive from each other, in the order in which it must begin.
 
-    nodes, latency_seconds, bytes_per_second, links: those that `place` got. Of two that must begin at once, the one
-    whose source comes first in `nodes` is first. Raises: ConfigError if a node is not placed.
+    nodes, devices: those that `place` got. Of two that must begin at once, the one whose source comes first in `nodes`
+    is first. Raises: ConfigError if a node is not placed.
     """
     for node in nodes:
         if node.name not in placement.device:
             raise ConfigError(f"node {node.name!r} is not placed: give the placement of these nodes")
     by_name = {node.name: node for node in nodes}
-    away = partial(sending_seconds, usual=(latency_seconds, bytes_per_second), links=links)
     # Nodes were placed after what they need, and run on their device in that order.
     on_device: dict[str, list[str]] = {}
     for name in placement.finish_seconds:
         on_device.setdefault(placement.device[name], []).append(name)
     place_of = {name: place for place, name in enumerate(by_name)}
-    latest = _latest_starts(by_name, placement, on_device, away)
-    users: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        for source in dict.fromkeys(node.inputs):
-            if placement.device[source] != placement.device[node.name]:
-                users.setdefault((source, placement.device[node.name]), []).append(node.name)
+    latest = _latest_begins(by_name, placement, on_device, devices)
     found = []
-    for source, device in sorted(users, key=lambda each: place_of[each[0]]):
-        seconds = away(placement.device[source], device, by_name[source].nbytes)
-        begin = min(latest[user] for user in users[source, device]) - seconds
+    for source, device in sorted(placement.sent, key=lambda each: place_of[each[0]]):
+        begin, sending = latest[source, device], placement.sent[source, device]
+        seconds = sending.there_seconds - sending.begin_seconds
         here = on_device[device]
-        before = here[: min(map(here.index, users[source, device]))]
+        first = next(index for index, name in enumerate(here) if source in by_name[name].inputs)
         # By its latest finish: other receives may delay it until then.
-        waits_for = [name for name in before if latest[name] + by_name[name].cost_seconds[device] <= begin]
+        waits_for = [
+            name for name in here[:first] if latest[name,] + by_name[name].cost_seconds[device] <= begin
+        ]
         after = waits_for[-1] if waits_for else ""
         found.append(Receive(source, device, placement.finish_seconds[source], begin, seconds, after))
     return sorted(found, key=lambda each: each.latest_seconds)
 
 
-def _latest_starts(
+def _latest_begins(
     by_name: Mapping[str, PlacedNode],
     placement: Placement,
     on_device: Mapping[str, Sequence[str]],
-    away: _Away,
-) -> dict[str, float]:
-    """Return the latest start of each node with which the step ends as early as in the placement."""
-    device, finish = placement.device, placement.finish_seconds
-    ends = dict.fromkeys(finish, max(finish.values(), default=0.0))
-    following = {name: after for names in on_device.values() for name, after in pairwise(names)}
-    latest: dict[str, float] = {}
-    for name in reversed(list(finish)):
-        if name in following:
-            ends[name] = min(ends[name], latest[following[name]])
-        node = by_name[name]
-        latest[name] = ends[name] - node.cost_seconds[device[name]]
-        for source in (*node.inputs, *node.controls):
-            seconds = 0.0
-            if device[source] != device[name]:
-                nbytes = by_name[source].nbytes if source in node.inputs else 0.0
-                seconds = away(device[source], device[name], nbytes)
-            ends[source] = min(ends[source], latest[name] - seconds)
+    devices: Devices,
+) -> dict[tuple[str, ...], float]:
+    """Return the latest begin of each node, and of each tensor on its link, with which the step ends as early.
+
+    By (node,), and by (node, device that gets its tensor).
+    """
+    device, sent = placement.device, placement.sent
+    cost = {name: by_name[name].cost_seconds[device[name]] for name in placement.finish_seconds}
+    #: When nodes and tensors begin.
+    begin: dict[tuple[str, ...], float] = {}
+    #: What waits for each of them, and how long after its begin that can begin.
+    waiting: dict[tuple[str, ...], list[tuple[tuple[str, ...], float]]] = {}
+    for name, finish in placement.finish_seconds.items():
+        for source in dict.fromkeys((*by_name[name].inputs, *by_name[name].controls)):
+            hop, lag = (source, device[name]), cost[source]
+            if device[source] != device[name] and source in by_name[name].inputs:
+                waiting.setdefault((source,), []).append((hop, lag))
+                begin.setdefault(hop, sent[hop].begin_seconds)
+                waiting.setdefault(hop, []).append(
+                    ((name,), sent[hop].there_seconds - sent[hop].begin_seconds)
+                )
+            else:
+                lag += (
+                    devices.link(device[source], device[name])[0] if device[source] != device[name] else 0.0
+                )
+                waiting.setdefault((source,), []).append(((name,), lag))
+        begin[name,] = finish - cost[name]
+    for names in on_device.values():
+        for one, other in pairwise(names):
+            waiting.setdefault((one,), []).append(((other,), cost[one]))
+    on_link: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for hop in sorted(sent, key=lambda each: sent[each].begin_seconds):
+        if sent[hop].end_seconds > sent[hop].begin_seconds:
+            on_link.setdefault(link_of(device[hop[0]], hop[1]), []).append(hop)
+    for hops in on_link.values():
+        for hop, following in pairwise(hops):
+            waiting.setdefault(hop, []).append((following, sent[hop].end_seconds - sent[hop].begin_seconds))
+    order = sorted(begin, key=begin.__getitem__)  # of two at once, the one that was placed first
+    end, latest = placement.end_seconds, dict[tuple[str, ...], float]()
+    for each in reversed(order):
+        most = end - cost[each[0]] if len(each) == 1 else end
+        latest[each] = min([most, *(latest[other] - lag for other, lag in waiting.get(each, ()))])
     return latest

@@ -2,16 +2,17 @@
 
 The search begins with the greedy placement and with all on one device, and moves a node, or a run of nodes that follow
 each other alone, as long as that ends the step earlier. Moving a branch as a whole matters: moved node by node, each
-one pays for the link until the last has followed.
+one pays for the link until the last has followed. Where no move helps, two nodes of two devices change places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import combinations
 
 from penstock.policy.graph_placement import (
+    Devices,
     NoFeasibleDevice,
     PlacedNode,
     Placement,
@@ -25,14 +26,7 @@ _MOST_NODES = 1_000_000
 
 
 def place_searched(
-    nodes: Sequence[PlacedNode],
-    devices: Sequence[str],
-    latency_seconds: float,
-    bytes_per_second: float,
-    *,
-    fixed: Mapping[str, str] | None = None,
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+    nodes: Sequence[PlacedNode], devices: Devices, *, fixed: Mapping[str, str] | None = None
 ) -> Placement:
     """Return where the nodes of an acyclic graph run so that a step ends as early as was found.
 
@@ -40,53 +34,84 @@ def place_searched(
     """
     groups = groups_of(nodes)
     fixed = _held(fixed, groups)
-    feasible = feasible_devices(nodes, devices, groups)
-    tries_left = _MOST_NODES // max(1, len(nodes))
-    simulate = partial(
-        place, nodes, devices, latency_seconds, bytes_per_second, memory_bytes=memory_bytes, links=links
-    )
-
-    def placed_with(device: Mapping[str, str]) -> Placement | None:
-        nonlocal tries_left
-        tries_left -= 1
-        return _placed_with(device, nodes, simulate, memory_bytes)
-
-    greedy = simulate(fixed=fixed)
-    starts = [greedy.device, *_on_one(greedy, feasible, devices, fixed)]
-    runs = [
-        (names, [d for d in devices if all(d in feasible[name] for name in names)])
-        for names in _runs(nodes)
-        if not fixed.keys() & names
-    ]
-    best = greedy
-    for start in starts:
-        if (placed := placed_with(start)) is None:
-            continue
-        is_better = True
-        while is_better and tries_left > 0:
-            is_better = False
-            for names, may in runs:
-                for device in may:
-                    if tries_left > 0 and any(placed.device[name] != device for name in names):
-                        moved = {member.name: device for name in names for member in groups[name]}
-                        found = placed_with({**placed.device, **moved})
-                        if found is not None and found.end_seconds < placed.end_seconds * (1 - 1e-9):
-                            placed, is_better = found, True
-        if placed.end_seconds < best.end_seconds * (1 - 1e-9):
-            best = placed
+    feasible = feasible_devices(nodes, devices.names, groups)
+    greedy = best = place(nodes, devices, fixed=fixed)
+    loose = {name: may for name, may in feasible.items() if name not in fixed}
+    search = _Search(nodes, devices, groups, loose, greedy)
+    for start in (greedy.device, *_on_one(greedy, feasible, devices.names, fixed)):
+        placed = _placed_with(start, nodes, devices)
+        if placed is not None:
+            search.placed = placed
+            search.improve()
+            if search.placed.end_seconds < best.end_seconds * (1 - 1e-9):
+                best = search.placed
     return greedy if best is greedy else _explained(best, greedy)
+
+
+class _Search:
+    """A placement that is made better as long as a move or an exchange helps, and not too many were tried.
+
+    feasible: devices of the nodes that may move.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[PlacedNode],
+        devices: Devices,
+        groups: Mapping[str, Sequence[PlacedNode]],
+        feasible: Mapping[str, Sequence[str]],
+        placed: Placement,
+    ) -> None:
+        self._nodes, self._devices, self._groups, self._feasible = nodes, devices, groups, feasible
+        self._runs = [
+            (names, [d for d in devices.names if all(d in feasible[name] for name in names)])
+            for names in _runs(nodes)
+            if feasible.keys() >= set(names)
+        ]
+        self._tries_left = _MOST_NODES // max(1, len(nodes))
+        self.placed = placed
+
+    def improve(self) -> None:
+        """Change the placement until nothing helps."""
+        while self._is_better(self._moves()) or self._is_better(self._exchanges()):
+            pass
+
+    def _is_better(self, changes: Iterator[dict[str, str]]) -> bool:
+        """Make each change that helps, and return whether any did."""
+        is_better = False
+        for moved in changes:
+            if self._tries_left <= 0:
+                break
+            self._tries_left -= 1
+            found = _placed_with({**self.placed.device, **moved}, self._nodes, self._devices)
+            if found is not None and found.end_seconds < self.placed.end_seconds * (1 - 1e-9):
+                self.placed, is_better = found, True
+        return is_better
+
+    def _moves(self) -> Iterator[dict[str, str]]:
+        """Yield where nodes go if a run of them goes to another device."""
+        for names, may in self._runs:
+            for device in may:
+                if any(self.placed.device[name] != device for name in names):
+                    yield {member.name: device for name in names for member in self._groups[name]}
+
+    def _exchanges(self) -> Iterator[dict[str, str]]:
+        """Yield where nodes go if two that are on two devices, with their groups, change places."""
+        firsts = [name for name in self._feasible if self._groups[name][0].name == name]
+        for one, other in combinations(firsts, 2):
+            here, there = self.placed.device[one], self.placed.device[other]
+            if here != there and there in self._feasible[one] and here in self._feasible[other]:
+                yield {member.name: there for member in self._groups[one]} | {
+                    member.name: here for member in self._groups[other]
+                }
 
 
 def rivals(
     best: Placement,
     nodes: Sequence[PlacedNode],
-    devices: Sequence[str],
-    latency_seconds: float,
-    bytes_per_second: float,
+    devices: Devices,
     *,
     fixed: Mapping[str, str] | None = None,
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
 ) -> list[Placement]:
     """Return other placements that may be faster than `best`, for a trial of real steps: three at most.
 
@@ -98,16 +123,13 @@ def rivals(
     """
     groups = groups_of(nodes)
     fixed = _held(fixed, groups)
-    feasible = feasible_devices(nodes, devices, groups)
-    simulate = partial(
-        place, nodes, devices, latency_seconds, bytes_per_second, memory_bytes=memory_bytes, links=links
-    )
+    feasible = feasible_devices(nodes, devices.names, groups)
     found = [
         placed
-        for device in _on_one(best, feasible, devices, fixed)
-        if (placed := _placed_with(device, nodes, simulate, memory_bytes))
+        for device in _on_one(best, feasible, devices.names, fixed)
+        if (placed := _placed_with(device, nodes, devices))
     ]
-    most = best.end_seconds * (len(devices) + 0.5)
+    most = best.end_seconds * (len(devices.names) + 0.5)
     takes = {node.name: node.cost_seconds[best.device[node.name]] for node in nodes}
 
     def is_other(placed: Placement) -> bool:
@@ -141,22 +163,16 @@ def _on_one(
 
 
 def _placed_with(
-    device: Mapping[str, str],
-    nodes: Sequence[PlacedNode],
-    simulate: Callable[..., Placement],
-    memory_bytes: Mapping[str, float] | None,
+    device: Mapping[str, str], nodes: Sequence[PlacedNode], devices: Devices
 ) -> Placement | None:
-    """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory.
-
-    simulate: `place`, of all but what is fixed.
-    """
+    """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory."""
     held = dict.fromkeys(device.values(), 0.0)
     for node in nodes:
         held[device[node.name]] += node.holds_bytes
-    if any(held[each] > nbytes for each, nbytes in (memory_bytes or {}).items() if each in held):
+    if any(held[each] > nbytes for each, nbytes in devices.memory_bytes.items() if each in held):
         return None
     try:
-        return simulate(fixed=device)
+        return place(nodes, devices, fixed=device)
     except NoFeasibleDevice:
         return None
 

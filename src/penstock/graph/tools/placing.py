@@ -16,50 +16,38 @@ from penstock.graph.run.partition import constraint_of, neighbours
 from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
 from penstock.policy.graph_pipeline import place_pipeline
-from penstock.policy.graph_placement import NoFeasibleDevice, PlacedNode, Placement, place
+from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, Placement, place
 from penstock.policy.graph_search import place_searched, rivals
 
 
 def place_graph(
     graph: Graph,
-    devices: Sequence[str],
+    devices: Devices | Sequence[str],
     *,
-    latency_seconds: float = 0.0,
-    bytes_per_second: float = float("inf"),
     default_cost_seconds: Mapping[str, float] | None = None,
     fixed: Mapping[str, str] | None = None,
     costs: Mapping[str, Mapping[str, Any]] | None = None,
-    memory_bytes: Mapping[str, float] | None = None,
-    links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     objective: str = "latency",
     brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
 ) -> Placement:
     """Return the device and the simulated finish of each node, and the reason.
 
-    devices: in order of preference. Each node's `placement` has `cost` (seconds by device), `bytes` (of its output),
-    `group` and `only`. default_cost_seconds: for nodes without a cost; None: no time on any device.
-    fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the node says, and `hop`: for
-    how many seconds sending its output keeps both devices from other nodes. memory_bytes: by device, for variables;
-    without end where it says none. links: latency and rate between two devices, where these are others. objective:
+    devices: with their memory and links; or their names, in order of preference. Each node's `placement` has `cost`
+    (seconds by device), `bytes` (of its output), `group` and `only`. default_cost_seconds: for nodes without a cost;
+    None: no time on any device. fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the
+    node says, and `hop`: for how many seconds sending its output keeps both devices from other nodes. objective:
     "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a search; "throughput" of
     steps that follow each other. brought: by device, what Call and NextBatch nodes find there: ("Call", name of a
     function), ("NextBatch", name of batches). What no device has may go to any.
     Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
     no text.
     """
-    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
+    devices = devices if isinstance(devices, Devices) else Devices(devices)
+    nodes = placed_nodes(graph, devices.names, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
     try:
-        return _RULES[objective](
-            nodes,
-            devices,
-            latency_seconds,
-            bytes_per_second,
-            fixed=fixed,
-            memory_bytes=memory_bytes,
-            links=links,
-        )
+        return _RULES[objective](nodes, devices, fixed=fixed)
     except NoFeasibleDevice as error:
         raise InfeasibleError(str(error), node=error.node, where=graph.nodes[error.node].where) from error
     except ConfigError as error:
@@ -68,34 +56,29 @@ def place_graph(
 
 def other_placements(
     graph: Graph,
-    devices: Sequence[str],
+    devices: Devices,
     best: Placement,
     *,
+    fixed: Mapping[str, str],
     costs: Mapping[str, Mapping[str, Any]],
     brought: Mapping[str, Collection[tuple[str, str]]],
-    **given: Any,
 ) -> list[Placement]:
-    """Return what may be faster than the placement that `place_graph` returned for the same arguments.
-
-    given: the others of them, which `rivals` takes.
-    """
-    return rivals(best, placed_nodes(graph, devices, None, costs, brought), devices, **given)
+    """Return what may be faster than the placement that `place_graph` returned for the same arguments."""
+    return rivals(best, placed_nodes(graph, devices.names, None, costs, brought), devices, fixed=fixed)
 
 
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}
 
 
-def known_of_devices(machine: Machine) -> dict[str, Any]:
-    """Return a machine's devices and links, as arguments of `place_graph`."""
+def devices_of(machine: Machine) -> Devices:
+    """Return a machine's devices and links."""
     links = {each.between: (each.latency_seconds, each.bytes_per_second) for each in machine.links}
-    return {
-        "devices": [each.name for each in machine.devices],
-        "bytes_per_second": machine.network_bytes_per_second,
-        "memory_bytes": {
-            each.name: each.memory_bytes for each in machine.devices if each.memory_bytes is not None
-        },
-        "links": links | {(other, one): link for (one, other), link in links.items()},
-    }
+    return Devices(
+        [each.name for each in machine.devices],
+        bytes_per_second=machine.network_bytes_per_second,
+        memory_bytes={e.name: e.memory_bytes for e in machine.devices if e.memory_bytes is not None},
+        links=links | {(other, one): link for (one, other), link in links.items()},
+    )
 
 
 def placed_nodes(

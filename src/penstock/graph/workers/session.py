@@ -32,7 +32,7 @@ from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
-from penstock.graph.tools.placing import known_of_devices, other_placements, place_graph, placed_nodes
+from penstock.graph.tools.placing import devices_of, other_placements, place_graph, placed_nodes
 from penstock.graph.workers.access import checked_workers
 from penstock.graph.workers.config import (
     USUAL_BYTES_PER_SECOND,
@@ -47,7 +47,7 @@ from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
-from penstock.policy.graph_placement import Placement
+from penstock.policy.graph_placement import Devices, Placement
 from penstock.policy.graph_receives import receive_order
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.ranks.carrier_zmq import ZmqCarrier
@@ -102,12 +102,12 @@ class WorkerSession:
         usual = (config.link_latency_seconds, config.link_bytes_per_second)
         #: Whether `learn` has to find out what links take.
         self._measures_links = machine is None and usual == (None, None)
-        self._known = {
-            "latency_seconds": USUAL_LATENCY_SECONDS if usual[0] is None else usual[0],
-            "bytes_per_second": USUAL_BYTES_PER_SECOND if usual[1] is None else usual[1],
-            **({} if machine is None else known_of_devices(machine)),
-        }
-        self._preferred: list[str] = self._known.pop("devices", [])
+        rate = USUAL_BYTES_PER_SECOND if usual[1] is None else usual[1]
+        #: Those of the machine, which are preferred, and what joins all.
+        self._known = replace(
+            Devices([], bytes_per_second=rate) if machine is None else devices_of(machine),
+            latency_seconds=USUAL_LATENCY_SECONDS if usual[0] is None else usual[0],
+        )
         self._options = {"regions": config.regions, "check_finite": config.check_finite}
         self._lock = threading.Lock()
         self._peers = {task: _Peer() for task in self.tasks}
@@ -259,8 +259,8 @@ class WorkerSession:
     def devices(self) -> list[str]:
         """Return the devices of all workers, the preferred ones first: the machine's, then those that are no CPU."""
         found = [device for peer in self._peers.values() for device in peer.devices]
-        rest = [device for device in found if device not in self._preferred]
-        return [*self._preferred, *sorted(rest, key=lambda device: "/device:cpu" in device)]
+        rest = [device for device in found if device not in self._known.names]
+        return [*self._known.names, *sorted(rest, key=lambda device: "/device:cpu" in device)]
 
     @property
     def processes(self) -> dict[str, int]:
@@ -275,15 +275,19 @@ class WorkerSession:
         with self.graph.lock:
             if self._placement is None or len(self._placement.device) < len(self.graph.nodes):
                 self._placement = place_graph(
-                    self.graph, self.devices, **self._to_place(), objective=self._config.objective
+                    self.graph, self._joined(), **self._to_place(), objective=self._config.objective
                 )
                 self._device.update(self._placement.device)
             return self._placement
 
+    def _joined(self) -> Devices:
+        """Return the devices of all workers with what is known of them and of their links."""
+        return replace(self._known, names=self.devices)
+
     def _to_place(self) -> dict[str, Any]:
-        """Return what a placement goes by, as arguments of `place_graph`."""
+        """Return what a placement goes by beside devices, as arguments of `place_graph`."""
         brought = {device: peer.brought for peer in self._peers.values() for device in peer.devices}
-        return {**self._known, "fixed": dict(self._device), "costs": self._costs, "brought": brought}
+        return {"fixed": dict(self._device), "costs": self._costs, "brought": brought}
 
     def learn(
         self, fetches: Any = (), feeds: Mapping[Any, Any] | None = None, targets: Sequence[Any] = ()
@@ -316,7 +320,8 @@ class WorkerSession:
         reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
         hop = 0.0
         if self._measures_links:
-            links = self._known["links"] = self._measured_links()
+            links = self._measured_links()
+            self._known = replace(self._known, links=links)
             hop = min([_MOST_HOP_SECONDS, *(latency / 2 for latency, _ in links.values())])
         with self.graph.lock:
             for name, seconds in statistics.seconds.items():
@@ -334,7 +339,7 @@ class WorkerSession:
             if self._config.objective == "search" and not self._config.is_lossy:
                 known = self._to_place()
                 best = self.placement()
-                others = other_placements(self.graph, self.devices, best, **known)
+                others = other_placements(self.graph, self._joined(), best, **known)
                 if others:
                     self._trials = {key: PlacementTrial([best, *others]) for key in learned}
         return dict(self._costs)
@@ -401,8 +406,7 @@ class WorkerSession:
         if not (self._costs and self._config.orders_receives):
             return {}
         nodes = placed_nodes(self.graph, self.devices, costs=self._costs)
-        link = self._known["latency_seconds"], self._known["bytes_per_second"]
-        order = receive_order(nodes, placement, *link, self._known.get("links"))
+        order = receive_order(nodes, placement, self._joined())
         return {(each.source, task_of(each.device)): each.after for each in order if each.after}
 
     # -- State -----------------------------------------------------------------------------------------------
@@ -498,7 +502,7 @@ class WorkerSession:
             self._silence.hear(task, time.monotonic())
             peer.is_here = True
         found = [device for peer in self._peers.values() for device in peer.devices]
-        if missing := [device for device in self._preferred if device not in found]:
+        if missing := [device for device in self._known.names if device not in found]:
             raise MismatchError(
                 f"the machine has {', '.join(missing)}, and the workers have {', '.join(found)}: leave out of its file "
                 "what is not there, or name the workers as it does"
