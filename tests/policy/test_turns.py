@@ -126,3 +126,15 @@ def test_quick_batches_have_turns_and_threads_load_beside_the_steps_that_show_wi
     quick.run(20_000)
     assert quick.chosen is False
     assert not quick.run(500)
+
+
+def test_threads_that_lost_clearly_each_time_are_tried_ever_more_rarely_until_steps_take_longer() -> None:
+    training = Training(waits=(30e-3, 10e-3), step_seconds=20e-3)
+    looks = [training.run(1000) for _ in range(60)]  # of 30 s each, as long as its own thread makes all
+
+    # At each look threads make one batch, and 60 more in their turns.
+    assert [look for look, made in enumerate(looks) if made < 990] == [0, 1, 3, 7, 15, 31, 48]
+
+    training.step_seconds, training.waits = 30e-3, (1e-3, 10e-3)
+    training.run(1300)
+    assert not training.run(500)

@@ -26,8 +26,10 @@ _MOST_OF_STEPS = 0.2
 _LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
 # The training's own work between two batches counts for this at most: a training that validates is no slower.
 _MOST_STEP_SECONDS = 0.1
-# After so long it is looked at again whether a training that makes its batches still waits for them.
-_AGAIN_SECONDS = 30.0
+# After so long it is looked at again whether a training that makes its batches still waits for them. If not, threads have
+# turns again, which cost 2 to 4 % of the time. Where they lost clearly n times in a row, and steps are no longer than
+# `_ALIKE` times what they were, that is put off 2 ** (n - 1) - 1 times, and so often at most.
+_AGAIN_SECONDS, _ALIKE, _MOST_PUT_OFF = 30.0, 1.25, 15
 
 
 class Given(NamedTuple):
@@ -90,6 +92,11 @@ class _Sums:
         return self.processor_seconds / max(self.samples, 1)
 
     @property
+    def batch_step_seconds(self) -> float:
+        """The training's own work for a batch."""
+        return self.step_seconds / max(self.batches, 1)
+
+    @property
     def may_matter(self) -> bool:
         """Whether the training may wait, so that it matters who makes batches."""
         return (
@@ -112,6 +119,8 @@ class Turns:
         self.choice: Choice | None = None
         #: Each turn of threads, and of the training.
         self._of_threads, self._of_own = list[_Sums](), list[_Sums]()
+        #: How often in a row turns ended with threads clearly slower; how often turns were put off since.
+        self._lost = self._put_off = 0
         #: How long the training's first turns were hopeless.
         self._hopeless_seconds = 0.0
         self._begin_window(0.0)
@@ -180,14 +189,23 @@ class Turns:
         self.choice = choice
         self.is_trying, self.is_over = False, not choice.is_own
         self._is_own = False
+        self._lost, self._put_off = self._lost + 1 if choice.speed >= _CLEAR else 0, 0
         return self._own_for(_AGAIN_SECONDS, self._of_own[-1].rate) if choice.is_own else 0
 
     def _look_again(self) -> float:
         """Return for how many samples more the training makes its batches: none, once it has other things to do."""
         window = self._window
-        self._begin_turn(is_own=False)
         waits = window.waited_seconds >= _WAITED_SHARE * window.seconds
-        return self._own_for(_AGAIN_SECONDS, window.rate) if window.samples and waits else 0
+        if window.samples and (waits or self._puts_off(window)):
+            return self._own_for(_AGAIN_SECONDS, window.rate)
+        self._begin_turn(is_own=False)
+        return 0
+
+    def _puts_off(self, window: _Sums) -> bool:
+        """Whether threads would hardly win by now, and take note that their turns were put off."""
+        are_alike = window.batch_step_seconds <= _ALIKE * self._of_own[-1].batch_step_seconds
+        self._put_off += 1
+        return are_alike and self._put_off < min(2 ** (self._lost - 1), _MOST_PUT_OFF + 1)
 
 
 def choose(of_threads: Sequence[_Sums], of_own: Sequence[_Sums]) -> Choice:
