@@ -26,9 +26,9 @@ _MOST_OF_STEPS = 0.2
 _LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
 # The training's own work between two batches counts for this at most: a training that validates is no slower.
 _MOST_STEP_SECONDS = 0.1
-# After so long it is looked at again whether a training that makes its batches still waits for them. If not, threads have
-# turns again, which cost 2 to 4 % of the time. Where they lost clearly n times in a row, and steps are no longer than
-# `_ALIKE` times what they were, that is put off 2 ** (n - 1) - 1 times, and so often at most.
+# After so long it is looked at again whether a training that makes its batches still waits for them. If not, threads
+# have turns again, which cost 2 to 4 % of the time. Where they lost clearly n times in a row, and steps are no longer
+# than `_ALIKE` times what they were, that is put off 2 ** (n - 1) - 1 times, and so often at most.
 _AGAIN_SECONDS, _ALIKE, _MOST_PUT_OFF = 30.0, 1.25, 15
 
 
