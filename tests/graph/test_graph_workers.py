@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -247,6 +249,14 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
     monkeypatch.setattr(graph_search, "_LEAST_MOVED", 0.0)
     speeds = iter([1.0, 1.0, 1.6])
     monkeypatch.setattr(hosting, "_reference_seconds", lambda: next(speeds))
+    parts, make_part = weakref.WeakSet[Any](), hosting._Hosted.make_part
+
+    def seen(hosted: Any, message: Any) -> Any:
+        part = make_part(hosted, message)
+        parts.add(part)
+        return part
+
+    monkeypatch.setattr(hosting._Hosted, "make_part", seen)
     workers = request.getfixturevalue("workers")
     graph = Graph()
     w = graph.variable("float64", [], initial=np.float64(3), name="w")
@@ -271,11 +281,14 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
         found = session.placement()
         assert {found.device[name] for name in ("double", "negate")} == {f"{TASKS[2]}/device:cpu:0"}
         assert found.reason["double"].startswith("a step took 1 s so, and 2 s where")
+        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + MOST_STEPS
+        # Parts of two workers for it, one for the other run, and none of what is over, which is forgotten soon.
+        wait_until(lambda: gc.collect() >= 0 and len(parts) == 3)
         session.learn(total, {x: 5.0})
         # Nodes that come during a trial end it: they were not placed in it.
         again = graph.add("Neg", total, name="again")
         assert session.run(again, {x: 5.0}) == -session.run(total, {x: 5.0}) + 1
-        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + MOST_STEPS + 3
+        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + MOST_STEPS + 4
 
 
 def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str]) -> None:

@@ -9,8 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.graph import errors
@@ -181,25 +181,25 @@ class WorkerSession:
         key = tuple(endpoints), tuple(operations), tuple(fed)
         trial = self._trial(key)
         turn = 0 if trial is None else trial.begin()
-        cut = self._cut(key, turn, trial)
         found: dict[Endpoint, Any] = {
             endpoint: to_client(value)
             for endpoint, value in zip(fed, values, strict=True)
             if endpoint in endpoints
         }
-        if cut.parts:
-            begin, took = time.perf_counter(), None
-            try:
-                answers = self._step(cut, fed, values, statistics, timeout_seconds)
-                took = time.perf_counter() - begin
-            finally:
-                if trial is not None:
-                    self._try(key, trial, turn, took)
-            for task, answer in answers.items():
-                results = zip(cut.parts[task].fetches, answer["values"], strict=True)
-                found.update({endpoints[place]: value for place, value in results})
-                if statistics is not None:
-                    self._count(statistics, task, answer["statistics"], cut.device)
+        cut = self._cut(key, turn, trial)
+        begin, took = time.perf_counter(), None
+        try:
+            answers = self._step(cut, fed, values, statistics, timeout_seconds) if cut.parts else {}
+            took = time.perf_counter() - begin
+        finally:
+            self._leave(cut)
+            if trial is not None and cut.parts:
+                self._try(key, trial, turn, took)
+        for task, answer in answers.items():
+            results = zip(cut.parts[task].fetches, answer["values"], strict=True)
+            found.update({endpoints[place]: value for place, value in results})
+            if statistics is not None:
+                self._count(statistics, task, answer["statistics"], cut.device)
         return arrange([None if each is None else to_client(found[each]) for each in places])
 
     def _step(
@@ -310,13 +310,13 @@ class WorkerSession:
         statistics = Statistics(is_warm=True)
         before, self._options = self._options, {**self._options, "regions": False}
         try:
-            self._cuts.clear()
+            self._drop_cuts()
             self._trials.clear()
             self.run(fetches, feeds, targets, statistics=statistics)
             learned = [key for key, _ in self._cuts]
         finally:
             self._options = before
-            self._cuts.clear()
+            self._drop_cuts()
         reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
         hop = 0.0
         if self._measures_links:
@@ -361,7 +361,7 @@ class WorkerSession:
         with self.graph.lock:
             if self._trials.get(key) is trial and (found := trial.end(turn, seconds)) is not None:
                 del self._trials[key]
-                self._cuts.clear()
+                self._drop_cuts()
                 self._device |= found.device
                 self._placement = found
 
@@ -380,12 +380,10 @@ class WorkerSession:
         }
 
     def _cut(self, key: _Key, turn: int, trial: PlacementTrial | None) -> _Cut:
-        """Return what each worker runs of a step. turn: of the trial; 0 where there is none."""
-        found = self._cuts.get((key, turn))
-        if found is not None:
-            return found
+        """Return what each worker runs of a step, until `_leave`. turn: of the trial; 0 where there is none."""
         with self.graph.lock:
-            if (key, turn) not in self._cuts:
+            cut = self._cuts.get((key, turn))
+            if cut is None:
                 placement = self.placement() if trial is None else trial.placements[turn]
                 task = {name: task_of(each) for name, each in placement.device.items()}
                 parts = parts_of(self.graph, task, *key, self._receives(placement))
@@ -396,10 +394,31 @@ class WorkerSession:
                         {"kind": "part", "part": self._parts, **self._options, **sent_nodes(part.nodes)},
                     )
                 cut = _Cut(self._parts, parts, placement.device)
-                if trial is not self._trials.get(key):  # another thread's step ended it, or began one
-                    return cut
-                self._cuts[key, turn] = cut
-            return self._cuts[key, turn]
+                if trial is self._trials.get(key):
+                    self._cuts[key, turn] = cut
+                else:  # another thread's step ended it, or began one
+                    cut.is_over = True
+            cut.runs += 1
+            return cut
+
+    def _leave(self, cut: _Cut) -> None:
+        """Count a run of a cut as ended."""
+        with self.graph.lock:
+            cut.runs -= 1
+            self._drop(cut)
+
+    def _drop_cuts(self) -> None:
+        """Let workers forget what they run, with its constants: at once, or when the last run of it ends."""
+        with self.graph.lock:
+            for cut in self._cuts.values():
+                cut.is_over = True
+                self._drop(cut)
+            self._cuts.clear()
+
+    def _drop(self, cut: _Cut) -> None:
+        if cut.is_over and not cut.runs and self._lost is None:
+            for task in cut.parts:
+                self._tell(task, {"kind": "drop", "part": cut.number})
 
     def _receives(self, placement: Placement) -> dict[tuple[str, str], str]:
         """Return, by node and worker that needs it, the node there after which it is early enough to ask for it."""
@@ -688,12 +707,18 @@ class WorkerSession:
 _Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...]]
 
 
-class _Cut(NamedTuple):
-    """What workers run for a step: parts by task, under a number; and the device of each node."""
+@dataclass(slots=True)
+class _Cut:
+    """What workers run for a step: parts by task, under a number; and the device of each node.
+
+    runs: that are under way. is_over: no more begin.
+    """
 
     number: int
     parts: dict[str, Part]
     device: Mapping[str, str]
+    runs: int = 0
+    is_over: bool = False
 
 
 class _Peer:

@@ -152,7 +152,7 @@ class Worker:
                 who, {"kind": "failed", "error": _error(CorruptError(f"no request is {kind!r:.40}"))}
             )
         elif hosted is None and kind not in ("hello", "open", "ping", "end"):
-            if kind not in ("abort", "close"):
+            if kind not in ("drop", "abort", "close"):
                 self.link.answer(who, {"kind": "unknown", **_about(message)})
         else:
             try:
@@ -254,6 +254,9 @@ class Worker:
     def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.parts[message["part"]] = self._start(hosted.make_part, message)
 
+    def _drop(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
+        hosted.parts.pop(message["part"], None)
+
     def _run(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.mail.begin(int(message["oldest"]))
         self._later(who, message, hosted.run)
@@ -324,6 +327,7 @@ _ANSWERS: dict[str, Callable[..., None]] = {
     "ping": Worker._ping,
     "open": Worker._open,
     "part": Worker._part,
+    "drop": Worker._drop,
     "run": Worker._run,
     "abort": Worker._abort,
     "state": Worker._state,
