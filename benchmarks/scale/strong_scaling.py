@@ -2,6 +2,7 @@
 
     python benchmarks/scale/strong_scaling.py                    the table: five minutes
     python benchmarks/scale/strong_scaling.py --plot scale.png   and a picture of it
+    python benchmarks/scale/strong_scaling.py --only cover --ranks 4    one row
 
 The store is one wire of 50 MB/s behind 5 ms, for all ranks together. Each rank trains on 16 samples of 100 kB a step,
 which takes --step-seconds; ranks end each step together, so that N ranks need a Nth of the steps. All ranks together
@@ -112,24 +113,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--step-seconds", type=float, default=0.03)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--only", choices=LOADERS, help="one row")
+    parser.add_argument("--ranks", type=int, help="jobs of so many ranks alone")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.job is not None:
         print(json.dumps(run_job(json.loads(given.job))))
         return
+    if given.plot is not None and (given.only is not None or given.ranks is not None):
+        parser.error("a plot is of all rows and ranks")
     counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4, 8), given.samples)
+    counts = counts if given.ranks is None else (given.ranks,)
+    names = list(LOADERS) if given.only is None else [given.only]
     rows: dict[tuple[str, int], dict[str, float]] = {}
     for ranks in counts:
-        for name in LOADERS:
+        for name in names:
             rows[name, ranks] = measured(name, ranks, samples, 0.0 if given.quick else given.step_seconds)
-        for name in LOADERS:
-            row = rows[name, ranks]
+        for name in names:
+            row, baseline = rows[name, ranks], rows.get((BASELINE, ranks))
+            times = f"{baseline['later'] / row['later']:5.2f} x {BASELINE}; " if baseline else ""
             reads = f"{row['reads']:.3f}" if "reads" in row else "-"
             simulated = f"{row['simulated']:.3f}" if "simulated" in row else "-"
             print(
                 f"{ranks} ranks, {name:22}: first epoch {row['first']:6.2f} s, later {row['later']:6.2f} s, "
-                f"{rows[BASELINE, ranks]['later'] / row['later']:5.2f} x {BASELINE}; waits "
-                f"{100 * row['stall']:5.1f} %; "
+                f"{times}waits {100 * row['stall']:5.1f} %; "
                 f"{reads} reads a sample, {simulated} simulated",
                 flush=True,
             )

@@ -350,11 +350,13 @@ def kept_on(
     sizes_bytes: NDArray[np.int64],
     queue_bytes: int,
     form: CropForm | None = None,
+    *,
+    is_shared: bool = False,
 ) -> KeptOnDisks:
     """Give up what earlier runs left on disks and no tier shall keep, and return what disks keep from now on.
 
     first: number of the first disk's tier. queue_bytes: of samples that wait to be written, to all disks.
-    form: of the disks that are in one.
+    form: of the disks that are in one. is_shared: other ranks wait for what these disks are to keep.
     """
     tiers, held, copied = (
         dict[int, WriteBehind](),
@@ -376,7 +378,7 @@ def kept_on(
             _make_room(disk.tier, placement.tier_of, number, first, int(kept_bytes[own].sum()))
         held[number] = disk.tier.held()
         threads = min(disk.storage.threads, _MOST_WRITING_THREADS)
-        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads)
+        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads, is_shared=is_shared)
         # What memory keeps is lost when the process ends: a disk with space to spare has it for the next run. Where
         # samples are dropped, that space is for others.
         if placement.spares is not None:

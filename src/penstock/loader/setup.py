@@ -370,7 +370,10 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
     else:
         placement = sharing.shared.kept[rank].as_placement(plan.samples)
     first = len(on.storage) - len(draft.disks)
-    kept = kept_on(draft.disks, first, placement, sizes_bytes, draft.queue_bytes, draft.form)
+    is_shared = sharing is not None
+    kept = kept_on(
+        draft.disks, first, placement, sizes_bytes, draft.queue_bytes, draft.form, is_shared=is_shared
+    )
     fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
     return Setup(
         plan=plan,

@@ -1,4 +1,4 @@
-"""Writing samples to a tier that is slow to write to, on threads of its own: nobody who reads waits for a write."""
+"""Writing samples to a tier that is slow to write to, on threads of its own, so that who reads waits for no write."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ class WriteBehind:
     """A tier whose `put` returns at once. What waits to be written is read from memory. Any thread may call anything.
 
     tier: what is written to, by threads of this object alone; closed with it.
-    queue_bytes: of samples that wait; one that finds no space is not kept, this time. Threads are started
-        by the first sample.
+    queue_bytes: of samples that wait. Threads are started by the first sample.
+    is_shared: other ranks wait for what is put here: one that finds no space in the queue is written by who puts it.
+        Else it is not kept, this time.
     """
 
-    def __init__(self, tier: SlowTier, queue_bytes: int, threads: int = 1) -> None:
-        self.tier = tier
+    def __init__(
+        self, tier: SlowTier, queue_bytes: int, threads: int = 1, *, is_shared: bool = False
+    ) -> None:
+        self.tier, self._is_shared = tier, is_shared
         self._queue_bytes, self._most_threads = queue_bytes, threads
         #: Guards all below; notified when a sample is queued, the queue is empty, or this is closed.
         self._changed = threading.Condition()
@@ -53,9 +56,11 @@ class WriteBehind:
                 raise ClosedError("this tier is closed; make a new one")
             if self._has(sample):
                 return True
-            if self._waiting_bytes + nbytes > self._queue_bytes:
-                return False
-            self._waiting_bytes += nbytes
+            has_space = self._waiting_bytes + nbytes <= self._queue_bytes
+            if has_space:
+                self._waiting_bytes += nbytes
+        if not has_space:
+            return self._is_shared and self.tier.put(sample, data.data)
         content = data if stays else data.copy()  # not under the lock: it may be large
         with self._changed:
             if self._has(sample):
