@@ -1,6 +1,6 @@
 """Automatic placement on real workers beside fixed ones, over rates of links and speeds of workers.
 
-    python benchmarks/graph/placed_workers.py [--rounds N] [--quick]
+    python benchmarks/graph/placed_workers.py [--rounds N] [--only MODEL ...] [--quick]
 
 Two worker processes, each on one thread. The kernels of `chain` and `branches` wait on a clock, so that two workers and
 their client are honest on two processors; those of `halves` multiply matrices: two halves of a batch, as of a training
@@ -242,7 +242,12 @@ def limit(rate: float | None) -> None:
     subprocess.run(["tc", "qdisc", "replace", "dev", "lo", "root", *bucket], check=True)
 
 
-def sweep(rates: Sequence[float | None], pairs: Sequence[tuple[int, int]], rounds: int) -> list[Row]:
+def sweep(
+    rates: Sequence[float | None],
+    pairs: Sequence[tuple[int, int]],
+    rounds: int,
+    models: Sequence[str] = tuple(MODELS),
+) -> list[Row]:
     """Measure all models, and print a line for each."""
     rows = []
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -253,7 +258,7 @@ def sweep(rates: Sequence[float | None], pairs: Sequence[tuple[int, int]], round
             for rate in rates:
                 if len(rates) > 1:
                     limit(rate)
-                for name in MODELS:
+                for name in models:
                     row = measured(name, workers, slowness, rate, rounds)
                     rows.append(row)
                     link = "shared memory" if rate is None else f"{rate / 1e6:.0f} MB/s"
@@ -271,7 +276,7 @@ def sum_up(rows: Sequence[Row]) -> tuple[float, float]:
     behind = max(rows, key=lambda row: row.behind)
     print(f"behind the best fixed placement at most {behind.behind - 1:.1%}, with {behind.name}")
     ahead = 0.0
-    for name in MODELS:
+    for name in dict.fromkeys(row.name for row in rows):
         own = [row for row in rows if row.name == name]
         sums = [sum(math.log(row.seconds[place]) for row in own) for place in range(len(own[0].seconds))]
         same = min(range(len(sums)), key=sums.__getitem__)
@@ -286,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
     parser.add_argument("--quick", action="store_true", help="one pair of workers, one link, one round")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -300,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(subprocess.run(inside, check=False).returncode)
     else:
         print("links that are limited are left out: they need root, tc and unshare")
-    rows = sweep(RATES if given.inside else RATES[:1], SLOWNESS, given.rounds)
+    rows = sweep(RATES if given.inside else RATES[:1], SLOWNESS, given.rounds, given.only)
     behind, ahead = sum_up(rows)
     on_slow = sum(row.on_slow for row in rows)
     assert not on_slow, f"{on_slow} nodes of the chain are on the slow worker"

@@ -291,6 +291,54 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
         assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + MOST_STEPS + 4
 
 
+def test_a_worker_runs_nodes_in_the_order_of_the_placement_and_lets_no_other_wait_for_a_region(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent comes first, although the others could be one region with it, and are asked for first."""
+    events: list[str] = []
+    negate = operation("Neg").kernels["cpu"]
+
+    def recorded(node: Any) -> Any:
+        kernel = negate(node)
+
+        def call(*values: Any, **where: Any) -> Any:
+            events.append(node.name)
+            return kernel(*values, **where)
+
+        return call
+
+    def mail(send: Any, *rest: Any) -> Mail:
+        def recorded_send(to: str, step: int, node: str, values: Any) -> None:
+            if to == TASKS[1]:
+                events.append(f"{'ask for' if values is None else 'send'} {node}")
+            send(to, step, node, values)
+
+        return Mail(recorded_send, *rest)
+
+    monkeypatch.setitem(operation("Neg").kernels, "cpu", recorded)
+    monkeypatch.setattr(hosting, "Mail", mail)
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        x = graph.placeholder("float32", [2], name="x")
+        y = graph.placeholder("float32", [2], name="y")
+        here = graph.add("Neg", y, name="away")
+        chain = [x]
+        for number in range(4):
+            chain.append(graph.add("Neg", chain[-1], name=f"n{number}"))
+    with graph.on_device(TASKS[1]):
+        there = graph.add("Exp", here, name="there")
+    with graph.on_device(TASKS[0]):
+        total = graph.add("Add", there, chain[-1], name="total")
+    cost = {f"{task}/device:cpu:0": 1.0 for task in TASKS}
+    costs = {name: {"cost": cost, "bytes": 8} for name in ("away", "there", "total", "n0", "n1", "n2", "n3")}
+    latency = {"link_latency_seconds": 0.5, "link_bytes_per_second": 1e9}
+    with opened(graph, workers, costs=costs, **latency) as session:
+        found = session.run(total, {x: np.array([1, 2], np.float32), y: np.zeros(2, np.float32)})
+    assert found.tolist() == [2, 3]
+    # "total" may start at 5: "there", which takes the link for half a second, is asked for by 4.5, when n2 has ended.
+    assert events == ["away", "send away", "n0", "n1", "n2", "ask for there", "n3"]
+
+
 def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str]) -> None:
     """Each hop takes 2 ms and a second for 1 MB on a clock of its own; each run 5 ms besides, whatever it is."""
     probe, now = LinkProbe(TASKS), 0.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections.abc import Callable, Sequence
 from queue import Empty
 from typing import Any
@@ -458,7 +459,10 @@ class Step:
 
     def _push(self, iteration: Iteration, unit: Unit) -> None:
         iteration.open_units += 1
-        self._ready.append((unit, iteration))
+        if self.plan.has_turns:
+            insort(self._ready, (unit, iteration), key=_turn)
+        else:
+            self._ready.append((unit, iteration))
 
     def _finish(self, iteration: Iteration) -> None:
         iteration.open_units -= 1
@@ -561,6 +565,11 @@ class Step:
             if unit.local not in frame.left:
                 self._bring(parent, unit, _DEAD)
         self._finish(parent)
+
+
+def _turn(ready: tuple[Unit, Iteration]) -> int:
+    """Return by what the stack of what is ready is sorted: the first is at its end."""
+    return -ready[0].turn
 
 
 def _mismatch_of(args: Sequence[Any], flat: Flat) -> str | None:

@@ -24,8 +24,9 @@ _BY_HAND = ("Switch", "Merge", "Enter", "Leave", "NextIteration")
 class Part:
     """What one worker does in a run.
 
-    nodes: of its graph. feeds: of the run, by number, and the endpoint here. fetches: number of the result, and the
-    endpoint here. targets: nodes that run besides. holds: nodes of the run that are its own.
+    nodes: of its graph, in the order in which they are to run. feeds: of the run, by number, and the endpoint here.
+    fetches: number of the result, and the endpoint here. targets: nodes that run besides. holds: nodes of the run that
+    are its own.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -103,15 +104,23 @@ def parts_of(
     operations: Sequence[str],
     fed: Sequence[Endpoint],
     after: Mapping[tuple[str, str], str] | None = None,
+    order: Sequence[str] = (),
 ) -> dict[str, Part]:
     """Return the part of each worker in a run.
 
     task: of each node. endpoints, operations: what is fetched, and what runs besides; fed: what is given.
     after: by node and worker that receives from it, the node there after which it asks for that, where both run.
+    order: in which nodes are to run; Sends and Recvs come first, as soon as they can.
     """
     cut = _Cut(graph, task, endpoints, operations, fed)
     for (name, where), other in (after or {}).items():
         cut.delay(name, where, other)
+    turn = {name: number for number, name in enumerate(order)}
+    for part in cut.parts.values():
+        nodes = sorted(
+            part.nodes.values(), key=lambda n: -1 if n.op in ("Send", "Recv") else turn.get(n.name, -1)
+        )
+        part.nodes = {node.name: node for node in nodes}
     return cut.parts
 
 

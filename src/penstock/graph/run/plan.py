@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.exchange import writing
 from penstock.graph.ops.table import operation
 from penstock.graph.run.lower import Flat
-from penstock.graph.run.regions import Region, groups_of, kernel_of, region_of
+from penstock.graph.run.regions import Region, exchanges_behind, groups_of, kernel_of, region_of
 
 #: Kinds of units, as the executor tells them apart.
 KERNEL, REGION, WAITING, SENDING, RANDOM, SWITCH, MERGE, ENTER, LEAVE, NEXT, FETCH, FEED, NOTHING = range(13)
@@ -34,7 +34,8 @@ class Unit:
 
     frame: number of its frame. local: its place among the units of the frame. slot: place of its first input among
     those of the frame; inputs: how many. needs: how many inputs and controls it waits for; of a Merge, controls alone.
-    targets: by port, (unit, slot); followers: units that wait for it alone.
+    targets: by port, (unit, slot); followers: units that wait for it alone. turn: of what
+    is ready at once, the least comes first.
     """
 
     kind: int
@@ -49,6 +50,7 @@ class Unit:
     ports: int = 1
     targets: list[list[tuple[Unit, int]]] = field(default_factory=list)
     followers: list[Unit] = field(default_factory=list)
+    turn: int = -1
     #: Of an Enter: the frame that it leads into, and whether it gives each iteration the same.
     child: int = 0
     is_constant: bool = False
@@ -74,12 +76,16 @@ class FramePlan:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """The units of a run. roots: that need nothing; frames: by number; fetches: how many."""
+    """The units of a run. roots: that need nothing, the first at the end; frames: by number; fetches: how many.
+
+    has_turns: whether units have turns; otherwise, of what is ready, what became so last comes first.
+    """
 
     units: list[Unit]
     frames: list[FramePlan]
     roots: list[Unit]
     fetches: int
+    has_turns: bool
 
 
 def frames_of(flats: Sequence[Flat]) -> tuple[list[int], list[FramePlan]]:
@@ -122,10 +128,12 @@ def make_plan(
     *,
     regions: bool = True,
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    turns: Mapping[str, int] | None = None,
 ) -> Plan:
     """Return the plan of primitives, whose fetches are primitives of op "Fetch".
 
-    resources: of the session, for kernels that need them. regions: whether pure primitives run as one function.
+    resources: of the session, for kernels that need them. regions: whether pure primitives run as one function. turns:
+    of nodes, by name; what has none, such as a Send, comes before them.
     """
     numbers, frames = frames_of(flats)
     # Where a primitive runs: a Leave in its loop, an Enter outside of it.
@@ -140,7 +148,8 @@ def make_plan(
     needed = _users(flats)
     if resources.mail is not None:
         _write_where_sent(flats, needed, resources.mail)
-    groups = groups_of(flats, runs_in, fuses)
+    exchanges = exchanges_behind(flats, runs_in)
+    groups = groups_of(flats, runs_in, fuses, exchanges)
     for members in groups if regions else [[index] for group in groups for index in group]:
         group = set(members)
         outputs = [
@@ -166,13 +175,15 @@ def make_plan(
             unit.alternatives = sum(flats[source].op != "NextIteration" for source, _ in flat.inputs)
             unit_of[index] = unit
             units.append(unit)
+    for index, unit in unit_of.items():
+        unit.turn = max(unit.turn, (turns or {}).get(flats[index].name, -1))
     _connect(units, unit_of, inner, frames)
     order = {
         unit: place for place, unit in enumerate(dict.fromkeys(unit_of[index] for index in range(len(flats))))
     }
     roots = [unit for unit in units if unit.needs == 0 and unit.kind != MERGE]
-    roots.sort(key=lambda unit: (unit.kind not in (FEED, KERNEL), order[unit]), reverse=True)
-    return Plan(units, frames, roots, sum(unit.kind == FETCH for unit in units))
+    roots.sort(key=lambda unit: (unit.turn, unit.kind not in (FEED, KERNEL), order[unit]), reverse=True)
+    return Plan(units, frames, roots, sum(unit.kind == FETCH for unit in units), bool(turns))
 
 
 def _runs_in(flats: Sequence[Flat], index: int, numbers: Sequence[int]) -> int:

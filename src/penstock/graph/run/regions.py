@@ -1,8 +1,9 @@
 """Regions: pure primitives that wait for the same things, as one function of straight Python code.
 
-Primitives are one region if the primitives before them that are in no region are the same set: a region then waits for
-nothing that one of its members would not have waited for, and no path leaves a region and comes back. What can only
-give at once (feeds, handles, variables read at the start of a run) counts for nothing.
+Primitives are one region if the primitives before them that are in no region are the same set, and the same Sends and
+Recvs wait for them: a region then waits for nothing that one of its members would not have waited for, other workers
+wait for nothing that they do not need, and no path leaves a region and comes back. What can only give at once (feeds,
+handles, variables read at the start of a run) counts for nothing.
 
 The code of a region frees each value after its last use, and continues with what it began: of the members that are
 ready, the one that became so last comes first.
@@ -47,11 +48,28 @@ class Region:
         return None
 
 
-def groups_of(flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool]) -> list[list[int]]:
+def exchanges_behind(flats: Sequence[Flat], frames: Sequence[int]) -> list[frozenset[int]]:
+    """Return which Sends and Recvs wait for each primitive; none for those in loops.
+
+    flats, frames: as of `groups_of`.
+    """
+    found = [frozenset({index} if flat.op in ("Send", "Recv") else ()) for index, flat in enumerate(flats)]
+    for index in reversed(range(len(flats))):
+        if frames[index]:
+            found[index] = frozenset()
+        for source in (*(each for each, _ in flats[index].inputs), *flats[index].controls):
+            if source < index and not found[index] <= found[source]:
+                found[source] |= found[index]
+    return found
+
+
+def groups_of(
+    flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool], exchanges: Sequence[frozenset[int]]
+) -> list[list[int]]:
     """Return the members of each region, in order.
 
     flats: each after what it needs, back edges aside. frames: of each primitive, by number. fuses: whether a primitive
-    can be in a region.
+    can be in a region. exchanges: that wait for each, as `exchanges_behind` returns them.
     """
     Token = tuple[int, int]  # a primitive; of a Switch also the port, as one of the two is dead
     sets: dict[frozenset[Token], frozenset[Token]] = {}
@@ -62,7 +80,7 @@ def groups_of(flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool
     nothing = interned(frozenset())
     after: dict[int, frozenset[Token]] = {}
     is_root: dict[int, bool] = {}
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups: dict[tuple[int, int, frozenset[int]], list[int]] = {}
     for index, flat in enumerate(flats):
         before = nothing
         needed = [
@@ -77,7 +95,7 @@ def groups_of(flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool
         if fuses[index]:
             after[index] = before
             is_root[index] = False
-            groups.setdefault((frames[index], id(before)), []).append(index)
+            groups.setdefault((frames[index], id(before), exchanges[index]), []).append(index)
             continue
         is_root[index] = (
             flat.op in _AT_ONCE

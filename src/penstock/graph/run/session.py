@@ -204,7 +204,12 @@ class Session:
                 port = lowering.read(port, spec, node)
             attr = {"fetch": place, "node": node.name, "where": node.where}
             lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
-        plan = make_plan(lowering.flats, self.resources, regions=self._regions, compiler=self._compiler)
+        # A worker's part has its nodes in the order in which they are to run.
+        is_part = self.resources.mail is not None
+        turns = {name: turn for turn, name in enumerate(self.graph.nodes)} if is_part else None
+        plan = make_plan(
+            lowering.flats, self.resources, regions=self._regions, compiler=self._compiler, turns=turns
+        )
         if any(unit.frame for unit in plan.units if unit.flat.op == "Fetch"):
             raise MismatchError("a tensor inside of a loop was fetched; Leave brings one out of it")
         return plan

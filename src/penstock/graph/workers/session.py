@@ -386,7 +386,8 @@ class WorkerSession:
             if cut is None:
                 placement = self.placement() if trial is None else trial.placements[turn]
                 task = {name: task_of(each) for name, each in placement.device.items()}
-                parts = parts_of(self.graph, task, *key, self._receives(placement))
+                order = list(placement.finish_seconds)
+                parts = parts_of(self.graph, task, *key, self._receives(placement), order)
                 self._parts += 1
                 for where, part in parts.items():
                     self._tell(
