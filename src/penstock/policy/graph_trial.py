@@ -15,8 +15,10 @@ from penstock.policy.graph_search import MOST_RIVALS
 
 #: Steps of each that count, after one that does not: a worker compiles then what is new to it.
 _TRIES = 7
+#: Of all together, in seconds, where steps are short: another program may run beside for a few of them.
+_LEAST_SECONDS, _MOST_TRIES = 1.0, 49
 #: In which a trial ends.
-MOST_STEPS = (1 + MOST_RIVALS) * (1 + _TRIES)
+MOST_STEPS = (1 + MOST_RIVALS) * (1 + _MOST_TRIES)
 #: The simulated best stays where another one is not faster by more than this: as much may be chance.
 _LEAST_GAIN = 0.02
 
@@ -49,7 +51,9 @@ class PlacementTrial:
             self._seconds[turn].append(seconds)
         elif turn:
             self._left = [each for each in self._left if each != turn]
-        if len(self._left) > 1 and any(len(self._seconds[each]) <= _TRIES for each in self._left):
+        tries = min(len(self._seconds[each]) for each in self._left) - 1
+        is_enough = tries >= _TRIES and sum(map(sum, self._seconds)) >= _LEAST_SECONDS
+        if len(self._left) > 1 and not is_enough and tries < _MOST_TRIES:
             return None
         medians = {each: statistics.median(self._seconds[each][1:] or [0.0]) for each in self._left}
         best = min(medians, key=medians.__getitem__)

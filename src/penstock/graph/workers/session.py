@@ -299,9 +299,9 @@ class WorkerSession:
         Links between workers are measured, too, where neither arguments nor a machine say what they take: by tensors of
         1 MiB at most, to and fro between each two.
         With `objective="search"` and without `is_lossy`, the next runs of the same take turns between that placement
-        and up to three others, with as much as can be on one worker, eight runs each, and the fastest stays: no
-        simulation knows what workers that compute at once keep from each other. Results are the same bits under each.
-        One under which a run fails is not tried again.
+        and up to three others, with as much as can be on one worker, and the fastest stays: eight runs each, and
+        more, 50 at most, where all together take less than a second. No simulation knows what workers that compute at
+        once keep from each other. Results are the same bits under each. One under which a run fails is not tried again.
 
         Returns: by node, `cost` (seconds by device), `bytes` (of its output) and `hop` (seconds that sending it keeps
         both workers from kernels), as `costs=` takes them. A kernel's time on other workers follows from how long they
