@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if given.plot is not None and (given.only is not None or given.ranks is not None):
         parser.error("a plot is of all rows and ranks")
-    counts, samples = ((1, 2), 64) if given.quick else ((1, 2, 4, 8), given.samples)
-    counts = counts if given.ranks is None else (given.ranks,)
+    samples = 64 if given.quick else given.samples
+    counts = [given.ranks] if given.ranks is not None else [1, 2] if given.quick else [1, 2, 4, 8]
     names = list(LOADERS) if given.only is None else [given.only]
     rows: dict[tuple[str, int], dict[str, float]] = {}
     for ranks in counts:

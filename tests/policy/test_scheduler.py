@@ -906,6 +906,19 @@ def test_urgent_moves_go_out_in_the_order_in_which_the_training_needs_them(toget
         assert set(map(len, moved[:-1])) == {together}
 
 
+@pytest.mark.parametrize("are_near", [False, True])
+def test_what_is_read_together_is_of_one_epoch(are_near: bool) -> None:
+    """Three slots: at the end of an epoch one or two have steps of the next one."""
+    case = replace(runtime_of(SLOW_SECONDS).case, samples=12, batch=4, epochs=6, slots=3, readers=1)
+    runtime = (in_chunks if are_near else FakeRuntime)(replace(case, together=1 if are_near else 3))
+    runtime.run()
+    moves = [told for told in runtime.told if isinstance(told, tuple) and told[0] == "Move"]
+
+    for _, _, samples, *_, epoch, step in moves:
+        assert set(samples) <= set(runtime.plan.stream(0, epoch, step, 12 - 4 * step).tolist())
+    assert max(len(samples) for _, _, samples, *_ in moves) >= 3
+
+
 def test_samples_are_read_together_only_while_that_is_of_use() -> None:
     """Or else one reader reads one after the other what all of them could read at once."""
     runtime, answers = (

@@ -1179,20 +1179,27 @@ def _next_urgent(s: State, rank: int) -> int:
     most = min(most, (queued + idle - 1) // idle)
     if origin == SOURCE:
         most = max(most, m[rank + SOURCE_TOGETHER])
-    count, reads = 0, 0
+    count, reads, epoch = 0, 0, _epoch_of(m, entry)
     while reads < most and count < m[rank + GROUP_SIZE] and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
         sample = m[entry + ENTRY_SAMPLE]
-        if not _fits(s, rank, s.sizes[sample]):
+        # What makes samples of what the source has may draw: it is told of one epoch.
+        if not _fits(s, rank, s.sizes[sample]) or (origin == SOURCE and _epoch_of(m, entry) != epoch):
             break
         _begin_move(s, rank, entry, count)
         count += 1
         reads += 1
         if origin == SOURCE and s.extents.shape[0] > 0:
-            count = _with_neighbours(s, rank, sample, count)
+            count = _with_neighbours(s, rank, sample, epoch, count)
         entry = _first_urgent(s, rank)
     if origin > m[rank + TIERS] and m[rank + READS_PEERS] == RATHER:
         count = _with_others_from(s, rank, origin, most, count)
     return count
+
+
+def _epoch_of(m: Ints, entry: int) -> int:
+    """Return for which epoch an entry of the urgent queue is wanted first."""
+    epoch: int = m[m[m[entry + ENTRY_FIRST] + PLACE_SLOT] + SLOT_EPOCH]
+    return epoch
 
 
 def _with_others_from(s: State, rank: int, origin: int, most: int, count: int) -> int:
@@ -1218,8 +1225,11 @@ def _begin_move(s: State, rank: int, entry: int, index: int) -> None:
     m[rank + PASSING] += s.sizes[m[entry + ENTRY_SAMPLE]]
 
 
-def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
-    """Take what is queued soon after a sample, and lies near it, into its read; return how many the group has then."""
+def _with_neighbours(s: State, rank: int, sample: int, epoch: int, count: int) -> int:
+    """Take what is queued soon after a sample for its epoch, and lies near it, into its read.
+
+    Returns: how many the group has then.
+    """
     m = s.ints
     unit, begin, end = extent_of(s, sample)
     least, most = _may_be_near(s, rank, sample, begin, end)
@@ -1232,6 +1242,7 @@ def _with_neighbours(s: State, rank: int, sample: int, count: int) -> int:
             if (
                 least <= near <= most
                 and m[entry + ENTRY_ORIGIN] == SOURCE
+                and _epoch_of(m, entry) == epoch
                 and is_near(s, rank, near, unit, begin, end)
                 and _fits(s, rank, s.sizes[near])
             ):
