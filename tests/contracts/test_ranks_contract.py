@@ -18,7 +18,7 @@ from tests.patience import patient
 from tests.ranks.jobs import start_mpi_jobs, start_process, torch_job, wait_for
 
 #: How long some exchanges wait, in seconds: what comes late takes as long, what comes in time must be quicker.
-HASTY_SECONDS = math.ceil(patient(2))
+HASTY_SECONDS = math.ceil(patient(1))
 
 # What every rank runs. It gets the kind of job, and for torch its rank, the number of ranks and the address.
 RANK = """

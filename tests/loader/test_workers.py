@@ -167,11 +167,12 @@ def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: st
 
 
 def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
-    with (
-        load(Fatal("hangs"), workers=1, timeout_seconds=patient(8), shuffle=False) as loader,
-        pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"),
-    ):
-        list(loader)
+    with load(Fatal("hangs"), workers=1, batch_size=4, shuffle=False) as loader:
+        batches = iter(loader)
+        next(batches)  # the process has started
+        loader._engine._settings = replace(loader._engine._settings, timeout_seconds=brief(1))
+        with pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"):
+            next(batches)
 
 
 def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> None:

@@ -158,9 +158,9 @@ def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes
             job.wait_until_read(2, 0)  # its late message comes to rank 0 in the middle of the next exchange
         return first, ranks.all_gather("the next exchange", ranks.rank)
 
-    answers = run(4, part, timeout_seconds=brief(1), job=job)
+    answers = run(4, part, timeout_seconds=brief(0.5), job=job)
 
-    expected = f"rank 2 of 4 did not arrive at the commit of step 300 within {brief(1):g} s"
+    expected = f"rank 2 of 4 did not arrive at the commit of step 300 within {brief(0.5):g} s"
     assert all(str(error).startswith(expected) for error, _ in answers)
     assert [values for _, values in answers] == [[0, 1, 2, 3]] * 4
 
@@ -199,7 +199,7 @@ def test_messages_of_ranks_that_went_on_are_kept_for_rank_0() -> None:
         except WaitTimeout:
             return ranks.all_gather("the second", ranks.rank)
 
-    assert run(3, part, timeout_seconds=brief(1), job=job) == [[0, 1, 2]] * 3
+    assert run(3, part, timeout_seconds=brief(0.5), job=job) == [[0, 1, 2]] * 3
 
 
 def test_a_rank_that_works_for_longer_than_the_time_out_is_not_missing() -> None:
@@ -219,7 +219,7 @@ def test_a_rank_that_works_for_longer_than_the_time_out_is_not_missing() -> None
 
         return ranks.gather_then_decide("the commit", write, commit)
 
-    assert run(2, part, timeout_seconds=brief(1), job=job) == [3, 3]
+    assert run(2, part, timeout_seconds=brief(0.5), job=job) == [3, 3]
 
 
 def test_a_rank_that_dies_while_it_works_is_named() -> None:

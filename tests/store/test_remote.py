@@ -138,6 +138,11 @@ def put_all(options: dict[str, str], place: str, folder: Path) -> None:
         obstore.put(store, f"{place}/{name}", data)
 
 
+def no_request_threads() -> bool:
+    """Return whether all threads that ask a store have ended, also those that listed what a closed source reads."""
+    return all(thread.name != "penstock-request" for thread in threading.enumerate())
+
+
 def check_reads(source: Remote, opened: Opened) -> None:
     assert [bytes(source.read(sample)) for sample in range(len(source))] == opened.contents
     ids = np.array([5, 3, 0, 5, 8])
@@ -162,13 +167,15 @@ class TestEachSource:
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(source.read, range(len(source))))
             check_reads(source, local)
-            check_reads(pickle.loads(pickle.dumps(source)), local)
+            with closing(pickle.loads(pickle.dumps(source))) as again:
+                check_reads(again, local)
             assert describe_data(source)["names_sizes_labels"] or kind is FileList
             if kind not in (FileList, Arrays):
                 assert describe_data(source) == describe_data(local.source)
                 assert source.classes == local.source.classes
             assert source.describe(3).startswith(server.address)
             source.close()
+        assert no_request_threads()
 
     def test_from_s3(
         self,
@@ -220,7 +227,7 @@ def records(server: WebServer) -> Iterator[Records]:
 @pytest.fixture
 def hasty_records(server: WebServer) -> Iterator[Records]:
     """The same, which fail for good after a tenth of a second."""
-    with closing(records_of(server, retry_seconds=0.1, timeout_seconds=brief(1))) as source:
+    with closing(records_of(server, retry_seconds=0.1, timeout_seconds=brief(0.5))) as source:
         yield source
 
 
@@ -647,6 +654,7 @@ def test_a_list_on_this_host_names_addresses(server: WebServer, tmp_path: Path) 
 
     assert [source.read(k) for k in range(2)] == [b"bbb", b"aa"]
     source.close()
+    assert no_request_threads()
 
 
 @pytest.mark.parametrize("heading", ["path,label", "file_name,kind"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import cache, partial
 from typing import Any, Unpack
 
@@ -222,7 +223,8 @@ def open_source(
         return calls.one(place, lambda: Hdf5(path, storage_options=storage_options))
     list_anew = partial(_list_any, place)
     listing: ListingArguments = {"refresh": refresh, "calls": calls, "catalog": catalog}
-    found = catalog_of("open_source", place, extensions, list_anew, objects, listing)
+    with closing(objects) if objects is not None else nullcontext():  # a source reads by objects of its own
+        found = catalog_of("open_source", place, extensions, list_anew, objects, listing)
     kinds: tuple[Kind, ...] = (
         ImageFolder,
         FlatFolder,

@@ -703,6 +703,8 @@ def _catalog_of_list(kind: str, place: str, listed: ListedFiles, asking: Asking)
     if paths := [name for name in addresses if not is_address(name)]:
         raise DataError(f"{place}: {paths[0]} is a path, and others are addresses: list one kind")
     facts = asking.calls.one(place, lambda: objects.facts(addresses, asking.calls.at))
+    if asking.objects is None:
+        objects.close()
     return _catalog_of_objects(
         kind, asking, addresses, facts, listed.labels, listed.classes, listed.label_classes
     )
