@@ -3,12 +3,12 @@
     python benchmarks/loader/make_images.py      # once: 2,000 photographs, about 105 KB each
     python benchmarks/loader/forms.py [--quick] [--rounds N] [--crops K] [--threads N] [--only PART ...]
 
-RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, the page cache warm. Epochs 2 to 5 of six are
-timed. `keep="stored"` and `keep="K crops"` take turns, in another order each round, with the same `memory=`: as much as
-the crops take; then `keep="decoded"` does so, with as much as decoded pictures take. The same for a validation (Resize
-256, CenterCrop 224), whose one crop serves all epochs. First the batches of both are compared, bit by bit. Printed:
-images per second and processor milliseconds per image, median with least and most, and the ratio of each pair. Target:
-2.0 times the images of the plain path for K = 3.
+RandomResizedCrop 224, flip, normalise, float32 NCHW, batches of 64, five of them ahead, the page cache warm. All epochs
+but the first and the last are timed, of six, and of a validation of twelve. `keep="stored"` and `keep="K crops"` take
+turns, in another order each round, with the same `memory=`: as much as the crops take; then `keep="decoded"` does so,
+with as much as decoded pictures take. The same for a validation (Resize 256, CenterCrop 224), whose one crop serves all
+epochs. First the batches of both are compared, bit by bit. Printed: images per second and processor milliseconds per
+image, median with least and most, and the ratio of each pair. Target: 2.0 times the images of the plain path for K = 3.
 
 Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand beside them, which hold decoded pixels
 of all or half of the pictures; their bytes, in the page cache, are printed.
@@ -16,7 +16,7 @@ of all or half of the pictures; their bytes, in the page cache, are printed.
 Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
 and batches are compared.
 
-Beside the ratio stands the one that is predicted (`penstock.predict`) from the rate of the plain path and from how fast
+Beside the ratio stands the one that is predicted (`Loader.predict`) from the rate of the plain path and from how fast
 threads finish crops that lie in memory: normalise them into a batch, and nothing else.
 
 --only: parts to run: crops, decoded, validation, disk, ffcv.
@@ -42,9 +42,10 @@ from typing import Any
 import numpy as np
 from images import FFCV, Contender, print_heading, run_rounds
 from make_images import draw_images
+from numpy.typing import NDArray
 from peer_protocol import BATCH, CACHE, IMAGES, MEAN, SIZE, STD
 
-from penstock.loader import Loader, LoaderConfig, predict
+from penstock.loader import Loader
 from penstock.loader.images import size_of
 from penstock.loader.transforms import (
     CenterCrop,
@@ -65,8 +66,10 @@ from penstock.measure.in_threads import repeat_until
 TAIL = (ToTensor(), Normalize(MEAN, STD))
 TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
 VALIDATION = (Resize(256), CenterCrop(SIZE), *TAIL)
-#: Epochs of a run, of which the second to the fifth are timed: it is as far ahead at their end as at their begin.
-EPOCHS, TIMED = 6, range(1, 5)
+#: Epochs of a run. The first and the last are not timed: it is as far ahead at the end of the others as at their begin.
+EPOCHS = {TRAINING: 6, VALIDATION: 12}
+#: Batches ahead: a loader that looks for their number takes new memory for them in an epoch that is timed.
+AHEAD = 5
 TARGET = 2.0
 #: Crops that a thread finishes over and over, more than a processor's caches hold; and for how long.
 _CROPS, _FINISHING_SECONDS = 2 * BATCH, 1.0
@@ -77,28 +80,34 @@ OTHER_BYTES = 512 << 20
 PARTS = ["crops", "decoded", "validation", "disk", "ffcv"]
 
 
-def epochs_of(
+def loader_of(
     images: Path,
     transforms: tuple[Any, ...],
     keep: str,
     memory: int,
     threads: int,
     machine: Machine | None = None,
-) -> Iterator[Loader]:
-    """Yield how to go through each epoch of a run. machine: whose disks it uses."""
-    with Loader(
+) -> Loader:
+    """Return what loads a run. machine: whose disks it uses."""
+    return Loader(
         images,
         batch_size=BATCH,
-        epochs=EPOCHS,
+        epochs=EPOCHS[transforms],
         seed=1,
         transforms=transforms,
         keep=keep,
         memory=memory,
         decoders=threads,
+        prefetch=AHEAD,
         machine=machine,
         report=None,
-    ) as loader:
-        for _ in range(EPOCHS):
+    )
+
+
+def epochs_of(*run: Any) -> Iterator[Loader]:
+    """Yield how to go through each epoch of a run; its arguments are those of `loader_of`."""
+    with loader_of(*run) as loader:
+        for _ in range(loader.plan.epochs):
             yield loader
 
 
@@ -117,17 +126,17 @@ def measure(*run: Any) -> tuple[float, float]:
     for number, epoch in enumerate(epochs_of(*run)):
         begin, worked = time.perf_counter(), processor_time()
         count = sum(len(labels) for _, labels in epoch)
-        if number in TIMED:
+        if 0 < number < epoch.plan.epochs - 1:
             images += count
             seconds += time.perf_counter() - begin
             processor_seconds += processor_time() - worked
     return images / seconds, 1000 * processor_seconds / images
 
 
-def finished_crops(pipeline: Pipeline) -> Iterator[int]:
-    """Finish crops into a batch, again and again; yield their bytes each time."""
-    crops = np.random.default_rng(0).integers(0, 256, (_CROPS, SIZE, SIZE, 3), np.uint8)
-    batches = np.empty((_CROPS, *pipeline.output_shape), np.float32)
+def finished_crops(
+    pipeline: Pipeline, crops: NDArray[np.uint8], batches: NDArray[np.float32]
+) -> Iterator[int]:
+    """Finish crops into batches, again and again; yield their bytes each time."""
     front = CropPass(pipeline)
     while True:
         for first in range(0, _CROPS, BATCH):
@@ -139,13 +148,16 @@ def finished_crops(pipeline: Pipeline) -> Iterator[int]:
 def finishing_rate(threads: int) -> float:
     """Return the bytes of crops a second that so many threads finish together."""
     pipeline = compile_pipeline(VALIDATION, seed=0)
-    works = [partial(finished_crops, pipeline)] * threads
+    crops = np.random.default_rng(0).integers(0, 256, (_CROPS, SIZE, SIZE, 3), np.uint8)
+    # Each has its own, which the kernel has supplied already.
+    of_each = [(crops.copy(), np.ones((_CROPS, *pipeline.output_shape), np.float32)) for _ in range(threads)]
+    works = [partial(finished_crops, pipeline, *each) for each in of_each]
     return repeat_until(time.perf_counter() + _FINISHING_SECONDS, time.perf_counter, works)
 
 
 def predicted_rate(stored_rate: float, *run: Any) -> float:
     """Return images per second of the timed epochs, as predicted by what decoding each time reaches."""
-    images, transforms, keep, memory, threads = run
+    images, _, _, memory, threads = run
     sizes, fast = (
         [each.stat().st_size for each in images.glob("*/*.jpg")],
         Curve.flat(finishing_rate(threads)),
@@ -155,11 +167,10 @@ def predicted_rate(stored_rate: float, *run: Any) -> float:
         tuple(StorageClass(name, memory, 2, fast) for name in ("staging", "memory")),
         preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / threads,
     )
-    how = {"transforms": transforms, "keep": keep, "memory": memory, "decoders": threads}
-    config = LoaderConfig(images, batch_size=BATCH, epochs=EPOCHS, seed=1, machine=machine, **how)
-    epochs = predict(config, step_seconds=0.0).epochs()
-    seconds = sum(epochs[number].stall_seconds + epochs[number].own_seconds for number in TIMED)
-    return len(sizes) * len(TIMED) / seconds
+    with loader_of(*run) as loader:
+        epochs = loader.predict(machine=machine, step_seconds=0.0).epochs()[1:-1]
+    seconds = sum(epoch.stall_seconds + epoch.own_seconds for epoch in epochs)
+    return len(sizes) * len(epochs) / seconds
 
 
 def processor_time() -> float:

@@ -406,9 +406,9 @@ def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the
     monkeypatch.setattr(loading, "predict", noted)
     predict(config, known, step_seconds=1e-3)
     rates = [each.read.at(1) for each in jobs[0].machine.storage[2:]]
-    assert len(rates) == (2 if keep == "crops" else 1)  # how large pictures are, only those know who read one
+    assert len(rates) == 2
     assert sum(rates) == pytest.approx(4e8)
-    if keep == "crops":
+    if keep == "crops":  # how large pictures are, only those know who read one
         assert predict(config, step_seconds=1e-3).meta["keep"] == recorded["keep"]
     places = [each.name for each in Machine.from_toml(recorded["machine"]).storage]
     assert places == ["staging", "memory", f"disk, {keep}", "disk"]
