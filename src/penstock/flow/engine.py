@@ -365,7 +365,9 @@ class Engine:
                 arrays = tuple([np.empty((rows, *field.shape), field.dtype) for field in decoder.fields])
                 failed: dict[int, Exception] = {}
                 for row in range(0, rows, at_once * size):
-                    part = load._replace(rows=range(row, min(row + at_once * size, rows)))
+                    part = load
+                    if at_once * size < rows:
+                        part = load._replace(rows=range(row, min(row + at_once * size, rows)))
                     fetching = self._clock()
                     data = fetcher.fetch(Request(part.ids, at, epoch=epoch, follows=True))
                     reading_seconds += self._clock() - fetching

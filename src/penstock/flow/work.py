@@ -55,9 +55,8 @@ class Request(NamedTuple):
     epoch: int = 0
     follows: bool = False
 
-    def one_by_one(self) -> Iterator[int]:
-        """Return the samples for code that takes them one by one, and let `at` know which it has taken."""
-        samples = self.samples
+    def one_by_one(self, samples: list[int]) -> Iterator[int]:
+        """Return `samples` for code that takes them one by one, and let `at` know which it has taken."""
         if not self.follows:
             return map(self._at_of, samples)
         taken = Taken(samples, iter(samples))

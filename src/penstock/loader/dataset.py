@@ -125,7 +125,7 @@ class DatasetFetcher:
             except Exception as error:  # one by one: whose error it is shows then
                 wrong = f"raises {error!r:.200}"
         make = self._plain or partial(self._one, epoch=epoch)
-        following = request.one_by_one()
+        following = request.one_by_one(samples)
         values: list[Any] = []
         content: list[bytes] = []
         if self._watched > 0 and len(samples) > 1:
