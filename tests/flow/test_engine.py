@@ -24,6 +24,7 @@ from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Load, Scheduler, StagingLimits, place_by_frequency
+from penstock.policy.placement import Kept, Shared
 
 FIELD = Field("ids", (), np.dtype(np.int64))
 
@@ -97,15 +98,19 @@ class Run:
         sizes = np.full(plan.samples, 10, np.int64)
         memory = Curve(((1, 1e10),))
         store = SharedStore(None, Curve(((1, 1e6),)), latency_seconds=0.01)
-        machine = Machine(store, (StorageClass("staging", 10**6, 1, memory),))
+        machine = Machine(
+            store, tuple(StorageClass(each, 10**6, 1, memory) for each in ("staging", "memory"))
+        )
         limits = options.pop("limits", StagingLimits(slots, 4, 2, 10**6))
-        scheduler = Scheduler(plan, 0, sizes, place_by_frequency(plan, 0, sizes, []), machine, limits)
+        placement, shared = place_by_frequency(plan, 0, sizes, []), options.pop("shared", None)
+        scheduler = Scheduler(plan, 0, sizes, placement, machine, limits, shared=shared)
         limit_bytes = limit_slots * slot_bytes([FIELD], plan.batch_size)
         self.staging = StagingBuffer([FIELD], plan.batch_size, limit_bytes)
         for _ in range(slots):
             self.staging.grow()
         self.said: list[str] = []
         is_starting = options.pop("is_starting", lambda said: False)
+        peers = options.pop("peers", None)
         settings: dict[str, Any] = {"patience_seconds": 60.0, "timeout_seconds": None, **options}
         compiled = settings.pop("compiled", lambda *_: None)
         self.recorder = Recorder(1024, clock=settings.pop("clock", time.perf_counter))
@@ -122,6 +127,7 @@ class Run:
             finish=lambda: None,
             samples_of=lambda epoch, step: plan.local_batch(0, epoch, step),
             compiled=compiled,
+            peers=peers,
             is_starting=lambda: is_starting(self.said),
         )
         self.engine.start()
@@ -146,6 +152,35 @@ def run() -> Iterator[Callable[..., Run]]:
         work.gate.set()
         each.engine.close()
         assert work.is_closed
+
+
+class News:
+    """Rank 1 keeps a sample from now on, once the test says so."""
+
+    has_news = False
+
+    def take_news(self) -> list[tuple[int, np.ndarray]]:
+        self.has_news = False
+        return [(1, np.array([4]))]
+
+
+def test_what_another_rank_has_by_now_is_loaded_before_the_training_asks_for_it(
+    run: Callable[..., Run],
+) -> None:
+    """Rank 0 of 2 needs samples 4 and 5 in its second step; rank 1 has promised the first of them."""
+    kept = [Kept(np.array(ids, np.int64), np.ones(len(ids), np.int8)) for ids in ([], [4])]
+    news = News()
+    running = run(
+        AccessPlan(Sequential(8), 4, 1, 2), shared=Shared((*kept,), np.array([4]), (0, 0)), peers=news
+    )
+    engine, scheduler = running.engine, running.engine._scheduler
+    wait_until(lambda: scheduler.expects_others and (0, 0) in engine._arrived)
+    wait_until(lambda: not (scheduler.moves_running or scheduler.loads_running or engine._inbox))
+    assert (0, 1) not in engine._arrived
+
+    news.has_news = True
+
+    wait_until(lambda: (0, 1) in engine._arrived, 5)
 
 
 class SlowReads(NumberWork):

@@ -79,6 +79,8 @@ _POLL_START_SECONDS = 0.1
 # What loads may start for so long, and for so many time-outs, without counting as silent.
 _START_SECONDS, _START_TIMEOUTS = 600.0, 10
 _LOOK_AT_PEERS_SECONDS = 0.05
+#: While the training waits for nothing.
+_HEAR_FROM_PEERS_SECONDS = 0.01
 _READER_SPANS = 1024
 _SCHEDULER = 1
 _FIRST_WORKER = 2
@@ -280,6 +282,8 @@ class Engine:
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
         self._running_lock, self._running = threading.Lock(), 0
+        #: Held by the decode worker that hears from other ranks while it has nothing to do.
+        self._hearing_lock = threading.Lock()
 
     def start(self) -> None:
         """Begin to prefetch."""
@@ -993,7 +997,7 @@ class Engine:
             self._decode(worker, ring, delay)
 
     def _decode(self, worker: int, ring: Ring, delay: RunDelay) -> None:
-        while (message := self._loads.get()) is not None and not self._closed:
+        while (message := self._next_message()) is not None and not self._closed:
             if not isinstance(message, _Park):
                 self._handle(message, worker, ring, delay)
             elif self._parked.get() is None:
@@ -1001,6 +1005,20 @@ class Engine:
                 break
             message = None  # an idle thread keeps no sample's bytes
         self._loads.put(None)  # for the next one
+
+    def _next_message(self) -> _Message:
+        """Wait for work; one worker hears meanwhile from ranks that samples are expected of: they wake nobody."""
+        if self._peers is not None and self._hearing_lock.acquire(blocking=False):
+            try:
+                while self._scheduler.expects_others:
+                    with contextlib.suppress(Empty):
+                        return get_within(self._loads, _HEAR_FROM_PEERS_SECONDS)
+                    if self._peers.has_news:
+                        self._inbox.append(lambda now: None)
+                        self._drive()
+            finally:
+                self._hearing_lock.release()
+        return self._loads.get()
 
     def _handle(self, message: _Message, worker: int, ring: Ring, delay: RunDelay) -> None:
         """Do what a message to the decode workers says, but for parking."""
