@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from peer_protocol import CACHE, MEAN, SIZE, STD, arguments, serve
 from PIL import Image
+from promise import tries
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.loader.transforms import DecodeRaw, Normalize, ToTensor
@@ -194,6 +195,8 @@ def main() -> None:
     def prepare() -> None:
         loaders[:] = [Loader(source, batch_size=BATCH, epochs=1000, report=None, **fixed, **settings)]
         run_for(_SETTLING_SECONDS, loaders[0])
+        while tries(loaders[0]):
+            run_for(_TIMED_SECONDS, loaders[0])
 
     serve(lambda: run_for(_TIMED_SECONDS, loaders[0]), prepare, lambda: loaders[0].close())
 
