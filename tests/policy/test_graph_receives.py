@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
@@ -124,6 +124,10 @@ def run(
     return max(map(end, by_name)), {hop: sent(hop) for hop in placed.sent}
 
 
+# By a rounding, "long" begins before "none" ends.
+@example(
+    [on("y", "far", 0.0, nbytes=1), on("x", "one", 1.0, "far"), on("x", "none", 0.0), on("x", "long", 3.0)]
+)
 @given(graphs())
 def test_no_step_gets_longer_and_nothing_is_sent_earlier(nodes: list[PlacedNode]) -> None:
     placed = place(nodes, DEVICES)

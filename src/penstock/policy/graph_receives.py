@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from penstock.errors import ConfigError
@@ -77,16 +78,13 @@ def _latest_begins(
     """
     device, sent = placement.device, placement.sent
     cost = {name: by_name[name].cost_seconds[device[name]] for name in placement.finish_seconds}
-    #: When nodes and tensors begin.
-    begin: dict[tuple[str, ...], float] = {}
     #: What waits for each of them, and how long after its begin that can begin.
     waiting: dict[tuple[str, ...], list[tuple[tuple[str, ...], float]]] = {}
-    for name, finish in placement.finish_seconds.items():
+    for name in placement.finish_seconds:
         for source in dict.fromkeys((*by_name[name].inputs, *by_name[name].controls)):
             hop, lag = (source, device[name]), cost[source]
             if device[source] != device[name] and source in by_name[name].inputs:
                 waiting.setdefault((source,), []).append((hop, lag))
-                begin.setdefault(hop, sent[hop].begin_seconds)
                 waiting.setdefault(hop, []).append(
                     ((name,), sent[hop].there_seconds - sent[hop].begin_seconds)
                 )
@@ -95,7 +93,7 @@ def _latest_begins(
                     devices.link(device[source], device[name])[0] if device[source] != device[name] else 0.0
                 )
                 waiting.setdefault((source,), []).append(((name,), lag))
-        begin[name,] = finish - cost[name]
+        waiting.setdefault((name,), [])
     for names in on_device.values():
         for one, other in pairwise(names):
             waiting.setdefault((one,), []).append(((other,), cost[one]))
@@ -106,9 +104,10 @@ def _latest_begins(
     for hops in on_link.values():
         for hop, following in pairwise(hops):
             waiting.setdefault(hop, []).append((following, sent[hop].end_seconds - sent[hop].begin_seconds))
-    order = sorted(begin, key=begin.__getitem__)  # of two at once, the one that was placed first
+    # Not sorted by when they begin: by a rounding, one may begin before what it waits for.
+    last_first = TopologicalSorter({each: [other for other, _ in others] for each, others in waiting.items()})
     end, latest = placement.end_seconds, dict[tuple[str, ...], float]()
-    for each in reversed(order):
+    for each in last_first.static_order():
         most = end - cost[each[0]] if len(each) == 1 else end
-        latest[each] = min([most, *(latest[other] - lag for other, lag in waiting.get(each, ()))])
+        latest[each] = min([most, *(latest[other] - lag for other, lag in waiting[each])])
     return latest
