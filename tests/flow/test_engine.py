@@ -19,7 +19,7 @@ from penstock.flow.engine import DECISIONS, Engine, EngineSettings, compiled_dec
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder
 from penstock.flow.staging import Field, StagingBuffer, slot_bytes
-from penstock.flow.work import Brought, Failed, Request
+from penstock.flow.work import Brought, Failed, InParts, Request
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
@@ -181,6 +181,26 @@ def test_what_another_rank_has_by_now_is_loaded_before_the_training_asks_for_it(
     news.has_news = True
 
     wait_until(lambda: (0, 1) in engine._arrived, 5)
+
+
+class PartsWork(NumberWork):
+    """Brings one sample at a time."""
+
+    def fetch(self, request: Request) -> list[Any]:
+        return InParts() if request.lasting and request.ids.size > 1 else super().fetch(request)
+
+
+def test_what_would_take_one_reader_long_is_read_in_parts_by_those_that_are_idle(
+    run: Callable[..., Run],
+) -> None:
+    """Sixteen samples are asked for together."""
+    plan = AccessPlan(FullShuffle(100, 3), 16, 2)
+    limits = StagingLimits(3, readers=32, decoders=2, undecoded_bytes=10**6, read_together=16)
+    running = run(plan, PartsWork(), limits=limits)
+
+    for epoch in range(plan.epochs):
+        for step in range(plan.steps(epoch)):
+            assert running.take(epoch, step).tolist() == plan.local_batch(0, epoch, step).tolist()
 
 
 class SlowReads(NumberWork):

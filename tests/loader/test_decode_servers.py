@@ -22,7 +22,7 @@ from tests.interpreters import Interpreters
 from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ConfigError
-from penstock.flow.work import Request
+from penstock.flow.work import InParts, Request
 from penstock.loader import Loader, decode_work
 from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
 from penstock.loader.decode_serving import serving
@@ -171,8 +171,42 @@ class OneServer:
     def keep_here(self, given: Given, ids: Any) -> None:
         self.here += ids.tolist()
 
+    def are_here(self, ids: Any) -> bool:
+        return set(ids.tolist()) <= set(self.here)
+
     def close(self) -> None:
         pass
+
+
+class NoServer(OneServer):
+    """Is given nothing."""
+
+    def give(self, samples: int) -> Given:
+        return Given(HERE, samples, samples, 0.0)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_samples_that_no_server_gets_are_read_by_several_threads_from_a_store_that_is_slow(
+    photos: Path, is_slow: bool
+) -> None:
+    source, servers = ImageFolder(photos), NoServer()
+    fetcher = ServedFetcher(cast("DecodeServers", servers), source, {})
+
+    def fetched(*ids: int) -> Any:
+        return fetcher.fetch(Request(np.array(ids), lambda sample: None, SOURCE, lasting=True))
+
+    with contextlib.closing(fetcher):
+        assert len(fetched(0)) == 1  # what a read takes is known now
+        fetcher._read_seconds = 2e-3 if is_slow else 1e-4
+
+        found = fetched(*range(1, 7))
+
+        assert isinstance(found, InParts) == is_slow
+        assert servers.here == list(range(7))
+        if is_slow:
+            found = [each for ids in ([1, 2, 3], [4], [5, 6]) for each in fetched(*ids)]
+        assert [each.tobytes() for each in found] == [source.read(each) for each in range(1, 7)]
+        assert servers.here == list(range(7)), "nothing is given twice"
 
 
 def test_of_samples_that_are_read_together_a_server_gets_those_that_no_tier_keeps(photos: Path) -> None:

@@ -919,6 +919,29 @@ def test_what_is_read_together_is_of_one_epoch(are_near: bool) -> None:
     assert max(len(samples) for _, _, samples, *_ in moves) >= 3
 
 
+@pytest.mark.parametrize(("readers", "sizes"), [(2, [8]), (3, [4, 4]), (20, [1] * 8)])
+def test_a_move_that_would_take_one_reader_long_is_shared_by_those_that_are_idle(
+    readers: int, sizes: list[int]
+) -> None:
+    runtime = runtime_of(SLOW_SECONDS, samples=17, batch=17, epochs=1, readers=readers, together=8)
+    runtime.obey(runtime.scheduler.start(0.0))
+    while len(runtime.moves) < 2:
+        runtime.finish_something()
+    move, *others = runtime.moves
+    assert (len(move.samples), len(others)) == (8, 1)
+
+    runtime.moves = others
+    runtime.obey(runtime.scheduler.divided(move, 0.0))
+
+    parts = runtime.moves[1:]
+    assert [len(part.samples) for part in parts] == sizes
+    assert [sample for part in parts for sample in part.samples] == move.samples
+    assert runtime.scheduler.moves_running == len(runtime.moves)
+    runtime.go_on()
+    assert sorted(runtime.physical_reads) == list(range(17))
+    assert runtime.scheduler.moves_running == 0
+
+
 def test_samples_are_read_together_only_while_that_is_of_use() -> None:
     """Or else one reader reads one after the other what all of them could read at once."""
     runtime, answers = (

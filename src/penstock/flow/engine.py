@@ -52,7 +52,7 @@ from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.flow.work import Decoder, Failed, Fetcher, Peers, Request, Taken
+from penstock.flow.work import Decoder, Failed, Fetcher, InParts, Peers, Request, Taken
 from penstock.machine_code import Loop
 from penstock.policy import (
     Drop,
@@ -978,6 +978,10 @@ class Engine:
             data = self._fetcher.fetch(request)
             end = self._clock()
             self._at.pop(worker, None)
+            if isinstance(data, InParts):
+                self._inbox.append(partial(self._scheduler.divided, move))
+                self._drive()
+                continue
             self._groups.recent_read_seconds.append((end - begin) / ids.size)
             flow, _ = self._groups.record_fetched(ring, (begin, end), ids, data, move.origin, move)
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))

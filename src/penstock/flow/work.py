@@ -22,6 +22,10 @@ class Failed(NamedTuple):
     error: Exception
 
 
+class InParts(list[Any]):
+    """Nothing, in place of what there is of samples: for parts of these the fetcher is asked again, by idle readers."""
+
+
 class Taken(NamedTuple):
     """Samples that are taken from an iterator over them, faster than by a call for each."""
 
@@ -88,7 +92,10 @@ class Fetcher(Protocol):
         ...
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`; `Pieces` where none is."""
+        """Return what there is of each sample, uint8[bytes] of stored ones, or `Failed`; `Pieces` where none is.
+
+        `InParts` where the request is lasting and one thread would take long.
+        """
         ...
 
     def describe(self, sample: int) -> str:

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, printable
 from penstock.flow.pieces import Pieces
-from penstock.flow.work import Failed, Request
+from penstock.flow.work import Failed, InParts, Request
 from penstock.loader.crops import FinishingDecoder
 from penstock.loader.decode_work import describe_work
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageGroup
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.crops import Crop, CropPass
+from penstock.policy.decisions import GROUP_SECONDS
 from penstock.policy.decode_split import HERE, DecodeSplit, Given
 from penstock.ranks.access import Address, needing_zmq
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING, address_of
@@ -52,6 +53,8 @@ _RECEIVED_BYTES_PER_SECOND = 0.45e9
 _REQUESTS, _MOST_TOGETHER = 3, 16
 #: How many groups each place has of the samples that are under way, at least, so that none runs out of work.
 _GROUPS = 4
+#: By so much each group that is read here lets the least that a sample took grow.
+_FORGETTING = 1.1
 #: Samples that were given to this process and not decoded after so long never are: another step was sought.
 _FORGOTTEN_SECONDS = 30.0
 
@@ -189,6 +192,10 @@ class DecodeServers:
                 self._end_here(sample, None)
                 self._here[sample] = given._replace(samples=1, line=before + place)
 
+    def are_here(self, ids: Ids) -> bool:
+        """Return whether all of these samples were given to this process, and are not decoded yet."""
+        return all(sample in self._here for sample in ids.tolist())
+
     def computed(self, ids: Ids, seconds: float, *, is_here: bool) -> None:
         """Take note of what a thread computed for samples, which are in their slots now."""
         with self._lock:
@@ -228,6 +235,8 @@ class ServedFetcher(SourceFetcher):
     def __init__(self, servers: DecodeServers, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._servers = servers
+        #: Of a sample that is decoded here: of late, the least. inf: not known. Any thread may set it.
+        self._read_seconds = math.inf
 
     @property
     def addresses(self) -> Sequence[Address]:
@@ -239,9 +248,11 @@ class ServedFetcher(SourceFetcher):
         return self._servers.sends()
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        if request.origin != SOURCE or not request.lasting:
+        if request.origin != SOURCE:
             return super().fetch(request)
         ids, rests = request.ids, request.rests
+        if not request.lasting or self._servers.are_here(ids):  # it was divided
+            return self._read_here(request)
         found: list[Any] = [None] * ids.size
         request.at(int(ids[0]))
         # What a tier keeps, it keeps as stored.
@@ -253,12 +264,14 @@ class ServedFetcher(SourceFetcher):
             some, left = left[: given.samples], left[given.samples :]
             if given.place == HERE:
                 self._servers.keep_here(given, ids[some])
+                if 1 < given.samples == ids.size and GROUP_SECONDS < self._read_seconds < math.inf:
+                    return InParts()
                 continue
             for index, crop in zip(some, self._servers.make(given, request.epoch, ids[some]), strict=True):
                 found[index] = crop
         missing = [index for index, crop in enumerate(found) if crop is None]
         if len(missing) == ids.size:
-            return super().fetch(request)
+            return self._read_here(request)
         if missing:
             rest = request._replace(
                 ids=ids[missing], rests=[rests[each] for each in missing if rests], into=None
@@ -266,6 +279,13 @@ class ServedFetcher(SourceFetcher):
             for index, data in zip(missing, super().fetch(rest), strict=True):
                 found[index] = data
         return found
+
+    def _read_here(self, request: Request) -> list[Any] | Pieces:
+        began = time.monotonic()
+        data = super().fetch(request)
+        each = (time.monotonic() - began) / request.ids.size
+        self._read_seconds = min(each, _FORGETTING * self._read_seconds)
+        return data
 
     def read_again(self, sample: int, at: Callable[[int], None]) -> NDArray[np.uint8] | Failed:
         """Return the stored bytes of a sample, in memory of their own: a thread may ask amid what it was brought."""

@@ -561,6 +561,13 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
             _fail(s, rank, entry)
 
 
+def divided(s: State, rank: int, origin: int, parts: int) -> None:
+    """Take note that a move from there has become so many, one for each part of its entries."""
+    m = s.ints
+    m[rank + MOVES] += parts - 1
+    m[_row(m, rank, origin) + IN_FLIGHT] += parts - 1
+
+
 def received(s: State, rank: int, count: int) -> None:
     """Take note that another rank has handed over the samples in the group: a tier of this one has them."""
     m = s.ints

@@ -1,9 +1,9 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `loaded`, `announced`, `withdrawn`, `waited`,
-`evicted`, `seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time. Threads drive
-it over real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`); neither has a rule
-of its own.
+Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `divided`, `loaded`, `announced`, `withdrawn`,
+`waited`, `evicted`, `seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time.
+Threads drive it over real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`);
+neither has a rule of its own.
 
 Rules, in the order in which they win (the functions of `penstock.policy.decisions` hold them):
 1. Batches are staged in the plan's order into free slots, across the ends of epochs; where samples take microseconds, a
@@ -361,6 +361,18 @@ class Scheduler:
             self._readers_were_busy = True
         self._mark(move.entries, dict.fromkeys(failed, decisions.UNREAD))
         return self._event(now, decisions.MOVED, count=len(move.entries), seconds=seconds)
+
+    def divided(self, move: Move, now: float) -> list[Instruction]:
+        """A reader thread has not begun with a move, which would take it long: readers that are idle share it."""
+        readers, moves = self._ints[decisions.READERS], self._ints[decisions.MOVES]
+        count = len(move.samples)
+        size = -(-count // min(count, 1 + max(0, readers - moves)))
+        parts = [slice(begin, begin + size) for begin in range(0, count, size)]
+        decisions.divided(self._views, 0, move.origin, len(parts))
+        return [
+            move._replace(entries=move.entries[each], samples=move.samples[each], rests=move.rests[each])
+            for each in parts
+        ]
 
     def loaded(
         self,
