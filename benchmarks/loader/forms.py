@@ -158,14 +158,13 @@ def finishing_rate(threads: int) -> float:
 def predicted_rate(stored_rate: float, *run: Any) -> float:
     """Return images per second of the timed epochs, as predicted by what decoding each time reaches."""
     images, _, _, memory, threads = run
-    sizes, fast = (
-        [each.stat().st_size for each in images.glob("*/*.jpg")],
-        Curve.flat(finishing_rate(threads)),
-    )
+    sizes, processors = [each.stat().st_size for each in images.glob("*/*.jpg")], len(os.sched_getaffinity(0))
+    fast = Curve.flat(finishing_rate(threads))
     machine = Machine(
         SharedStore(None, Curve.flat(5e9), threads=32),
         tuple(StorageClass(name, memory, 2, fast) for name in ("staging", "memory")),
-        preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / threads,
+        preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / processors,
+        processors=processors,
     )
     with loader_of(*run) as loader:
         epochs = loader.predict(machine=machine, step_seconds=0.0).epochs()[1:-1]

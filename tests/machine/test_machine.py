@@ -154,6 +154,8 @@ def test_a_training_speed_counts_bytes_or_samples() -> None:
         ({"ranks": 0}, "ranks is 0"),
         ({"ranks": 1.5}, "ranks is 1.5; it must be an integer"),
         ({"decode_threads": 0}, "decode_threads is 0"),
+        ({"processors": 0}, "processors is 0; a rank computes on at least 1"),
+        ({"processors": math.nan}, "processors is nan"),
         ({"network_bytes_per_second": 0.0}, "network_bytes_per_second is 0.0"),
         ({"source_network_bytes_per_second": -1.0}, "source_network_bytes_per_second is -1.0"),
         ({"preprocess_bytes_per_second": math.nan}, "preprocess_bytes_per_second is nan"),

@@ -291,6 +291,7 @@ def machines(draw: st.DrawFn) -> Machine:
         preprocess_bytes_per_second=draw(rates | st.just(math.inf)),
         compute=draw(st.none() | st.builds(Rate, rates, of=st.sampled_from(["bytes", "samples"]))),
         decode_threads=draw(counts),
+        processors=draw(counts | st.just(math.inf)),
         devices=tuple(
             Device(name, draw(st.none() | st.integers(0, 2**63))) for name in ("a", "/job:b")[: len(storage)]
         ),

@@ -127,6 +127,7 @@ def test_a_decoder_is_measured_on_the_samples() -> None:
 
     assert seen == {bytes(1000)}
     assert 0 < machine.preprocess_bytes_per_second < math.inf
+    assert machine.processors == machine.decode_threads
 
 
 def test_what_a_decoder_does_first_in_each_thread_is_not_its_speed() -> None:

@@ -96,6 +96,38 @@ def test_decoding_limits_where_it_is_slowest() -> None:
     assert metrics.stall_by_cause[Cause.DECODE] == pytest.approx(6.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("decoders", "processors", "seconds"),
+    [(1, 2, 6.0), (2, 2, 4.0), (3, 2, 3.5), (3, np.inf, 3.0), (3, 1, 6.0)],
+)
+def test_threads_that_decode_share_the_processors_and_use_one_each_at_most(
+    decoders: int, processors: float, seconds: float
+) -> None:
+    """Six samples that take a second of a processor, a batch each; the first is alone: reads are tried."""
+    plan = AccessPlan(Sequential(6), 1, 1)
+    limits = StagingLimits(slots=6, readers=2, decoders=decoders, undecoded_bytes=BIG)
+    on = replace(machine(read=Curve(((1, 1e9),)), preprocess=100.0), processors=processors)
+
+    trace = run(plan, on, np.full(6, 100), limits)
+
+    decodes = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    assert decodes["end"].max() - decodes["start"].min() == pytest.approx(seconds, rel=2e-3)
+
+
+def test_a_thread_that_begins_to_decode_slows_those_that_do() -> None:
+    """One processor; a sample of 4 s of work at 2 s, and half a second later one of 1 s, which has half of it."""
+    plan = AccessPlan(Sequential(2), 1, 1)
+    limits = StagingLimits(slots=2, readers=1, decoders=2, undecoded_bytes=BIG, own_bytes=1)
+    # Read one after the other, at 2,000 bytes/s.
+    on = replace(machine(read=Curve(((1, 2000.0),)), preprocess=1000.0), processors=1)
+
+    trace = run(plan, on, np.array([1000, 4000]), limits)
+
+    decodes = np.sort(trace.spans[trace.spans["kind"] == Kind.DECODE], order="sample")
+    assert decodes["start"] == pytest.approx([2.5, 2.0], abs=2e-3)
+    assert decodes["end"] == pytest.approx([4.5, 7.0], abs=2e-3)
+
+
 def test_the_trainings_own_speed_is_the_machines_unless_given() -> None:
     plan = AccessPlan(Sequential(10), 4, 1)
     limits = StagingLimits(slots=4, readers=2, decoders=1, undecoded_bytes=BIG)

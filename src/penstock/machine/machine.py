@@ -27,9 +27,11 @@ class Machine:
     storage: the staging buffer (class 0), then the tiers in the order in which they are preferred.
     ranks: N.
     network_bytes_per_second: b_c, between ranks. source_network_bytes_per_second: b_fs, to the shared store.
-    preprocess_bytes_per_second: beta, bytes as stored that one decode thread turns into staged samples.
+    preprocess_bytes_per_second: beta, bytes as stored that one decode thread turns into staged samples on a processor
+        of its own.
     compute: c, None where the training's own speed is not known.
     decode_threads: they decode and write into the staging buffer, at least 1.
+    processors: that the decode threads share, each on one at most; inf: each has one of its own.
     devices: that run dataflow graphs, the preferred ones first. links: between those whose link is not the network.
     Raises: ConfigError naming the field.
     """
@@ -42,6 +44,7 @@ class Machine:
     preprocess_bytes_per_second: float = math.inf
     compute: Rate | None = None
     decode_threads: int = 1
+    processors: float = math.inf
     devices: tuple[Device, ...] = ()
     links: tuple[DeviceLink, ...] = ()
 
@@ -62,6 +65,8 @@ class Machine:
                 )
         check_count("ranks", self.ranks)
         check_threads("decode_threads", self.decode_threads)
+        if not self.processors >= 1:
+            raise ConfigError(f"processors is {self.processors!r}; a rank computes on at least 1")
         check_rate("network_bytes_per_second", self.network_bytes_per_second)
         check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
         check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
@@ -153,21 +158,29 @@ class Machine:
         """
         return self.storage[tier].read.at(readers) / readers
 
-    def write_rate(self, tier: int, writers: int) -> float:
+    def write_rate(self, tier: int, writers: float) -> float:
         """Return the bytes/s of one of `writers` into a storage class, by its read curve where no other is known."""
         storage_class = self.storage[tier]
         curve = storage_class.read if storage_class.write is None else storage_class.write
         return curve.at(writers) / writers
 
-    def write_seconds(self, stored_bytes: int) -> float:
-        """Return the time in which one decode thread turns a read sample into a staged one.
+    @property
+    def decoding_at_once(self) -> float:
+        """How many decode threads compute at once: no more than there are processors."""
+        return min(self.decode_threads, self.processors)
 
-        Preprocessing and writing overlap, so the slower of the two counts; the decode threads share the
-        staging buffer's write curve (its read curve where none was measured).
+    def staging_rate(self) -> float:
+        """Return the bytes/s that one decode thread writes into the staging buffer, of as many as compute at once."""
+        return self.write_rate(0, self.decoding_at_once)
+
+    def write_seconds(self, stored_bytes: int) -> float:
+        """Return the time in which one decode thread on a processor of its own turns a read sample into a staged one.
+
+        Preprocessing and writing overlap, so the slower of the two counts; the decode threads that compute share
+        the staging buffer's write curve (its read curve where none was measured).
         Source: thesis, section 3.1.3, write_i(k).
         """
-        write_share = self.write_rate(0, self.decode_threads)
-        return stored_bytes / min(self.preprocess_bytes_per_second, write_share)
+        return stored_bytes / min(self.preprocess_bytes_per_second, self.staging_rate())
 
     def to_toml(self) -> str:
         """Return the text from which `from_toml` makes an equal machine."""

@@ -6,9 +6,10 @@ table from the number of users to a rate, or one rate for any number:
     ranks = 4
     network = "10 GB/s"             # b_c
     source_network = "2 GB/s"       # b_fs
-    preprocess = "200 MB/s"         # beta, per decode thread
+    preprocess = "200 MB/s"         # beta, of a decode thread on a processor of its own
     compute = "640 samples/s"       # c, or "100 MB/s"
     decode_threads = 2
+    processors = 2                  # that they share
 
     [source]
     clients = { 1 = "66 MB/s", 2 = "86 MB/s", 4 = "146 MB/s" }     # t(gamma)
@@ -181,6 +182,7 @@ _MACHINE = (
     Field("preprocess", "preprocess_bytes_per_second", unbounded_rate, exact_rate, math.inf),
     Field("compute", "compute", _compute, _write_compute, None),
     Field("decode_threads", "decode_threads", count, default=1),
+    Field("processors", "processors", count, default=math.inf),
 )
 _SOURCE = (
     Field("clients", "clients", _curve, _write_curve, None),

@@ -244,6 +244,7 @@ def measure_machine(
             storage=_storage_in(memory_limit_bytes() // 4, memory, cpus),
             preprocess_bytes_per_second=_rounded(preprocess),
             decode_threads=cpus,
+            processors=cpus,
         ),
         levels=evidence.levels,
         page_cache=page_cache_of([share for each in passes for share in each.shares]),

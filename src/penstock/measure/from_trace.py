@@ -90,6 +90,8 @@ def learn(trace: Trace) -> LearnedMachine:
         known,
         storage=tuple(storage),
         preprocess_bytes_per_second=known.preprocess_bytes_per_second if decoded is None else decoded,
+        # That was as the threads shared them.
+        processors=known.processors if decoded is None else math.inf,
         compute=known.compute if compute is None else compute,
     )
     if machine.ranks > 1:

@@ -136,7 +136,9 @@ class Replay:
             on = with_memory(on, budget, limits.decoders, self.plan.ranks, disks)
         if change.machine is not None and lacks_decoding(change.machine):
             decoded = decode_rate_in(self.trace.spans)
-            on = replace(on, preprocess_bytes_per_second=math.inf if decoded is None else decoded)
+            # As the threads shared the processors.
+            rate = math.inf if decoded is None else decoded
+            on = replace(on, preprocess_bytes_per_second=rate, processors=math.inf)
         prepare_clock(self.plan.reads(self.rank))
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)

@@ -174,10 +174,10 @@ def choose_form(
             read = 1 - finished
             decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1) + kept * form.left_share
         written = 0 if form is None or form.is_decoded else finished * crop_bytes
-        crops = written / machine.write_rate(0, machine.decode_threads)
+        crops = written / machine.staging_rate()
         decoding = of_rank * (decoded * machine.write_seconds(1) * mean + crops)
         return FormCosts(
-            form, price(of_rank * read, of_rank * read * mean), decoding / machine.decode_threads
+            form, price(of_rank * read, of_rank * read * mean), decoding / machine.decoding_at_once
         )
 
     forms: list[CropForm | None] = [None]
@@ -234,7 +234,7 @@ def disk_parts(
     rate = sum(each.read.at(each.threads) for each in disks)
     is_known = math.isfinite(machine.preprocess_bytes_per_second)
     each_byte = machine.write_seconds(1) if is_known else 1 / _PHOTOGRAPH_BYTES_PER_SECOND
-    each_byte /= machine.decode_threads
+    each_byte /= machine.decoding_at_once
     all_in_form = max(samples * form.crop_bytes / rate, total * each_byte * form.left_share)
     # Pixels that take less than files leave fewer samples to the store, too.
     fit = space_bytes >= form.bytes_for(samples) or form.crop_bytes <= total / samples

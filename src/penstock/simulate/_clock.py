@@ -7,6 +7,7 @@ nothing is decided here. A rank has actors, each with one event to come at most:
     its readers   obey moves
     its decoders  obey Loads: read by themselves, then decode
     its wires     one for each origin: the source, its link to other ranks, the tiers
+    its processors  that decoders share while they decode, each of them on one at most
 
 The reads of a rank from one place each wait out its latency in parallel and then share its wire. The bytes under way
 flow at the rate that so many reads get together, those of the read that came first before the others. Dividing the
@@ -115,7 +116,8 @@ READER_THREAD, DECODER_THREAD = 2, 3
 ) = range(21)
 # Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; what each further
 # crop adds to a decoding, as a share of it, and what using a kept sample leaves of it; of a step for each sample
-# and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is.
+# and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is; how
+# many processors each rank has, and seconds of one for each Load.
 (
     DECODE_BYTE,
     CROP_BYTE,
@@ -126,8 +128,10 @@ READER_THREAD, DECODER_THREAD = 2, 3
     REQUEST,
     FIRST_ASK,
     NOW,
+    PROCESSORS,
+    LOAD_COST,
     CLOCK_FLOATS,
-) = range(10)
+) = range(12)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -135,7 +139,7 @@ READER_THREAD, DECODER_THREAD = 2, 3
     NUMBER,  #: its number in the job
     DECIDES,  #: the rank in the scheduler's state
     CONSUMER,
-    WIRES,  #: the first of its wires; the others follow
+    WIRES,  #: the first of its wires; the others follow, then its processors
     IDLE_READER,  #: first of a list of workers
     IDLE_DECODER,
     NEXT_STEP,  #: to be lined up
@@ -184,11 +188,23 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
 ) = range(27)
 # Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; what it
 # takes to write into tiers; the bytes of its read; of a wire: bytes of the first read that are to come, as of when, the
-# latency of its reads, and what it takes to write a byte.
-TIME, BEGAN, SINCE, STORING_SECONDS, READ_BYTES, REST, AS_OF, LATENCY, WRITE_BYTE, ACTOR_FLOAT_COLUMNS = (
-    range(10)
-)
-A_CONSUMER, A_WORKER, A_WIRE = 0, 1, 2
+# latency of its reads, and what it takes to write a byte; of processors: how long each that computes has done so if it
+# began at the start, as of when, and of a worker: at which such time it is through.
+(
+    TIME,
+    BEGAN,
+    SINCE,
+    STORING_SECONDS,
+    READ_BYTES,
+    REST,
+    AS_OF,
+    LATENCY,
+    WRITE_BYTE,
+    COMPUTED,
+    THROUGH_AT,
+    ACTOR_FLOAT_COLUMNS,
+) = range(12)
+A_CONSUMER, A_WORKER, A_WIRE, ALL_PROCESSORS = 0, 1, 2, 3
 NOWHERE, GOES_AT_ONCE = -1, -2
 # Phases of a consumer, and of a worker.
 STARTS, ASKING, WAITS, COMPUTES, RESTS, PREPARES = range(6)
@@ -261,6 +277,8 @@ def run(s: State, c: Clock) -> int:
         else:
             if w[actor + ROLE] == A_WIRE:
                 worker = _end_of_read(w, g, actor, now)
+            elif w[actor + ROLE] == ALL_PROCESSORS:
+                worker = _end_of_work(w, g, actor, now)
             rank = w[worker + RANK]
             if _go_on(s, c, rank, worker, now):
                 what = LOADED if w[worker + SLOT_OF] >= 0 else MOVED
@@ -634,7 +652,8 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
     decoding, finishing = w[worker + BYTES] * g[DECODE_BYTE], w[worker + CROPS] * w[CROP_BYTES] * g[CROP_BYTE]
-    _push(w, g, worker, now + decoding + finishing)
+    processors = w[rank + WIRES] + w[ORIGINS] * ACTOR_COLUMNS
+    _begin_work(w, g, processors, worker, g[LOAD_COST] + decoding + finishing, now)
     return False
 
 
@@ -795,6 +814,51 @@ def _expect(w: Ints, g: Floats, wire: int, begins: bool, now: float) -> None:
         g[mine + REST] = rest
     g[mine + AS_OF] = now
     _push(w, g, wire, now + max(0.0, g[mine + REST]) / rate)
+
+
+# -- Processors ----------------------------------------------------------------------------------------------
+
+
+def _begin_work(w: Ints, g: Floats, processors: int, worker: int, seconds: float, now: float) -> None:
+    """A worker begins to compute, for so long on a processor of its own."""
+    mine, its = w[processors + ACTOR_FLOATS], w[worker + ACTOR_FLOATS]
+    g[mine + COMPUTED] += (now - g[mine + AS_OF]) * _pace(w, g, processors)
+    g[mine + AS_OF] = now
+    g[its + THROUGH_AT] = g[mine + COMPUTED] + seconds
+    w[processors + WAITERS] += 1
+    before, after = -1, w[processors + FIRST] if w[processors + WAITERS] > 1 else -1
+    while after >= 0 and g[w[after + ACTOR_FLOATS] + THROUGH_AT] <= g[its + THROUGH_AT]:
+        before, after = after, w[after + NEXT]
+    w[worker + NEXT] = after
+    if before < 0:
+        w[processors + FIRST] = worker
+    else:
+        w[before + NEXT] = worker
+    _expect_end_of_work(w, g, processors)
+
+
+def _end_of_work(w: Ints, g: Floats, processors: int, now: float) -> int:
+    """The worker that was to be through first is. Returns it."""
+    worker: int = w[processors + FIRST]
+    mine = w[processors + ACTOR_FLOATS]
+    g[mine + COMPUTED], g[mine + AS_OF] = g[w[worker + ACTOR_FLOATS] + THROUGH_AT], now
+    w[processors + FIRST] = w[worker + NEXT]
+    w[processors + WAITERS] -= 1
+    if w[processors + WAITERS] > 0:
+        _expect_end_of_work(w, g, processors)
+    return worker
+
+
+def _expect_end_of_work(w: Ints, g: Floats, processors: int) -> None:
+    mine, first = w[processors + ACTOR_FLOATS], w[w[processors + FIRST] + ACTOR_FLOATS]
+    rest = (g[first + THROUGH_AT] - g[mine + COMPUTED]) / _pace(w, g, processors)
+    _push(w, g, processors, g[mine + AS_OF] + max(0.0, rest))
+
+
+def _pace(w: Ints, g: Floats, processors: int) -> float:
+    """Return how much of a processor each worker has that computes."""
+    pace: float = min(1.0, g[PROCESSORS] / max(1, w[processors + WAITERS]))
+    return pace
 
 
 # -- Spans ---------------------------------------------------------------------------------------------------

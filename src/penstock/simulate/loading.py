@@ -38,6 +38,9 @@ from penstock.trace.schema import SOURCE, SPAN, Spans
 WORTH_COMPILING_READS = 100_000
 #: From so many on the clock is loaded, if it was compiled before.
 _WORTH_LOADING_READS = 2_000
+#: What a Load takes of a processor beside its samples, where that is shared. Measured: 0.1 to 0.4 ms, as
+#: `penstock.policy.scheduler` has it; 0.35 where crops were kept.
+_LOAD_SECONDS = 0.3e-3
 #: Spans after which the clock returns, for them to be taken; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
 
@@ -270,7 +273,7 @@ def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm, 
     clock.ints[_clock.CROP_BYTES] = form.crop_bytes
     clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
     if not form.is_decoded:
-        clock.floats[_clock.CROP_BYTE] = 1 / machine.write_rate(0, machine.decode_threads)
+        clock.floats[_clock.CROP_BYTE] = 1 / machine.staging_rate()
     clock.floats[_clock.LEFT_SHARE] = form.left_share
     clock.floats[_clock.MORE_CROPS] = CROP_SHARE
 
@@ -321,7 +324,7 @@ def _new_clock(
     c = _clock
     ranks, steps, origins = len(read.ranks), read.steps.size, len(machine.storage) + 1
     workers = limits.readers + limits.decoders
-    actors = 1 + workers + origins
+    actors = 1 + workers + origins + 1
     ranks_at = c.CLOCK_NUMBERS
     actors_at = ranks_at + ranks * c.RANK_COLUMNS
     items_at = actors_at + ranks * actors * c.ACTOR_COLUMNS
@@ -340,6 +343,10 @@ def _new_clock(
     g[rates_at:store_at], g[store_at:rank_floats_at] = rates.ravel(), store.ravel()
     g[c.DECODE_BYTE] = machine.write_seconds(1)
     g[c.REQUEST] = machine.source.request_seconds
+    g[c.PROCESSORS], g[c.LOAD_COST] = (
+        machine.processors,
+        _LOAD_SECONDS if machine.processors < np.inf else 0.0,
+    )
     if step_seconds is None:
         assert machine.compute is not None, "the caller has seen to it"
         g[c.STEP_SAMPLE], g[c.STEP_BYTE] = machine.compute.seconds(1, 0), machine.compute.seconds(0, 1)
@@ -423,7 +430,7 @@ def _set_actors(
     group: the most samples of a worker's. most: reads that may share a wire.
     """
     c, workers = _clock, limits.readers + limits.decoders
-    actors = 1 + workers + origins
+    actors = 1 + workers + origins + 1
     every = w[at.actors : at.items].reshape(-1, actors, c.ACTOR_COLUMNS)
     ranks = len(every)
     begins = (at.actors + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
@@ -437,7 +444,8 @@ def _set_actors(
     busy[:, :, c.NEXT] = begins[:, 2 : 2 + workers]
     busy[:, :, c.ITEMS] = (at.items + np.arange(ranks * workers) * 3 * group).reshape(ranks, workers)
     busy[:, :, c.MOST_ITEMS] = group
-    wires = every[:, 1 + workers :]
+    every[:, -1, c.ROLE] = c.ALL_PROCESSORS
+    wires = every[:, 1 + workers : -1]
     wires[:, :, c.ROLE] = c.A_WIRE
     wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
     wires[:, :, c.RATES] = at.rates + np.arange(origins) * (most + 1)
