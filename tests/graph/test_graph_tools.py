@@ -68,6 +68,8 @@ def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
     with pytest.raises(GraphError, match=r"'a'.*task:7") as caught:
         place_graph(Graph([constant("a", 1.0, cost=cost, only="task:7")]), list(cost))
     assert caught.value.kind == "infeasible"
+    with pytest.raises(MismatchError, match=r"'x' is named twice"):
+        place_graph(Graph(nodes), ["x", "y", "x"])
     call = node("call", "Call", function="f", outputs=[["float32", []]], only="task:0")
     one, other = cost
     with pytest.raises(GraphError, match=rf"'call' and the function 'f'; those that have: {other}"):

@@ -173,7 +173,7 @@ def test_an_error_of_one_worker_ends_the_step_on_all_and_takes_nothing(workers: 
     with opened(graph, workers) as session:
         with pytest.raises(KernelError, match=r"node 'bad' .*the disk is gone"):
             session.run([after, get], {x: 1.0})
-        with pytest.raises(WaitTimeout, match=r"/job:worker/task:2 is at it"):
+        with pytest.raises(WaitTimeout, match=r"/job:worker/task:2 did not end it"):
             session.run(get, timeout_seconds=0.05)
         waiting = threading.Thread(target=lambda: found.append(session.run(get)))
         found: list[Any] = []

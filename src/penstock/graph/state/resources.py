@@ -168,7 +168,8 @@ class Resources:
         function = self._functions.get(name)
         if function is None:
             raise NotFoundError(
-                f"the session has no function {name!r}{nearest(name, self._functions)}; give it by functions=",
+                f"the session has no function {name!r}{nearest(name, self._functions)}; give it by functions=, or "
+                "to the worker that runs the node, by functions= or --module",
                 node=node.name,
                 where=node.where,
             )

@@ -43,6 +43,8 @@ def place_graph(
     no text.
     """
     devices = devices if isinstance(devices, Devices) else Devices(devices)
+    if twice := [name for place, name in enumerate(devices.names) if name in devices.names[:place]]:
+        raise MismatchError(f"the device {twice[0]!r} is named twice")
     nodes = placed_nodes(graph, devices.names, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")

@@ -501,7 +501,7 @@ class WorkerSession:
             silent = ", ".join(f"{task} at {self._addresses[task]}" for task in greeted.pending())
             raise WorkerLostError(
                 f"no answer from {silent} in {HELLO_SECONDS:.0f} s: start each worker with this cluster's secret, and "
-                "give the address that it prints"
+                "give, for each name, the address that its own worker prints"
             ) from None
         for task, answer in answers.items():
             if answer.get("task") != task:
@@ -661,7 +661,8 @@ class WorkerSession:
             of_step = f"; the step waits for {', '.join(map(repr, held[:3]))}{more} on it"
         node = held[0] if held else ""
         return WorkerLostError(
-            f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}",
+            f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}; the next "
+            "run begins with the last saved state, or anew: enter saving() again for its step",
             node=node,
             where=self.graph.nodes[node].where if node else "",
         )
@@ -830,7 +831,7 @@ class _Ask:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         raise WaitTimeout(
-                            f"the run took longer than its timeout: {', '.join(self._pending)} is at it"
+                            f"the run took longer than its timeout: {' and '.join(self._pending)} did not end it"
                         )
                     self._changed.wait(left)
                 if self._error is not None:
