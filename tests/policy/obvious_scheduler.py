@@ -315,7 +315,10 @@ class ObviousScheduler:
             fetch.waiting.append(place)
 
     def _next_fetches(self) -> list[Fetch]:
-        """The samples of the next move: what staged batches need, by due time; only then a fill."""
+        """The samples of the next move: what staged batches need, by due time; only then a fill.
+
+        What is read together from the source is for one epoch.
+        """
         if self.first_probes:
             return []
         queue = [fetch for fetch in self._queue() if self._in_flight(fetch.origin) < self._most(fetch.origin)]
@@ -329,7 +332,10 @@ class ObviousScheduler:
         most = min(self._group_size(origin, queue[0].sample), math.ceil(left / idle))
         chosen: list[Fetch] = []
         for fetch in queue[:most]:
+            is_of_epoch = fetch.waiting[0].batch.epoch == queue[0].waiting[0].batch.epoch
             if fetch.origin != origin or not self._fits([*chosen, fetch]):
+                break
+            if origin == SOURCE and not is_of_epoch:
                 break
             chosen.append(fetch)
         return chosen

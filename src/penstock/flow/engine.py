@@ -265,14 +265,13 @@ class Engine:
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
         self._lock_use = LockUse()
         self._load_ended, self._loaded_samples, self._deciding_seconds = 0.0, 0, 0.0
-        self._readers = 0
         #: How many readers there can be, fewer once no thread can be started; decode workers have the numbers behind.
         self._most_readers = self._first_decoder = scheduler.most_moves
         #: How many threads were found best that read and that load, and slots, as the trace has it. Under the lock.
         self._settled = scheduler.settled
         self._consumer_waits: tuple[int, int, float] | None = None
         self._late = None if settings.ask_every_seconds is None else LateWakes(recorder.clock)
-        self._closed, self._decoders = False, 0
+        self._closed, self._readers, self._decoders = False, 0, 0
         #: What the consumer's thread does its work with, where it does all of it.
         self._own: _OwnThread | None = None
         #: Decode workers that are not parked, or will not be once they have looked. The consumer's thread is one.
@@ -281,9 +280,8 @@ class Engine:
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        self._running_lock, self._running = threading.Lock(), 0
-        #: Held by the decode worker that hears from other ranks while it has nothing to do.
-        self._hearing_lock = threading.Lock()
+        #: The second is held by the decode worker that hears from other ranks while it has nothing to do.
+        self._running_lock, self._hearing_lock, self._running = threading.Lock(), threading.Lock(), 0
 
     def start(self) -> None:
         """Begin to prefetch."""
