@@ -79,12 +79,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "is_large", "is_kept"),
-    [(2, False, True), (2, True, False), (5, False, False), (16, True, True)],
+    ("ranks", "is_large", "is_kept", "is_new"),
+    [
+        (2, False, True, False),
+        (2, True, False, False),
+        (5, False, False, False),
+        (5, False, False, True),
+        (2, True, True, True),
+        (16, True, True, False),
+    ],
 )
 def test_a_job_makes_one_listing(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, ranks: int, is_large: bool, is_kept: bool
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, ranks: int, is_large: bool, is_kept: bool, is_new: bool
 ) -> None:
+    """is_new: the folders were written a moment ago."""
+    if is_new:
+        monkeypatch.setattr(listing, "_RACY_NS", 10**18)
     monkeypatch.setattr(listing_once, "_SENT_AT_ONCE_BYTES", 0 if is_large else 1 << 20)
     monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1 if is_kept else 1000)
 

@@ -58,7 +58,8 @@ T = TypeVar("T")
 _AT = " at "
 #: A change so shortly before a folder is read may have another after it at the same time of the file system's clock.
 _RACY_NS = 2 * 10**9
-_NEVER_EQUAL = 0
+#: The stamp of what cannot be asked for.
+_NO_STAMP = 0
 
 STAT_SIGNATURE = Signature(("int64", "int64", "uint8[:]", "int64[:]", "int64[:]", "int64[:]"))
 STAT_FILES = Part(
@@ -181,15 +182,15 @@ def _key(
 
 
 def stamp_of(found: os.stat_result, now_ns: int) -> int:
-    """Return a number that changes with the content of a folder, or of a file that is replaced; 0 fits no other.
+    """Return a number that changes with the content of a folder, or of a file that is replaced.
 
     It is of the times of the last changes and the inode: a folder whose times were set back is another, too.
-    now_ns: a time before it was asked for. A folder that changed just then may change again unseen: it gets 0.
+    now_ns: a time before it was asked for. A folder that changed just then may change again unseen: its number is
+        negative, and shows only which folder it is, not that a later listing finds the same.
     """
-    if found.st_ctime_ns > now_ns - _RACY_NS:
-        return _NEVER_EQUAL
     times_and_inode = struct.pack("<qqQ", found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-    return xxhash.xxh3_64_intdigest(times_and_inode) >> 1 | 1
+    stamp = xxhash.xxh3_64_intdigest(times_and_inode) >> 1 | 1
+    return -stamp if found.st_ctime_ns > now_ns - _RACY_NS else stamp
 
 
 def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
@@ -205,7 +206,7 @@ def _is_unchanged(place: str, old: Catalog, asking: Asking) -> bool:
         )
 
     starts = range(0, len(old.folders), _FOLDERS_AT_ONCE)
-    return bool(old.stamps.all()) and all(asking.calls.each(look, starts, look=asking.progress.look))
+    return bool((old.stamps > 0).all()) and all(asking.calls.each(look, starts, look=asking.progress.look))
 
 
 def read_same(
@@ -230,7 +231,7 @@ def is_listed_here(path: str | os.PathLike[str], catalog: Catalog, refresh: Refr
     root = os.path.dirname(place) if catalog.kind in LISTS else place
     first = os.path.join(root, catalog.folders[0])
     stamp = calls.one(first, lambda: stamp_at(first, calls))
-    return refresh == "never" or stamp == catalog.stamps[0] != _NEVER_EQUAL
+    return refresh == "never" or abs(stamp) == abs(int(catalog.stamps[0])) != _NO_STAMP
 
 
 def stamp_at(path: str, calls: Calls) -> int:
@@ -240,7 +241,7 @@ def stamp_at(path: str, calls: Calls) -> int:
     try:
         return stamp_of(os.stat(path), now_ns)
     except OSError:  # listing it says what is wrong
-        return _NEVER_EQUAL
+        return _NO_STAMP
 
 
 # -- Folders -------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ class _Tree:
         now_ns = time.time_ns()
         stamp = stamp_of(_asked(path, os.stat), now_ns)
         index = self.known.get(folder)
-        if self.old is not None and index is not None and stamp == self.old.stamps[index] != _NEVER_EQUAL:
+        if self.old is not None and index is not None and stamp == self.old.stamps[index] > 0:
             self.asking.progress.found.append(int(self.old.counts[index]))
             return _Folder(folder, stamp, self._folders_in[folder], None)
         before = f"{folder}/" if folder else ""

@@ -315,7 +315,7 @@ def index_files(
         known = {
             path: number
             for number, (path, stamp) in enumerate(zip(old.folders, stamps, strict=True))
-            if stamp == old.stamps[number] != 0
+            if stamp == old.stamps[number] > 0
         }
         if files == old.folders and len(known) == len(set(files)):
             return old
