@@ -736,23 +736,34 @@ def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for
     x = graph.placeholder("float32", [2], name="x")
     with graph.on_device(TASKS[0]):
         here = graph.add("Neg", x, name="here")
+        beside = graph.add("Neg", here, name="here/beside")
     with graph.on_device(TASKS[2]):
-        there = graph.add("Exp", here, name="there")
-    with opened(graph, workers, trace=tmp_path / "run.trace") as session:
+        there = graph.add("Add", graph.add("Exp", here, name="apart"), beside, name="there")
+    with opened(graph, workers, regions=False, trace=tmp_path / "run.trace") as session:
         for _ in range(2):
             session.run(there, {x: [1, 2]})
     trace = read_trace(tmp_path / "run.trace")
     write_chrome(trace, tmp_path / "run.json")
 
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {
-        f"rank 0 on {TASKS[0]}",
-        f"rank 2 on {TASKS[2]}",
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert (processes[0], processes[2]) == (TASKS[0], TASKS[2])
+    kernels = [e for e in events if e["ph"] == "X" and e["name"] not in ("wait", "step")]
+    assert {(e["name"], e["pid"]) for e in kernels} == {
+        ("here", 0),
+        ("here/beside", 0),
+        (f"here to {TASKS[2]}", 0),
+        (f"here/beside to {TASKS[2]}", 0),
+        (f"here received from {TASKS[0]}", 2),
+        (f"here/beside received from {TASKS[0]}", 2),
+        ("apart", 2),
+        ("there", 2),
     }
-    found = {(e["name"], e["pid"]) for e in events if e["ph"] == "X"}
-    assert found >= {("here", 0), ("here received from rank 0", 2), ("there", 2)}
+    assert {e["name"] for e in kernels if "cname" in e} == {
+        f"{name} received from {TASKS[0]}" for name in ("here", "here/beside")
+    }
     tensors = [(e["ph"], e["pid"]) for e in events if e["name"] == "tensor"]
-    assert tensors == [("s", 0), ("f", 2)] * 2
+    assert tensors == [("s", 0), ("f", 2)] * 4
     assert trace.is_complete
 
 

@@ -60,7 +60,7 @@ def _events(
 ) -> Iterator[dict[str, Any]]:
     for rank in np.unique(spans["rank"]).tolist():
         host = f" on {trace.hosts[rank]}" if rank in trace.hosts else ""
-        yield _about("process_name", rank, 0, f"rank {rank}{host}")
+        yield _about("process_name", rank, 0, trace.workers.get(rank, f"rank {rank}{host}"))
     for rank, lane, name in names:
         yield _about("thread_name", rank, lane, name)
     for span, lane in zip(spans, lanes.tolist(), strict=True):
@@ -165,7 +165,8 @@ def _thread_name(kinds: set[int], worker: int) -> str:
 def _name(trace: Trace, span: Any) -> str:
     name = _NAMES[int(span["kind"])]
     if span["kind"] == Kind.NODE:
-        received = "" if span["peer"] == NO_PEER else f" received from rank {span['peer']}"
+        peer = int(span["peer"])
+        received = "" if peer == NO_PEER else f" received from {trace.workers.get(peer, f'rank {peer}')}"
         return trace.name_of(int(span["sample"])) + received
     if span["kind"] not in _MOVES:
         return name

@@ -66,6 +66,11 @@ class Trace:
         """Whether it is of a loader that is not Penstock's, but another one in `penstock.watch`."""
         return "watched" in self.meta
 
+    @property
+    def workers(self) -> Mapping[int, str]:
+        """The task of each rank where the ranks are the workers of a graph, such as "/job:worker/task:0"; else none."""
+        return self.hosts if self.meta.get("graph") and "ranks" in self.meta else {}
+
     def name_of(self, sample: int) -> str:
         """Return what a sample is called, by its number where it has no name; "" for `NO_SAMPLE`."""
         return "" if sample == NO_SAMPLE else self.names.get(sample, f"sample {sample}")

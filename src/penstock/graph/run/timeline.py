@@ -136,7 +136,10 @@ class Lane:
 
 
 def name_of(unit: Unit) -> str:
-    """Return what spans of a unit are called."""
+    """Return what spans of a unit are called. Of a Send, the name says who receives: that of its node has no colon."""
+    node = unit.flat.node
+    if node is not None and node.op == "Send":
+        return f"{node.attr['node']} to {node.attr['to']}"
     if unit.region is None or len(unit.region.members) == 1:
         return unit.flat.name
     members = unit.region.members

@@ -93,7 +93,7 @@ class StepWriter:
         """Write what workers recorded of a step.
 
         offset: seconds by which their clocks are behind, by task. home: task of a node, "" for what is no node of the
-        graph.
+        graph, such as a Send: of what has a flow, a Recv alone is called as a node, and has a peer.
         """
         with self._lock:
             heapq.heappush(self._free, lane)

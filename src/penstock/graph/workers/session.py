@@ -237,7 +237,7 @@ class WorkerSession:
         finally:
             if self._trace is not None and traced is not None:
                 offset = {task: peer.clock_offset_seconds for task, peer in self._peers.items()}
-                self._trace.end(*traced, recorded, offset, lambda name: task_of(_device_of(name, cut.device)))
+                self._trace.end(*traced, recorded, offset, lambda name: task_of(cut.device.get(name, "")))
 
     def _count(
         self, statistics: Statistics, task: str, counted: Mapping[str, Any], placed: Mapping[str, str]
