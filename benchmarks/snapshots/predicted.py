@@ -259,9 +259,7 @@ def drain_start_seconds(training: Training, step_seconds: float, folder: Path) -
         with (
             tempfile.TemporaryDirectory(dir=folder) as near,
             tempfile.TemporaryDirectory(dir=folder) as far,
-            SnapshotStore(
-                far, fast=near, scheme="complete", threads=1, recorder=recorder, report=None
-            ) as store,
+            SnapshotStore(far, fast=near, scheme="complete", threads=1, trace=recorder, report=None) as store,
         ):
             for step in (1, 2):
                 saving = store.save(step, {"zeros": np.zeros(nbytes, np.uint8)})
@@ -291,7 +289,7 @@ def run(
             settings = {"fast": near, "fast_bytes": tier.capacity_bytes}
             settings |= {"drain_bytes_per_second": None if cap == math.inf else cap}
         store = SnapshotStore(
-            folder, keep=KEEP, snap_dis=SNAP_DIS, threads=1, recorder=recorder, report=None, **settings
+            folder, keep=KEEP, snap_dis=SNAP_DIS, threads=1, trace=recorder, report=None, **settings
         )
         savings = []
         with store:

@@ -61,7 +61,7 @@ def test_what_is_no_folder_is_refused_by_its_name(wrong: Any) -> None:
         ("ranks", lambda: 3, "ranks_of_this_job"),
         ("storage_options", "key", "by their names"),
         ("storage_options", [], "by their names"),
-        ("recorder", 3, "loader.recorder"),
+        ("trace", 3, "loader.recorder"),
         ("report", 3, "print"),
         ("scheme", "foo", "is 'foo'; the known ones are complete, progressive, chain"),
         ("keep", "3", r"is '3'; .* or a Keep, such as Keep\(last=3"),
@@ -100,8 +100,8 @@ def test_what_is_of_a_fast_tier_needs_one(tmp_path: Path, name: str) -> None:
 def test_what_an_argument_may_be_is_taken(tmp_path: Path) -> None:
     told: list[str] = []
     ways: list[dict[str, Any]] = [
-        {"schedule": EverySteps(2), "recorder": Recorder(64), "report": told.append, "storage_options": {}},
-        {"schedule": None, "recorder": None, "report": None, "storage_options": None},
+        {"schedule": EverySteps(2), "trace": Recorder(64), "report": told.append, "storage_options": {}},
+        {"schedule": None, "trace": None, "report": None, "storage_options": None},
         {"reference": "stored", "staging_bytes": "1 MB", "threads": np.int64(2), "schedule": "1_000 steps"},
     ]
     for number, way in enumerate(ways):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import opened as opened_module
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
+from penstock.errors import DataError
 from penstock.flow.recorder import Recorder
 from penstock.loader import Loader
 from penstock.trace import Kind, read_trace
@@ -40,7 +41,7 @@ def test_each_save_write_drain_and_restore_is_a_span_with_its_bytes_step_and_tie
 ) -> None:
     recorder = Recorder(64)
     with SnapshotStore(
-        folder, fast=tmp_path / "fast", threads=1, recorder=recorder, keep=Keep(last=None), report=None
+        folder, fast=tmp_path / "fast", threads=1, trace=recorder, keep=Keep(last=None), report=None
     ) as store:
         for step in (1, 2):
             store.save(step, state(step)).wait()
@@ -50,7 +51,7 @@ def test_each_save_write_drain_and_restore_is_a_span_with_its_bytes_step_and_tie
             [(tier / f"step-{step:012d}" / "part-00000.pst").stat().st_size for step in (1, 2)]
             for tier in (tmp_path / "fast", folder)
         ]
-    with SnapshotStore(folder, threads=1, recorder=recorder, report=None) as store:
+    with SnapshotStore(folder, threads=1, trace=recorder, report=None) as store:
         store.restore(step=2)
 
     spans = recorder.drain()
@@ -69,9 +70,26 @@ def test_each_save_write_drain_and_restore_is_a_span_with_its_bytes_step_and_tie
     assert (spans["start"] <= spans["end"]).all()
 
 
+def test_a_store_records_into_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "saves.trace"
+    with SnapshotStore(folder, trace=path, report=None) as store:
+        assert not path.exists(), "it is made with the first span"
+        store.save(1, state())
+
+    trace = read_trace(path)
+    assert trace.is_complete
+    assert rows(trace.spans, Kind.SAVE) == [(1, NO_PLACE, 40_000)]
+    assert [(step, tier) for step, tier, _ in rows(trace.spans, Kind.WRITE)] == [(1, 0)]
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"trace is .*missing/saves\.trace.*, which cannot be written"):
+        SnapshotStore(folder, trace=tmp_path / "missing" / "saves.trace")
+
+
 def test_a_save_that_is_refused_is_in_the_trace_without_bytes(folder: Path) -> None:
     recorder = Recorder(64)
-    store = SnapshotStore(folder, recorder=recorder, report=None)
+    store = SnapshotStore(folder, trace=recorder, report=None)
     with store, pytest.raises(ValueError, match="does not hold"):
         store.save(1, {"odd": object()})
 
@@ -132,9 +150,7 @@ def test_a_stall_in_a_drain_is_told_as_such(
     loader = Loader(Numbers(slow), batch_size=4, epochs=1, memory="1 MB", trace=path, report=lambda _: None)
     with (
         loader,
-        SnapshotStore(
-            folder, fast=tmp_path / "fast", threads=1, recorder=loader.recorder, report=None
-        ) as store,
+        SnapshotStore(folder, fast=tmp_path / "fast", threads=1, trace=loader.recorder, report=None) as store,
     ):
         for step, _ in enumerate(loader):
             if step == 3:

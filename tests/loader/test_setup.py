@@ -203,7 +203,7 @@ def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience(
     ("name", "hangs"),
     [
         ("machine", "penstock.loader.setup.Path.read_text"),
-        ("trace", "penstock.loader.loader._check_writable"),
+        ("trace", "penstock.loader.loader.check_writable"),
     ],
 )
 def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(

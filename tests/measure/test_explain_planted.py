@@ -129,7 +129,7 @@ def full_buffer(image_folder: Folder, out: Path) -> float:
             fast=out / "fast",
             fast_bytes="3 MB",
             drain_bytes_per_second="1 MB/s",
-            recorder=loader.recorder,
+            trace=loader.recorder,
             report=None,
         ) as store,
         patch.object(LocalWriter, "write", write_slowly),

@@ -331,7 +331,7 @@ def read(folder: Path, trace: Path | None = None) -> None:
 
 
 def save(folder: Path, recorder: Recorder | None = None) -> None:
-    with SnapshotStore(folder, report=None, recorder=recorder) as store:
+    with SnapshotStore(folder, report=None, trace=recorder) as store:
         for step in (1, 2):
             store.save(step, {"w": np.zeros(4)}).wait()
         store.restore()

@@ -115,7 +115,7 @@ def trained(top: Path, clock: Clock, **settings: Any) -> tuple[list[Saved], Any]
         keep=KEEP,
         snap_dis=SNAP_DIS,
         threads=1,
-        recorder=recorder,
+        trace=recorder,
         report=None,
         **settings,
     ) as store:

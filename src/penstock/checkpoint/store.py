@@ -43,6 +43,7 @@ from penstock.policy.saving import Save
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.report import checked_report, print_report
+from penstock.trace.file import check_writable
 from penstock.trace.schema import Kind
 from penstock.units import is_integer
 
@@ -70,7 +71,7 @@ class SnapshotStore:
         folder: StoreConfig | str | os.PathLike[str],
         *,
         ranks: Callable[[], Ranks] | None = None,
-        recorder: Recorder | None = None,
+        trace: str | os.PathLike[str] | Recorder | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[StoreArguments],
     ) -> None:
@@ -79,17 +80,18 @@ class SnapshotStore:
         folder, arguments: those of `StoreConfig`; or such a configuration alone.
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
-        recorder: of a trace into which saves, drains and restores are written, such as `loader.recorder`; None: under
-            `penstock watch` a trace in the folder of the run, else none.
+        trace: a file to record saves, drains and restores of this rank in; or `loader.recorder`, for the trace of a
+            loader. None: under `penstock watch` a file in the folder of the run, else none.
         report: called with one line for each save; None: reports nothing.
 
-        Raises: ConfigError naming the argument.
+        Raises: ConfigError naming the argument; DataError if the trace cannot be written.
         """
         self._config = store_config(folder, arguments)
         settings = self._config.settings
-        is_recorder = recorder is None or isinstance(recorder, Recorder)
-        rule = "give that of a trace, such as loader.recorder, or None"
-        check_given("recorder", recorder, is_one=is_recorder, rule=rule)
+        is_one = trace is None or isinstance(trace, (str, os.PathLike, Recorder))
+        check_given("trace", trace, is_one=is_one, rule="give the path of a file, loader.recorder, or None")
+        if isinstance(trace, (str, os.PathLike)):
+            check_writable(trace)
         timing, telling = settings.schedule, checked_report(report)
         self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".
@@ -98,7 +100,7 @@ class SnapshotStore:
         self._due = DueSaves(timing, lambda: made_ranks(deciding))
         # No method of the store: what is reported by threads must not keep a store alive that nobody has any more.
         self._report = quiet(telling if self._ranks.rank == 0 else None)
-        self._spans = SnapshotSpans(recorder, self._ranks.rank, self._report)
+        self._spans = SnapshotSpans(trace, self._ranks.rank, self._report)
         self._opened = OpenedStore(settings, self._ranks, self._report, self._spans)
         self._catalog, self._housekeeping = self._opened.catalog, self._opened.housekeeping
         self._writer, self._drainer = self._opened.writer, self._opened.drainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -29,24 +30,24 @@ _uncounted: Callable[[int], None] = deque[int](maxlen=0).append
 
 
 class SnapshotSpans:
-    """Records what a snapshot store does: in the trace that it was given or, under `penstock watch`, in one of its own.
+    """Records what a snapshot store does: in the trace that it was given or, under `penstock watch`, in one of its run.
 
-    Its own is a file in the folder of the run, made with the first span. Any thread may record.
+    Its own is a file, made with the first span. Any thread may record.
     """
 
     def __init__(
         self,
-        recorder: Recorder | None = None,
+        trace: str | os.PathLike[str] | Recorder | None = None,
         rank: int = 0,
         report: Callable[[str], None] = print_report,
     ) -> None:
-        """recorder: of a trace that somebody else collects. rank: of this process, in a trace of its own.
+        """trace: a file, or the recorder of a trace that somebody else collects. rank: of this process, in the file.
 
         report: gets a line if that cannot be written any more.
         """
-        self._recorder, self._report = recorder, report
+        self._recorder, self._report = trace if isinstance(trace, Recorder) else None, report
         self._collector: Collector | None = None
-        self._path = path_in_run() if recorder is None else None
+        self._path = None if isinstance(trace, Recorder) else path_in_run() if trace is None else trace
         if self._path is not None:
             self._recorder = Recorder(_RING_SPANS, rank)
             self._collector = Collector(self._recorder, None, report)
@@ -82,7 +83,7 @@ class SnapshotSpans:
                 try:
                     collector.write_to(TraceWriter(path, {"snapshots": True, **self._recorder.about}))
                 except OSError as error:
-                    self._report(f"saves are not recorded in the run of penstock watch: {error}")
+                    self._report(f"saves are not recorded in {path}: {error}")
         collector.collect()
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
-from pathlib import Path
 from threading import current_thread, get_ident
 from threading import enumerate as enumerate_threads
 from typing import Any, NoReturn, Self, Unpack, cast
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiling import Lease
-from penstock.errors import ClosedError, ConfigError, DataError, WaitTimeout, printable
+from penstock.errors import ClosedError, ConfigError, DataError, printable
 from penstock.flow.batches import Departure, StagedBatch
 from penstock.flow.collector import Collector
 from penstock.flow.cpus import memory_limit_bytes
@@ -68,7 +67,7 @@ from penstock.report import checked_report, print_report
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.trace import EpochMetrics, Trace, TraceWriter
-from penstock.trace.file import path_in_run
+from penstock.trace.file import check_writable, not_written, path_in_run
 from penstock.trace.schema import NO_STEP, Kind
 from penstock.units import is_integer
 
@@ -198,7 +197,7 @@ class Loader:
         agreed = self._agreed
         self._setup = setup = make_setup()
         if self._trace is not None:
-            _check_trace(self._trace, calls)
+            calls.one(f"trace {str(self._trace)!r}", partial(check_writable, self._trace))
         self._plan, self._rank = setup.plan, setup.rank
         self._fetcher, self._decoder = setup.fetcher, setup.decoder
         if agreed.config.collate_fn is not None:  # batches are what it makes
@@ -483,7 +482,7 @@ class Loader:
                 self._collector.write_to(TraceWriter(self._trace, self._about()))
             except (OSError, ValueError) as error:
                 if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise _not_written(self._trace, error) from error
+                    raise not_written(self._trace, error) from error
                 self._collector.break_off(error)
         self._engine.start()
 
@@ -1036,30 +1035,6 @@ def _starting_of(processes: Processes | None) -> Callable[[], bool]:
 
 def _change_nothing() -> None:
     """How the training's own thread is set up for loading."""
-
-
-def _check_trace(trace: str | os.PathLike[str], calls: Calls) -> None:
-    """Raise DataError if no trace can be written there, and write nothing yet. calls: what the disk is asked with."""
-    try:
-        path = Path(trace)
-        calls.one(f"trace {str(path)!r}", partial(_check_writable, path))
-    except WaitTimeout:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        raise _not_written(trace, error) from error
-
-
-def _check_writable(path: Path) -> None:
-    """Raise OSError or ValueError if no file can be written there, as far as can be seen."""
-    path.parent.stat()
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not os.access(path if os.access(path, os.F_OK) else path.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-
-def _not_written(trace: str | os.PathLike[str], error: Exception) -> DataError:
-    return DataError(f"trace is {trace!r}, which cannot be written: {error}")
 
 
 def _keep_silent(_: str) -> None:

@@ -21,6 +21,7 @@ is intact.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -35,7 +36,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ClosedError, ConfigError
+from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.trace.chunks import Chunk, ChunkReader, ChunkWriter, Format, damaged
 from penstock.trace.schema import SPAN, GroupIds, Spans
 from penstock.trace.summary import Summary
@@ -178,6 +179,24 @@ class TraceWriter:
             raise ClosedError(
                 f"{self._chunks.path} is closed; a trace takes spans until then: open another file"
             )
+
+
+def check_writable(trace: str | os.PathLike[str]) -> None:
+    """Write nothing yet. Raises: DataError if no trace can be written there, as far as can be seen."""
+    try:
+        path = Path(trace)
+        path.parent.stat()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not os.access(path if os.access(path, os.F_OK) else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except (OSError, TypeError, ValueError) as error:
+        raise not_written(trace, error) from error
+
+
+def not_written(trace: str | os.PathLike[str], error: Exception) -> DataError:
+    """Return what to raise where a trace cannot be written."""
+    return DataError(f"trace is {trace!r}, which cannot be written: {error}")
 
 
 def path_in_run() -> Path | None:
