@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
-from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, place
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, link_of, place
 from penstock.policy.graph_search import place_searched
 
 BOTH = {"gpu": 1.0, "cpu": 4.0}
@@ -153,3 +157,42 @@ def test_devices_of_two_workers_share_the_link_between_these() -> None:
     assert sent((here, there), (gpu, other)) == [0, 1]
     assert sent((here, there), (other, gpu)) == [0, 0]
     assert sent((here, gpu), (here, there)) == [0, 0]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[PlacedNode]:
+    """Nodes on three devices, with control edges, and tensors without bytes."""
+    nodes = []
+    for number in range(draw(st.integers(2, 12))):
+        names = [f"n{each}" for each in range(number)]
+        some = st.lists(st.sampled_from(names), max_size=4, unique=True) if names else st.just([])
+        device, seconds = draw(st.sampled_from("xyz")), float(draw(st.integers(0, 4)))
+        nbytes = draw(st.sampled_from([0.0, 1.0, 5.0, 20.0]))
+        nodes.append(
+            PlacedNode(f"n{number}", tuple(draw(some)), tuple(draw(some)), {device: seconds}, nbytes)
+        )
+    return nodes
+
+
+# While a takes the link, none is ready, has no bytes, and takes nothing; b has to wait for a all the same.
+@example(
+    [
+        PlacedNode("a", cost_seconds={"x": 0.0}, nbytes=20),
+        PlacedNode("none", cost_seconds={"x": 1.0}),
+        PlacedNode("b", ("none",), cost_seconds={"x": 0.5}, nbytes=20),
+        PlacedNode("user", ("a", "none", "b"), cost_seconds={"y": 1.0}),
+    ]
+)
+@given(graphs())
+def test_no_two_tensors_take_a_link_at_once(nodes: list[PlacedNode]) -> None:
+    placed = place(nodes, Devices(["x", "y", "z"], latency_seconds=0.5, bytes_per_second=10))
+
+    links: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (name, device), each in placed.sent.items():
+        assert each.begin_seconds >= placed.finish_seconds[name]
+        if each.takes_link:
+            link = link_of(placed.device[name], device)
+            links.setdefault(link, []).append((each.begin_seconds, each.end_seconds))
+    for taken in links.values():
+        for (_, end), (begin, _) in pairwise(sorted(taken)):
+            assert end <= begin

@@ -93,6 +93,11 @@ class Sending:
     end_seconds: float
     there_seconds: float
 
+    @property
+    def takes_link(self) -> bool:
+        """Return whether others wait for it: not for a control edge, nor for a tensor without bytes."""
+        return self.end_seconds > self.begin_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -208,7 +213,11 @@ class _Links:
         seconds, link = nbytes / rate, link_of(one, other)
         if seconds:
             taken = self._taken.get(link, [])
-            also = [(e.begin_seconds, e.end_seconds) for d, e in others if link_of(d, other) == link]
+            also = [
+                (e.begin_seconds, e.end_seconds)
+                for d, e in others
+                if e.takes_link and link_of(d, other) == link
+            ]
             taken = sorted(taken + also) if also else taken
             for begin, end in taken[max(0, bisect_right(taken, (ready,)) - 1) :]:
                 if ready + seconds <= begin:
@@ -218,7 +227,7 @@ class _Links:
 
     def take(self, one: str, other: str, sending: Sending) -> None:
         """Count something as sent."""
-        if sending.end_seconds > sending.begin_seconds:
+        if sending.takes_link:
             taken = self._taken.setdefault(link_of(one, other), [])
             insort(taken, (sending.begin_seconds, sending.end_seconds))
 

@@ -99,7 +99,7 @@ def _latest_begins(
             waiting.setdefault((one,), []).append(((other,), cost[one]))
     on_link: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for hop in sorted(sent, key=lambda each: sent[each].begin_seconds):
-        if sent[hop].end_seconds > sent[hop].begin_seconds:
+        if sent[hop].takes_link:
             on_link.setdefault(link_of(device[hop[0]], hop[1]), []).append(hop)
     for hops in on_link.values():
         for hop, following in pairwise(hops):
