@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.policy import graph_search
 from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, link_of, place
 from penstock.policy.graph_search import place_searched
 
@@ -51,6 +53,28 @@ def test_a_small_node_stays_where_handing_it_over_costs_the_sender_more() -> Non
     assert placed(0.0)["small"] == "y"
     assert placed(0.2)["small"] == "x"
     assert placed(0.02)["small"] == "y"
+
+
+def test_exchanges_have_tries_of_their_own_after_all_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 nodes, moves and exchanges take all tries that they may have."""
+    draw = random.Random(0)
+    nodes = []
+    for number in range(200):
+        near = range(max(0, number - 12), number)
+        inputs = draw.sample(near, min(len(near), draw.randint(1, 3)))
+        seconds = draw.choice((1e-3, 2e-3, 3e-3))
+        cost = {"a": seconds, "b": seconds * draw.choice((1, 1, 2))}
+        named = tuple(f"n{each}" for each in inputs)
+        nodes.append(PlacedNode(f"n{number}", named, (), cost, draw.choice((1e4, 4e5))))
+    devices = Devices(["a", "b"], 50e-6, 1e9)
+
+    # The default takes seconds.
+    monkeypatch.setattr(graph_search, "_MOST_NODES", 40_000)
+    both = place_searched(nodes, devices).end_seconds
+    monkeypatch.setattr(graph_search, "_MOVES_PER_EXCHANGE", 40_000)
+    moves = place_searched(nodes, devices).end_seconds
+
+    assert both < moves < place(nodes, devices).end_seconds
 
 
 def test_ready_nodes_go_by_time_then_by_the_list_and_ties_to_the_first_device() -> None:

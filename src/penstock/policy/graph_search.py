@@ -2,14 +2,14 @@
 
 The search begins with the greedy placement and with all on one device, and moves a node, or a run of nodes that follow
 each other alone, as long as that ends the step earlier. Moving a branch as a whole matters: moved node by node, each
-one pays for the link until the last has followed. Where no move helps, two nodes of two devices change places.
+one pays for the link until the last has followed. In the best placement that moves lead to, two nodes of two devices
+change places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from penstock.policy.graph_placement import (
     Devices,
@@ -23,6 +23,8 @@ from penstock.policy.graph_placement import (
 
 #: Of all simulated executions, in nodes: about ten seconds.
 _MOST_NODES = 1_000_000
+#: Of tries: moves help more, and there are more pairs of nodes than time.
+_MOVES_PER_EXCHANGE = 10
 
 
 def place_searched(
@@ -45,11 +47,14 @@ def place_searched(
             search.improve()
             if search.placed.end_seconds < best.end_seconds * (1 - 1e-9):
                 best = search.placed
+    search.placed = best
+    search.exchange()
+    best = search.placed
     return greedy if best is greedy else _explained(best, greedy)
 
 
 class _Search:
-    """A placement that is made better as long as a move or an exchange helps, and not too many were tried.
+    """A placement that is made better as long as a move or an exchange helps, and not too many of either were tried.
 
     feasible: devices of the nodes that may move.
     """
@@ -68,21 +73,24 @@ class _Search:
             for names in _runs(nodes)
             if feasible.keys() >= set(names)
         ]
-        self._tries_left = _MOST_NODES // max(1, len(nodes))
+        tries = _MOST_NODES // max(1, len(nodes))
+        self._tries, self._exchange_tries = iter(range(tries)), iter(range(tries // _MOVES_PER_EXCHANGE))
         self.placed = placed
 
     def improve(self) -> None:
-        """Change the placement until nothing helps."""
-        while self._is_better(self._moves()) or self._is_better(self._exchanges()):
+        """Change the placement until no move helps."""
+        while self._is_better(self._moves(), self._tries):
             pass
 
-    def _is_better(self, changes: Iterator[dict[str, str]]) -> bool:
+    def exchange(self) -> None:
+        """Change the placement until no exchange helps, nor a move after one."""
+        while self._is_better(self._exchanges(), self._exchange_tries):
+            self.improve()
+
+    def _is_better(self, changes: Iterator[dict[str, str]], tries: Iterator[int]) -> bool:
         """Make each change that helps, and return whether any did."""
         is_better = False
-        for moved in changes:
-            if self._tries_left <= 0:
-                break
-            self._tries_left -= 1
+        for moved, _ in zip(changes, tries, strict=False):
             found = _placed_with({**self.placed.device, **moved}, self._nodes, self._devices)
             if found is not None and found.end_seconds < self.placed.end_seconds * (1 - 1e-9):
                 self.placed, is_better = found, True
@@ -96,9 +104,16 @@ class _Search:
                     yield {member.name: device for name in names for member in self._groups[name]}
 
     def _exchanges(self) -> Iterator[dict[str, str]]:
-        """Yield where nodes go if two that are on two devices, with their groups, change places."""
-        firsts = [name for name in self._feasible if self._groups[name][0].name == name]
-        for one, other in combinations(firsts, 2):
+        """Yield where nodes go if two that are on two devices, with their groups, change places.
+
+        First come those that run after each other: there are more pairs than tries.
+        """
+        may = {name for name in self._feasible if self._groups[name][0].name == name}
+        firsts = [name for name in self.placed.finish_seconds if name in may]
+        pairs = (
+            pair for apart in range(1, len(firsts)) for pair in zip(firsts, firsts[apart:], strict=False)
+        )
+        for one, other in pairs:
             here, there = self.placed.device[one], self.placed.device[other]
             if here != there and there in self._feasible[one] and here in self._feasible[other]:
                 yield {member.name: there for member in self._groups[one]} | {
