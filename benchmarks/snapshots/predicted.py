@@ -342,7 +342,7 @@ def print_comparison(name: str, predicted: PredictedSaves, runs: Sequence[dict[i
             continue
 
         def is_near(one: float, other: float) -> bool:
-            return abs(one - other) <= max(0.1 * other, 0.01 * predicted.training_seconds)
+            return abs(one - other) <= max(0.1 * other, 0.01 * predicted.run_seconds)
 
         means = [statistics.mean(each) for each in zip(*both, strict=True)]
         measured = [other for _, other in both]

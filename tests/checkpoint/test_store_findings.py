@@ -410,7 +410,9 @@ def test_a_snapshot_that_somebody_removed_is_gone(folder: Path) -> None:
 
 
 def test_the_wait_for_the_save_before_is_told() -> None:
-    saved = Saved(20, "u", 10, 100, 50, 0.490, 2.0, "runs/a", waited_seconds=0.483, waited_step=10)
+    saved = Saved(
+        20, "u", 10, 100, 50, 0.490, 2.0, "runs/a", blocked_by_previous_seconds=0.483, previous_step=10
+    )
 
     assert str(saved).startswith("step 20: blocked 490 ms (483 ms for step 10), durable after 2 s")
 
@@ -430,9 +432,9 @@ def test_what_a_save_waits_for_is_measured(folder: Path, monkeypatch: pytest.Mon
         second = store.save(2, training(2)).wait()
         third = store.save(3, training(3)).wait()
 
-    assert second.waited_step == 1
-    assert 0 < second.waited_seconds <= second.blocked_seconds
-    assert (third.waited_step, third.waited_seconds) == (None, 0.0)
+    assert second.previous_step == 1
+    assert 0 < second.blocked_by_previous_seconds <= second.blocked_seconds
+    assert (third.previous_step, third.blocked_by_previous_seconds) == (None, 0.0)
 
 
 def _opening(

@@ -80,7 +80,7 @@ def test_each_local_disk_and_each_cap_is_an_alternative_to_saving_directly(
         expected = predict_saves(machine(), plan, fast)
         assert each["blocked_seconds"] == expected.blocked_seconds
         assert each["slowed_seconds"] == expected.slowed_seconds
-        assert each["run_seconds"] == expected.training_seconds
+        assert each["run_seconds"] == expected.run_seconds
         assert each["durable_seconds"] == max(save.durable_seconds for save in expected.saves)
         assert [save["step"] for save in each["saves"]] == list(plan.steps)
 

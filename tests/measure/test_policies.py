@@ -27,7 +27,7 @@ def test_rows_are_by_ranks_then_by_policy_and_average_the_seeds() -> None:
     policies: list[LoadingPolicy] = [LowerBound(), Staging()]
     told: list[int] = []
 
-    rows = run_policies(scenario, policies, seeds=3, ranks=[1, 4], progress=told.append)
+    rows = run_policies(scenario, policies, repeats=3, ranks=[1, 4], done=told.append)
 
     assert [(row.ranks, row.policy) for row in rows] == [
         (ranks, policy.name) for ranks in (1, 4) for policy in policies
@@ -51,7 +51,7 @@ def test_rows_are_by_ranks_then_by_policy_and_average_the_seeds() -> None:
 
 
 def test_a_policy_that_cannot_run_says_why_and_the_others_run() -> None:
-    none, staging = run_policies(_scenario(), [LbannStore(), Staging()], seeds=2)
+    none, staging = run_policies(_scenario(), [LbannStore(), Staging()], repeats=2)
 
     assert none.result is None
     assert none.mean_seconds is None
@@ -83,4 +83,4 @@ def test_an_interruption_leaves_no_threads() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_policies(_scenario(), [Staging()] * 5, progress=interrupt)
+        run_policies(_scenario(), [Staging()] * 5, done=interrupt)

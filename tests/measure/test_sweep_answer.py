@@ -60,7 +60,7 @@ def test_the_cheapest_within_the_tolerance_wins_and_the_front_is_what_nothing_be
     assert gigabytes(answer, "cheapest") == [(0, 80)]
     assert answer.cheapest is not None
     assert answer.cheapest.price == pytest.approx(4 * 8)
-    assert answer.cheapest.over == pytest.approx(0.05)
+    assert answer.cheapest.slowdown == pytest.approx(0.05)
     assert gigabytes(answer, "sufficient") == [(40, 0), (0, 80), (20, 80)]
     assert gigabytes(answer, "front") == [(0, 40), (0, 80), (20, 80), (40, 0)]
     assert answer.closest is None
@@ -154,7 +154,7 @@ def test_a_bound_that_is_not_known_decides_nothing() -> None:
 
     answer = judge(found, within=0.05, prices=Prices(rank=1.0))
 
-    assert answer.rows[0].over is None
+    assert answer.rows[0].slowdown is None
     assert answer.cheapest is None
     assert answer.closest is None
     assert len(answer.front) == 1
@@ -184,8 +184,8 @@ def test_nothing_beats_what_is_recommended(
     ran = [row for row in answer.rows if row.outcome.run_seconds is not None]
 
     for row in answer.sufficient:
-        assert row.over is not None
-        assert row.over <= within + 1e-9
+        assert row.slowdown is not None
+        assert row.slowdown <= within + 1e-9
         assert answer.cheapest is not None
         assert answer.cheapest.price is not None
         assert row.price is not None

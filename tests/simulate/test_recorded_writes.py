@@ -131,7 +131,7 @@ def test_every_page_of_every_request_is_somewhere_on_the_drive_in_order(
 def test_a_drive_carries_it_out() -> None:
     recording = a_recording([(0, 0, 100 * PAGE, W)] * 3, ["/a"])
 
-    result = run_stream(Drive(SMALL), recorded_writes(recording, SMALL, "run").stream, repeat=2)
+    result = run_stream(Drive(SMALL), recorded_writes(recording, SMALL, "run").stream, repeats=2)
 
     assert result.work.written_pages == 600
 

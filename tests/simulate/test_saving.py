@@ -55,11 +55,11 @@ def test_a_save_blocks_while_the_state_is_copied_and_is_durable_once_it_is_writt
 
     for save, begin in zip(predicted.saves, (10.0, 50.1), strict=True):
         assert save.begin_seconds == near(begin)
-        assert (save.waited_seconds, save.blocked_seconds) == (0.0, near(0.1))
+        assert (save.blocked_by_previous_seconds, save.blocked_seconds) == (0.0, near(0.1))
         assert save.durable_seconds == near(0.1 + 10.0)
         assert save.drained_seconds is None
     assert [save.reference_step for save in predicted.saves] == [None, 10]
-    assert predicted.training_seconds == near(100.2)
+    assert predicted.run_seconds == near(100.2)
     assert predicted.blocked_seconds == near(0.2)
     assert predicted.slowed_seconds == 0.0
 
@@ -69,14 +69,14 @@ def test_a_save_waits_until_the_one_before_is_read_back() -> None:
     first, second = predict_saves(machine(read=10.0), plan(10, 15)).saves
 
     assert first.durable_seconds == near(10.1)
-    assert second.waited_seconds == near(20.0 - 5.0)
+    assert second.blocked_by_previous_seconds == near(20.0 - 5.0)
     assert second.blocked_seconds == near(15.1)
     assert second.durable_seconds == near(15.1 + 10.0)
 
 
 def test_a_run_ends_once_its_last_save_is_read_back() -> None:
     predicted = predict_saves(machine(read=20.0), plan(10, last_step=10))
-    assert predicted.training_seconds == near(10.1)
+    assert predicted.run_seconds == near(10.1)
     assert predicted.end_seconds == near(10.1 + 10.0 + 5.0)
 
 
@@ -119,7 +119,7 @@ def test_a_capped_drain_takes_as_long_as_the_cap_says_and_leaves_the_rest_to_rea
     assert uncapped.slowed_seconds == near(2 * 20.0 * (1 - 5 / 8))
     assert capped.saves[0].drained_seconds == near(0.1 + 11.0 + 50.0)
     assert capped.slowed_seconds == near(20.0 * (1 - 5 / 8)), "what is read back is not capped"
-    assert uncapped.training_seconds == near(200.0 + 0.1 + uncapped.slowed_seconds)
+    assert uncapped.run_seconds == near(200.0 + 0.1 + uncapped.slowed_seconds)
 
 
 def test_the_process_of_a_drain_starts_once_for_drains_that_follow_each_other() -> None:
@@ -135,7 +135,7 @@ def test_the_process_of_a_drain_starts_once_for_drains_that_follow_each_other() 
 def test_a_commit_takes_its_time_on_each_tier_and_counts_until_a_snapshot_is_durable() -> None:
     alone = predict_saves(machine(), plan(10, 11, commit_seconds=2.0)).saves
     assert alone[0].durable_seconds == near(0.1 + 10.0 + 2.0)
-    assert alone[1].waited_seconds == near(10.0 + 2.0 - 1.0)
+    assert alone[1].blocked_by_previous_seconds == near(10.0 + 2.0 - 1.0)
 
     tier = FastTier("ssd", commit_seconds=0.5)
     (save,) = predict_saves(machine(), plan(10, commit_seconds=2.0), tier).saves
@@ -173,7 +173,7 @@ def test_a_drain_that_ends_does_not_let_a_save_overtake_the_one_before() -> None
     drained = first.begin_seconds + first.drained_seconds
     second_ends = second.begin_seconds + second.durable_seconds
     assert third.begin_seconds < drained < second_ends
-    assert third.begin_seconds + third.waited_seconds == near(second_ends)
+    assert third.begin_seconds + third.blocked_by_previous_seconds == near(second_ends)
 
 
 @settings(max_examples=50)
@@ -310,7 +310,10 @@ def test_saves_of_a_store_wait_for_the_one_before_where_it_is_predicted(gaps: li
     for number, save in enumerate(predicted.saves):
         before = [("ended", predicted.saves[number - 1].step)] if number else []
         asked = [("asked", save.step)]
-        expected += [*(asked + before if save.waited_seconds else before + asked), ("goes on", save.step)]
+        expected += [
+            *(asked + before if save.blocked_by_previous_seconds else before + asked),
+            ("goes on", save.step),
+        ]
     log: Queue[tuple[str, int]] = Queue()
     go_on = threading.Semaphore(0)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -358,7 +361,9 @@ def there_at(predicted: PredictedSaves, tier: int, now_seconds: float) -> frozen
 
 def events_of(predicted: PredictedSaves) -> list[tuple[float, int, bool]]:
     """Return when each save began and each drain ended, with its step and whether it was a drain."""
-    events = [(save.begin_seconds + save.waited_seconds, save.step, False) for save in predicted.saves]
+    events = [
+        (save.begin_seconds + save.blocked_by_previous_seconds, save.step, False) for save in predicted.saves
+    ]
     return sorted(
         events
         + [

@@ -246,7 +246,7 @@ def test_a_repeated_stream_starts_without_the_files_of_the_last() -> None:
     stream = stream_of("write,a,5120", "write,b,5120", "delete,a")
 
     once = run_stream(Drive(SSD), stream)
-    thrice = run_stream(Drive(SSD), stream, repeat=3)
+    thrice = run_stream(Drive(SSD), stream, repeats=3)
 
     assert thrice.work.written_pages == 3 * once.work.written_pages
     assert thrice.work.trimmed_pages == 3 * 10 + 2 * 10
@@ -267,7 +267,7 @@ def test_progress_counts_every_operation_once() -> None:
     told: list[int] = []
     stream = stream_of("write_pages,0,4", "write_pages,4,4", "phase,x", "trim_pages,0,8")
 
-    run_stream(Drive(SSD), stream, repeat=2, done=told.append)
+    run_stream(Drive(SSD), stream, repeats=2, done=told.append)
 
     assert stream.length == 4
     assert told[-1] == 8
@@ -308,10 +308,10 @@ def test_a_file_has_a_whole_number_of_bytes(size: int) -> None:
         WriteFile("a", size)
 
 
-@pytest.mark.parametrize("repeat", [0, 1.5, float("nan")])
-def test_a_stream_runs_a_whole_number_of_times(repeat: int) -> None:
-    with pytest.raises(ConfigError, match="repeat is"):
-        run_stream(Drive(Ssd.paper()), Stream("x", ()), repeat=repeat)
+@pytest.mark.parametrize("repeats", [0, 1.5, float("nan")])
+def test_a_stream_runs_a_whole_number_of_times(repeats: int) -> None:
+    with pytest.raises(ConfigError, match="repeats is"):
+        run_stream(Drive(Ssd.paper()), Stream("x", ()), repeats=repeats)
 
 
 def test_warm_drives_hold_something_in_every_page_and_count_from_zero() -> None:
@@ -336,9 +336,9 @@ def test_an_unknown_warm_up_is_refused_with_the_known_ones() -> None:
 def test_a_stream_of_files_has_a_rate_of_its_own() -> None:
     """Ten pages every half day, the second file every time: 10,240 bytes a day."""
     stream = stream_of("write,a,5120", "write,b,5120")
-    result = run_stream(Drive(SSD), stream, repeat=2)
+    result = run_stream(Drive(SSD), stream, repeats=2)
 
-    assert written_per_day(stream, result, 43_200.0, repeat=2) == pytest.approx(2 * 5_120)
+    assert written_per_day(stream, result, 43_200.0, repeats=2) == pytest.approx(2 * 5_120)
     with pytest.raises(ConfigError, match="writes no files"):
         written_per_day(stream_of("write_pages,0"), result, 1.0)
     with pytest.raises(ConfigError, match="it must be finite and above zero"):

@@ -19,10 +19,10 @@ _LEAST_REPORTED_SECONDS = 1e-3
 class Saved:
     """A snapshot that would outlive a loss of power.
 
-    step: of the training. uid: of the snapshot. reference_step: of the one that it is the difference to; None: whole.
+    step: of the training. uid: of the snapshot. reference_step: of its reference; None: it is a baseline.
     raw_bytes: of the state. stored_bytes: written to files, of all ranks, the manifest included.
     blocked_seconds: that training stood still. durable_seconds: from the beginning of the save until it was durable.
-    waited_seconds: of those that training stood still, for the save before, of step `waited_step`, to be durable.
+    blocked_by_previous_seconds: of blocked_seconds, until the save before, of step `previous_step`, was durable.
     tier: where it is. note: what else there is to say, such as why not on a nearer tier.
     """
 
@@ -35,13 +35,13 @@ class Saved:
     durable_seconds: float
     tier: str
     note: str = ""
-    waited_seconds: float = 0.0
-    waited_step: int | None = None
+    blocked_by_previous_seconds: float = 0.0
+    previous_step: int | None = None
 
     def __str__(self) -> str:
         waited = ""
-        if self.waited_step is not None and self.waited_seconds >= _LEAST_REPORTED_SECONDS:
-            waited = f" ({format_seconds(self.waited_seconds)} for step {self.waited_step})"
+        if self.previous_step is not None and self.blocked_by_previous_seconds >= _LEAST_REPORTED_SECONDS:
+            waited = f" ({format_seconds(self.blocked_by_previous_seconds)} for step {self.previous_step})"
         return self.line(f"blocked {format_seconds(self.blocked_seconds)}{waited}, durable") + self.note
 
     def line(self, what: str) -> str:

@@ -211,8 +211,8 @@ class SnapshotStore:
         step = checked_step(step)
         with self._spans.span(Kind.SAVE, step) as count:
             begin_seconds = time.monotonic()
-            waited_step = self._finish_saving()
-            waited_seconds = time.monotonic() - begin_seconds
+            previous_step = self._finish_saving()
+            blocked_by_previous_seconds = time.monotonic() - begin_seconds
             before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
             flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
             if not self._opened.is_space_checked:
@@ -240,8 +240,8 @@ class SnapshotStore:
                 areas[0],
                 functools.partial(_reserve, areas, max(map(space_of, cuts))),
                 number=self._ranks.rank,
-                waited_step=waited_step,
-                waited_seconds=waited_seconds if waited_step is not None else 0.0,
+                previous_step=previous_step,
+                blocked_by_previous_seconds=blocked_by_previous_seconds if previous_step is not None else 0.0,
             )
             self._writer.begin(job)
             if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):

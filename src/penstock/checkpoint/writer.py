@@ -100,8 +100,8 @@ class Job:
     is_copied: threading.Event = field(default_factory=threading.Event)
     blocked_seconds: float = 0.0
     #: For which step the training thread waited first, and how long.
-    waited_step: int | None = None
-    waited_seconds: float = 0.0
+    previous_step: int | None = None
+    blocked_by_previous_seconds: float = 0.0
     #: Which snapshot it is, where that is settled, and what every rank has for itself: it is copied from another tier.
     copied: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
@@ -222,8 +222,8 @@ class SnapshotWriter:
             job.durable_seconds,
             self._tiers[job.target.tier].name,
             job.note,
-            job.waited_seconds,
-            job.waited_step,
+            job.blocked_by_previous_seconds,
+            job.previous_step,
         )
 
     def join(self, job: Job, plan: Plan, target: Begin) -> None:

@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
     prepare_clock(len(policies) * sum(map(scenario.plan().reads, range(scenario.ranks))))
     total = len(policies) * options.repeats * max(1, len(ranks))
     with progress("simulating", total) as done:
-        runs = run_policies(scenario, policies, seeds=options.repeats, ranks=ranks, progress=done)
+        runs = run_policies(scenario, policies, repeats=options.repeats, ranks=ranks, done=done)
     draw = draw_scaling if len(ranks) > 1 else draw_policies
     show(
         options,

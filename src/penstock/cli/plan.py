@@ -313,7 +313,7 @@ def _cells(row: Row, answer: Answer, priced: bool, decimals: int) -> list[str]:
         row.policy,
         "yes" if row.not_runnable_reason is None else "no",
         missing if outcome.run_seconds is None else f"{outcome.run_seconds:,.2f}",
-        "" if row.over is None else f"{100 * row.over:.2f} %",
+        "" if row.slowdown is None else f"{100 * row.slowdown:.2f} %",
         "" if outcome.stall_seconds is None else f"{outcome.stall_seconds:,.2f}",
         "" if outcome.store_reads_share is None else f"{100 * outcome.store_reads_share:.1f} %",
         *([_priced(row, decimals)] if priced else []),
@@ -405,8 +405,8 @@ def _described(row: Row, decimals: int) -> str:
         row.policy,
     ]
     text = f"{', '.join(parts)}: {row.outcome.run_seconds or 0.0:,.2f} s"
-    if row.over is not None:
-        text += f", {100 * row.over:.2f} % over it"
+    if row.slowdown is not None:
+        text += f", {100 * row.slowdown:.2f} % over it"
     return text if row.price is None else f"{text}, for {_priced(row, decimals)}"
 
 

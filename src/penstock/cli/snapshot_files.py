@@ -171,7 +171,7 @@ def _export(options: argparse.Namespace) -> None:
     shard = given(options, "shard", parsed_size)
     with open_readable(tiers, options.step, report=print_report) as (step, state):
         files = write_state(
-            options.file, state, part=options.part, shard_bytes=shard, replace=options.overwrite
+            options.file, state, part=options.part, shard_bytes=shard, overwrite=options.overwrite
         )
     results = [{"file": str(file), "bytes": file.stat().st_size} for file in files]
     total = sum(file.stat().st_size for file in files)
@@ -182,7 +182,7 @@ def _export(options: argparse.Namespace) -> None:
 def _seal(options: argparse.Namespace) -> None:
     from penstock.checkpoint.interop.seal import seal
 
-    sealed = seal(options.path, replace=options.overwrite)
+    sealed = seal(options.path, overwrite=options.overwrite)
     text = f"{format_count(len(sealed.files), 'file')}, {format_bytes(sealed.nbytes)}"
     results = [{"file": each.name, "bytes": each.nbytes} for each in sealed.files]
     data = {"seal": str(sealed.path), "results": results}

@@ -31,7 +31,7 @@ from penstock.units import (
 
 if TYPE_CHECKING:
     from penstock.machine import Machine
-    from penstock.simulate.saving import FastTier, PredictedSave, PredictedSaves, SavePlan
+    from penstock.simulate.saving import FastTier, PredictedSaves, SavePlan
 
 _EPILOG = """\
 MACHINE is what penstock calibrate writes, with source.write and the disks' rates added, or a scenario.
@@ -131,7 +131,7 @@ class _Alternative:
     def lost_share(self) -> float:
         """Return which share of the run the training loses to saves and drains."""
         predicted = self.predicted
-        return (predicted.blocked_seconds + predicted.slowed_seconds) / predicted.training_seconds
+        return (predicted.blocked_seconds + predicted.slowed_seconds) / predicted.run_seconds
 
     @property
     def durable_seconds(self) -> float:
@@ -300,7 +300,7 @@ def _values(each: _Alternative) -> dict[str, Any]:
     return {
         "fast": None if each.fast is None else each.fast.name,
         "drain_bytes_per_second": each.cap,
-        "run_seconds": predicted.training_seconds,
+        "run_seconds": predicted.run_seconds,
         "end_seconds": predicted.end_seconds,
         "blocked_seconds": predicted.blocked_seconds,
         "slowed_seconds": predicted.slowed_seconds,
@@ -309,13 +309,8 @@ def _values(each: _Alternative) -> dict[str, Any]:
         "is_fast_sufficient": predicted.is_fast_sufficient,
         "peak_fast_bytes": predicted.peak_fast_bytes,
         "sufficient_bytes": each.sufficient_bytes,
-        "saves": [_save_data(save) for save in predicted.saves],
+        "saves": list(map(asdict, predicted.saves)),
     }
-
-
-def _save_data(save: PredictedSave) -> dict[str, Any]:
-    data = asdict(save)
-    return data | {"blocked_by_previous_seconds": data.pop("waited_seconds")}
 
 
 def _table(plan: SavePlan, machine: Machine, alternatives: Sequence[_Alternative]) -> Table:

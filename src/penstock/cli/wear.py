@@ -215,7 +215,7 @@ def _run_methods(options: argparse.Namespace, models: Sequence[SnapshotSizes], d
             parsed_count("--snap-dis", part) for part in parsed_names(options.snap_dis, "--snap-dis")
         ]
     with progress("snapshots", len(models) * len(methods) * len(distances)) as done:
-        runs = compare_methods(drive, models, methods, distances, repeat=options.repeats, done=done)
+        runs = compare_methods(drive, models, methods, distances, repeats=options.repeats, done=done)
     rows = [_method_row(options, run) for run in runs]
     tables = []
     for model in models:
@@ -336,7 +336,7 @@ def _run_stream(
     from penstock.simulate.wear import run_stream
 
     with progress(str(options.recording), stream.length * options.repeats) as done:
-        result = run_stream(drive, stream, repeat=options.repeats, done=done)
+        result = run_stream(drive, stream, repeats=options.repeats, done=done)
     sums = {
         **_result_data(options, stream, result),
         "phases": [

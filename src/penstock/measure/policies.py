@@ -61,33 +61,33 @@ def run_policies(
     scenario: Scenario,
     policies: Sequence[LoadingPolicy],
     *,
-    seeds: int = 1,
+    repeats: int = 1,
     ranks: Sequence[int] = (),
     simulate: Callable[[Job, LoadingPolicy], LoadingResult] = simulate_job,
-    progress: Callable[[int], None] = lambda _done: None,
+    done: Callable[[int], None] = lambda _done: None,
 ) -> list[PolicyRuns]:
-    """Run every policy for every number of ranks, the scenario's own unless given, and `seeds` seeds from its own on.
+    """Run every policy for every number of ranks, the scenario's own unless given, and `repeats` seeds from its own on.
 
     simulate: runs a job under a policy.
-    progress: called with how many of len(ranks) * seeds * len(policies) runs are done.
+    done: called with how many of len(ranks) * repeats * len(policies) runs are done.
     Returns: by number of ranks, then in the order of the policies.
     Raises: what `simulate` raises, but for NotSupported.
     """
     rows = []
-    done = 0
+    count_done = 0
     for count in ranks or (scenario.ranks,):
         times: list[list[float]] = [[] for _ in policies]
         results: list[LoadingResult | None] = [None] * len(policies)
         reasons = [""] * len(policies)
         total_bytes = 0
-        for offset in range(seeds):
+        for offset in range(repeats):
             job = _job(scenario, count, offset)
             total_bytes = total_bytes or job.total_bytes
-            # Closed at once, not when it is collected, where `progress` is interrupted.
+            # Closed at once, not when it is collected, where `done` is interrupted.
             with closing(_run_all(job, policies, simulate)) as outcomes:
                 for place, outcome in outcomes:
-                    done += 1
-                    progress(done)
+                    count_done += 1
+                    done(count_done)
                     if isinstance(outcome, NotSupported):
                         reasons[place] = str(outcome)
                         continue

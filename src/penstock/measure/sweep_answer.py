@@ -24,7 +24,7 @@ class Row:
     """One policy at one point, judged.
 
     lower_bound_seconds: of the same number of ranks; None where it could not be computed.
-    over: by which share the run is longer than it; None where either is not known.
+    slowdown: by which share the run is longer than it; None where either is not known.
     price: of all hosts; None where no price was given.
     """
 
@@ -32,7 +32,7 @@ class Row:
     policy: str
     outcome: Outcome
     lower_bound_seconds: float | None
-    over: float | None
+    slowdown: float | None
     price: float | None
 
     @property
@@ -109,8 +109,10 @@ def judge(
 def _choose(rows: tuple[Row, ...], within: float, priced: bool, deadline_seconds: float) -> Answer:
     in_time = [row for row in rows if _seconds(row) <= deadline_seconds]
     # A run at the very edge is within: 1.05 / 1 - 1 is above 0.05 by a hair.
-    sufficient = tuple(row for row in in_time if row.over is not None and row.over <= within + _ROUNDING)
-    candidates = [row for row in in_time or rows if row.over is not None]
+    sufficient = tuple(
+        row for row in in_time if row.slowdown is not None and row.slowdown <= within + _ROUNDING
+    )
+    candidates = [row for row in in_time or rows if row.slowdown is not None]
     return Answer(
         rows,
         within,
@@ -118,27 +120,27 @@ def _choose(rows: tuple[Row, ...], within: float, priced: bool, deadline_seconds
         sufficient,
         cheapest=min(sufficient, key=_price_then_seconds, default=None) if priced else None,
         least=tuple(row for row in sufficient if _is_least(row, sufficient)) if not priced else (),
-        closest=None if sufficient else min(candidates, key=_over, default=None),
+        closest=None if sufficient else min(candidates, key=_slowdown, default=None),
         front=_front(rows) if priced else (),
         fastest=min((row for row in rows if row.outcome.run_seconds is not None), key=_seconds, default=None),
     )
 
 
 def _row(task: Task, outcome: Outcome, bound: float | None, prices: Prices | None) -> Row:
-    over = None
+    slowdown = None
     if outcome.run_seconds is not None and bound:
         # Rounding of a sum of many steps may put a run below its bound by a hair.
-        over = max(0.0, outcome.run_seconds / bound - 1.0)
+        slowdown = max(0.0, outcome.run_seconds / bound - 1.0)
     price = None if prices is None else prices.of(task.point)
-    return Row(task.point, task.policy, outcome, bound, over, price)
+    return Row(task.point, task.policy, outcome, bound, slowdown, price)
 
 
 def _seconds(row: Row) -> float:
     return math.inf if row.outcome.run_seconds is None else row.outcome.run_seconds
 
 
-def _over(row: Row) -> float:
-    return math.inf if row.over is None else row.over
+def _slowdown(row: Row) -> float:
+    return math.inf if row.slowdown is None else row.slowdown
 
 
 def _price(row: Row) -> float:
@@ -203,7 +205,7 @@ def _values(row: Row, is_sufficient: bool, is_on_front: bool) -> dict[str, Any]:
         "status": outcome.status,
         "run_seconds": outcome.run_seconds,
         "lower_bound_seconds": row.lower_bound_seconds,
-        "slowdown": row.over,
+        "slowdown": row.slowdown,
         "is_sufficient": is_sufficient,
         "price": row.price,
         "is_on_front": is_on_front,

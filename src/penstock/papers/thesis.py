@@ -65,7 +65,7 @@ def _table(number: int) -> Repeated:
     runs = run_policies(
         scenario_named(f"scenario{number}"),
         POLICIES,
-        seeds=SEEDS.get(number, 1),
+        repeats=SEEDS.get(number, 1),
         simulate=simulate_rank_by_rank,
     )
     published = {name: seconds[number - 1] if number <= 3 else None for name, seconds in PUBLISHED.items()}

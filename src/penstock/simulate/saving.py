@@ -111,16 +111,17 @@ class FastTier:
 class PredictedSave:
     """One save; times in seconds, as `penstock.checkpoint.Saved` has them.
 
-    begin_seconds: since the run began. waited_seconds: for the save before. blocked_seconds: that the training stood
-    still, the wait included. durable_seconds: from its beginning until it is on a tier. drained_seconds: until it is on
-    the slow one, where it was drained; None: it was not. tier: number of the tier it was written to, the nearest is 0.
+    begin_seconds: since the run began. blocked_seconds: that the training stood still;
+        blocked_by_previous_seconds: of these, for the save before.
+    durable_seconds: from its beginning until it is on a tier. drained_seconds: until it is on the slow one, where it
+        was drained; None: it was not. tier: number of the tier it was written to, the nearest is 0.
     reference_step: of the snapshot to which it is a delta where it stays; None: a baseline, or not there.
     deleted_seconds: since the run began, when it was deleted from each tier, the nearest first; None: never.
     """
 
     step: int
     begin_seconds: float
-    waited_seconds: float
+    blocked_by_previous_seconds: float
     blocked_seconds: float
     durable_seconds: float
     drained_seconds: float | None
@@ -133,14 +134,14 @@ class PredictedSave:
 class PredictedSaves:
     """What saving does to a run.
 
-    training_seconds: until the last step. end_seconds: until all is durable, and drained.
+    run_seconds: until the last step. end_seconds: until all is durable, and drained.
     blocked_seconds: that the training stood still for saves. slowed_seconds: that its reads took longer because the
     store was written to. peak_fast_bytes: that snapshots took on the fast tier at most. is_fast_sufficient: whether
     every save found space there; True without a fast tier. left: steps on each tier at the end, the nearest first.
     """
 
     saves: tuple[PredictedSave, ...]
-    training_seconds: float
+    run_seconds: float
     end_seconds: float
     blocked_seconds: float
     slowed_seconds: float
@@ -199,7 +200,7 @@ class _Written:
     life: Save
     begin_seconds: float
     created_seconds: float
-    waited_seconds: float = 0.0
+    blocked_by_previous_seconds: float = 0.0
     blocked_seconds: float = 0.0
     durable_seconds: float = 0.0
     drained_seconds: float | None = None
@@ -237,7 +238,7 @@ class _Clock:
         #: When each step was deleted from each tier.
         self._deleted: list[dict[int, float]] = [{} for _ in self._tiers]
         self._has_saved_raw = False
-        self._training_seconds = self._slowed_seconds = 0.0
+        self._run_seconds = self._slowed_seconds = 0.0
         self._peak_fast_bytes = 0
 
     def run(self) -> PredictedSaves:
@@ -253,7 +254,7 @@ class _Clock:
             self._actions.pop(first).then()
         return PredictedSaves(
             tuple(map(self._predicted, self._saves.values())),
-            self._training_seconds,
+            self._run_seconds,
             self._now,
             sum(save.blocked_seconds for save in self._saves.values()),
             self._slowed_seconds,
@@ -267,7 +268,7 @@ class _Clock:
         return PredictedSave(
             save.step,
             save.begin_seconds,
-            save.waited_seconds,
+            save.blocked_by_previous_seconds,
             save.blocked_seconds,
             save.durable_seconds,
             save.drained_seconds,
@@ -299,7 +300,7 @@ class _Clock:
 
         def then() -> None:
             if number == len(plan.steps):
-                self._training_seconds = self._now
+                self._run_seconds = self._now
                 return
             life = Save(SaveTerms(self._tiers, self._machine.ranks))
             save = self._saves[until] = _Written(until, life, self._now, self._now)
@@ -310,7 +311,7 @@ class _Clock:
 
     def _begin(self, save: _Written) -> None:
         """Begin a save, and copy the state."""
-        save.waited_seconds = self._now - save.begin_seconds
+        save.blocked_by_previous_seconds = self._now - save.begin_seconds
         save.created_seconds = self._now
         self._writing["save"] = save
         self._obey("save", save.life.offered())

@@ -295,12 +295,12 @@ def compare_methods(
     methods: Sequence[Method] = METHODS,
     snap_distances: Sequence[int] = SNAP_DISTANCES,
     *,
-    repeat: int = 1,
+    repeats: int = 1,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[StoredRun]:
     """Run every model's snapshots under every method at every distance, each on a copy of the drive.
 
-    repeat: how many trainings follow each other on it. done: called with how many of the runs are done.
+    repeats: how many trainings follow each other on it. done: called with how many of the runs are done.
     Returns: in the order of models, then distances, then methods: Figures 9 and 10.
     """
     runs: list[StoredRun] = []
@@ -314,7 +314,7 @@ def compare_methods(
                 else:
                     stream = snapshot_stream(sizes, method, snap_dis)
                     used.become(drive)
-                    result = run_stream(used, stream, repeat=repeat)
+                    result = run_stream(used, stream, repeats=repeats)
                     runs.append(StoredRun(sizes, method, snap_dis, sum(stored), stream, result))
                 done(len(runs))
     return runs

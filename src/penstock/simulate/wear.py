@@ -362,7 +362,7 @@ def run_stream(
     drive: Drive,
     stream: Stream,
     *,
-    repeat: int = 1,
+    repeats: int = 1,
     phases_from_start: bool = False,
     done: Callable[[int], None] = lambda _: None,
 ) -> WearResult:
@@ -371,19 +371,19 @@ def run_stream(
     A file is read or written with all its pages asked at once, one file after the other; so are the runs of pages
     of a phase. Time is the drive's: a job that computes between its snapshots waits longer.
 
-    repeat: how often the stream is run; files that it leaves are deleted before the next time.
+    repeats: how often the stream is run; files that it leaves are deleted before the next time.
     phases_from_start: every phase finds the drive as it was at the beginning, not as the phase before left it,
         though the files stay where they are: how the paper took the times of its Table 9. Wear is then that of
         the last phase.
-    done: called with how many operations are done, of `stream.length` times `repeat`.
+    done: called with how many operations are done, of `stream.length` times `repeats`.
     Raises: ConfigError naming the operation's line.
     """
-    check_count("repeat", repeat)
+    check_count("repeats", repeats)
     before = drive.erases()
     start = drive.copy() if phases_from_start else None
     run = _Run(drive, stream.name)
     finished = 0
-    for turn in range(repeat):
+    for turn in range(repeats):
         if turn:
             for name in run.space.names():
                 run.do(DeleteFile(name))
@@ -466,7 +466,7 @@ class _Run:
         return f"{self._stream}, line {line}" if line else self._stream
 
 
-def written_per_day(stream: Stream, result: WearResult, every_seconds: float, repeat: int = 1) -> float:
+def written_per_day(stream: Stream, result: WearResult, every_seconds: float, repeats: int = 1) -> float:
     """Return bytes a day of a stream that writes one file every so many seconds.
 
     Raises: ConfigError if it writes no file, or the time is not above zero.
@@ -475,4 +475,4 @@ def written_per_day(stream: Stream, result: WearResult, every_seconds: float, re
         raise ConfigError(f"every {every_seconds!r} seconds cannot be: it must be finite and above zero")
     if not stream.files:
         raise ConfigError(f"{stream.name} writes no files, so it has no rate of its own: give bytes per day")
-    return result.written_bytes / (stream.files * repeat * every_seconds) * 86_400.0
+    return result.written_bytes / (stream.files * repeats * every_seconds) * 86_400.0

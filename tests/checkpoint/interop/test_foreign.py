@@ -232,7 +232,7 @@ def test_a_damaged_safetensors_file_is_an_error_that_names_it(tmp_path: Path, ho
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_header_with_any_byte_changed_is_read_or_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "m.safetensors"
-    write_state(path, nested() | {"key": None}, replace=True)
+    write_state(path, nested() | {"key": None}, overwrite=True)
     content = bytearray(path.read_bytes())
     length = 8 + int.from_bytes(content[:8], "little")
     for _ in range(data.draw(st.integers(1, 4))):
@@ -498,7 +498,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Pat
         return source.read(name)
 
     with pytest.raises(DataError, match="the store is gone"):
-        write_state(path, Readable(source.tree, read), replace=True)
+        write_state(path, Readable(source.tree, read), overwrite=True)
     assert same(read_state(path), {"a": torch.ones(3)})
     assert os.listdir(tmp_path) == ["m.safetensors"]
     with pytest.raises(DataError, match="cannot be written"):

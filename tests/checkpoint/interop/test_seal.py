@@ -173,7 +173,7 @@ def test_a_seal_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is sealed already"):
         seal(path)
     assert not check_seal(path).is_intact
-    seal(path, replace=True)
+    seal(path, overwrite=True)
     assert check_seal(path).is_intact
 
 

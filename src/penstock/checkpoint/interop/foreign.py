@@ -254,7 +254,7 @@ def write_state(
     *,
     part: str | None = None,
     shard_bytes: int | None = None,
-    replace: bool = False,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write a state as other people read it; which kind of checkpoint follows from the name.
 
@@ -263,7 +263,7 @@ def write_state(
     state: nested values, or a `Readable`, of which a safetensors file takes one tensor at a time into memory.
     part: name of the mapping in it to write, such as "model"; None: all.
     shard_bytes: of tensors in a file of a folder, at most, but for a tensor that is larger; None: 5 GB.
-    replace: whether a file that is there is written anew.
+    overwrite: whether a file that is there is written anew.
 
     Returns: the files written.
     Raises: ConfigError if the kind is not known, the file is there already, the folder has a model already, or a
@@ -274,7 +274,7 @@ def write_state(
     if part is not None:
         source = Readable(part_of(source.tree, part), source.read)
     suffix = path.suffix.lower()
-    if suffix in (SAFETENSORS, *TORCH) and path.exists() and not replace:
+    if suffix in (SAFETENSORS, *TORCH) and path.exists() and not overwrite:
         raise ConfigError(f"{path} is there already: name another file, or have it replaced (--overwrite)")
     if suffix in TORCH:
         _write_torch(path, source)

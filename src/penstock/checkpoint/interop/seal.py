@@ -98,18 +98,18 @@ def seal_path(path: str | Path) -> Path:
     return path / SUFFIX if path.is_dir() else path.with_name(path.name + SUFFIX)
 
 
-def seal(path: str | Path, *, replace: bool = False) -> Seal:
+def seal(path: str | Path, *, overwrite: bool = False) -> Seal:
     """Write the checksums of a checkpoint beside it: of a file, or of all files in a folder and the folders below.
 
-    replace: whether a seal that is there is written anew. It says nothing about what happened to the files before.
+    overwrite: whether a seal that is there is written anew. It says nothing about what happened to the files before.
     Raises: ConfigError if there is a seal already, or nothing to seal; DataError naming a file that cannot be read, or
         is no ordinary file; FileNotFoundError.
     """
     path = Path(path)
     target = seal_path(path)
-    if target.exists() and not replace:
+    if target.exists() and not overwrite:
         raise ConfigError(
-            f"{path} is sealed already, by {target.name}: check it, or seal it anew (--overwrite; replace=True)"
+            f"{path} is sealed already, by {target.name}: check it, or seal it anew (--overwrite; overwrite=True)"
         )
     base = path if path.is_dir() else path.parent
     names = list(_names_of(path))
