@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.for_each import for_each
+from tests.policy.test_scheduler import machine
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
@@ -23,6 +24,8 @@ from penstock.policy import (
     place_cover,
 )
 from penstock.policy import homes as homes_module
+from penstock.policy.decision_state import new_state
+from penstock.policy.placement import Kept
 from penstock.trace.schema import SOURCE
 
 
@@ -146,6 +149,49 @@ def test_first_readers_with_space_for_all_get_what_the_compiled_loop_gives(
         found.append((rank_of.tolist(), tier_of.tolist(), space.tolist()))
 
     assert found[:2] == found[2:], "with space for all, and for half"
+
+
+def test_homes_of_a_long_epoch_are_in_the_order_of_the_first_reads() -> None:
+    """More steps than 16 bits count: NumPy sorts fewer in another way."""
+    plan = AccessPlan(FullShuffle(70_000, 3), 1, 1, ranks=1)
+    step_of = first_reads(plan).step_of
+
+    homes, promised = place_by_first_read(plan, np.full(70_000, 1), [70_000])
+
+    assert step_of[homes.keeps[0].samples].tolist() == list(range(70_000))
+    assert promised.tolist() == list(range(70_000))
+
+
+@given(st.data())
+def test_a_scheduler_lists_copies_by_sample_and_then_by_rank(data: st.DataObject) -> None:
+    """With one copy of each sample at most, as of homes, it does not sort them."""
+    samples, ranks = 12, 3
+    of_rank = st.lists(st.integers(0, samples - 1), unique=True)
+    kept = data.draw(st.lists(of_rank, min_size=ranks, max_size=ranks))
+    if data.draw(st.booleans()):
+        kept = [[each for each in ids if each % ranks == rank] for rank, ids in enumerate(kept)]
+    tiers = [[data.draw(st.integers(1, 2)) for _ in ids] for ids in kept]
+
+    state = new_state(
+        np.full(samples, 10),
+        [Kept(np.array(ids, np.int64), np.array(of, np.int8)) for ids, of in zip(kept, tiers, strict=True)],
+        machine(),
+        slots=1,
+        local_batch=1,
+        readers=1,
+        undecoded_bytes=10,
+    )
+
+    found = [
+        (sample, rank, tier)
+        for sample in range(samples)
+        for rank, tier, *_ in state.copies[slice(*state.copy_begin[sample : sample + 2])].tolist()
+    ]
+    assert found == sorted(
+        (sample, rank, tier)
+        for rank, (ids, of) in enumerate(zip(kept, tiers, strict=True))
+        for sample, tier in zip(ids, of, strict=True)
+    )
 
 
 # Hash

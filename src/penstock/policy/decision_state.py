@@ -392,13 +392,16 @@ def _copies(
     ]
     counts = [each.samples.size for _, _, each in parts]
     ids = np.concatenate([each.samples for _, _, each in parts])
-    copies = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32)
-    copies[:, d.COPY_RANK] = np.repeat([rank for rank, _, _ in parts], counts)
-    copies[:, d.COPY_TIER] = np.concatenate([each.tiers for _, _, each in parts])
-    copies[:, d.COPY_STATE] = np.repeat([state for _, state, _ in parts], counts)
-    if last_batches:
-        copies[:, d.COPY_LAST] = np.concatenate(last_batches)
     begin = np.zeros(samples + 1, np.int64)
     if ids.size:  # else the zeros stay pages that nobody has written, which take no memory
         np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
-    return begin, copies[np.argsort(ids, kind="stable")]
+    at = begin[ids]
+    if np.diff(begin).max(initial=0) > 1:  # else no sort: of 10^7 samples it takes a second, on each rank
+        at[np.argsort(ids, kind="stable")] = np.arange(ids.size)
+    copies = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32)
+    copies[at, d.COPY_RANK] = np.repeat([rank for rank, _, _ in parts], counts)
+    copies[at, d.COPY_TIER] = np.concatenate([each.tiers for _, _, each in parts])
+    copies[at, d.COPY_STATE] = np.repeat([state for _, state, _ in parts], counts)
+    if last_batches:
+        copies[at, d.COPY_LAST] = np.concatenate(last_batches)
+    return begin, copies

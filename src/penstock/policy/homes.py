@@ -176,10 +176,10 @@ def place_by_first_read(
     chosen = np.flatnonzero(reads.rank_of >= 0)
     if isinstance(plan.order, RepeatingOrder) and int(sizes[chosen].sum()) > sum(map(sum, space.tolist())):
         chosen = _chosen(plan, sizes, space, chosen)[0]
-    chosen = chosen[np.argsort(reads.step_of[chosen], kind="stable")]
+    chosen = chosen[_ascending(reads.step_of[chosen])]
     rank_of, tier_of = _nowhere(plan.samples)
     _settle(chosen, _at_holders(reads.rank_of, held or {})[chosen], sizes, space, rank_of, tier_of)
-    promised = np.sort(chosen[rank_of[chosen] >= 0])
+    promised = np.flatnonzero(rank_of >= 0)
     if promised.size < chosen.size:
         from penstock.policy import _homes_kernels as kernels  # loads numba
 
@@ -403,8 +403,14 @@ def _in_filling_order(
 
 def _grouped_by_rank(rank_of: NDArray[np.int32], ranks: int) -> Callable[[int], Ids]:
     """A function that returns which samples are a rank's, ascending. rank_of: int32[n], -1 for no rank."""
-    # As 16-bit numbers, which NumPy sorts by radix; -1 becomes the largest.
-    labels = rank_of.astype(np.uint16) if ranks < 2**16 else rank_of.astype(np.uint32)
-    by_rank = np.argsort(labels, kind="stable")
+    by_rank = _ascending(rank_of)
     ends = np.concatenate(([0], np.cumsum(np.bincount(rank_of[rank_of >= 0], minlength=ranks))))
     return lambda rank: by_rank[ends[rank] : ends[rank + 1]]
+
+
+def _ascending(numbers: NDArray[np.integer[Any]]) -> Ids:
+    """Return the places of numbers from -1 to 2^32 - 2, ascending, -1 last; equal ones in the order that they have."""
+    # NumPy sorts 16-bit numbers by radix: those of 10^7 samples in a tenth of the time.
+    return np.argsort(
+        numbers.astype(np.uint16 if numbers.max(initial=0) < 0xFFFF else np.uint32), kind="stable"
+    )
