@@ -31,8 +31,8 @@ from penstock.papers.bundles import count_hits
 from penstock.papers.convergence import BY_CLASS, NUMBERINGS, RATIOS, Run, Study, compare
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Scattered
 from penstock.plan.random import derive_key, generator_for
-from penstock.simulate.bundles import expected_hit_ratio
-from penstock.simulate.caches import hit_ratios
+from penstock.simulate.bundles import expected_hit_share
+from penstock.simulate.caches import hit_shares
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -185,7 +185,7 @@ def unequal_files(nodes: int) -> None:
             half = int(blocks.sum()) // 2
             orders = (FullShuffle(samples, node), BundleShuffle(samples, node))
             strings = (by_block(AccessPlan(order, samples, epochs).string(0), blocks) for order in orders)
-            hits.append([hit_ratios(string, [half], "lru")[0] for string in strings])
+            hits.append([hit_shares(string, [half], "lru")[0] for string in strings])
         mean, spread = 100 * np.mean(hits, axis=0), 100 * np.std(hits, axis=0, ddof=1)
         print(
             f"coefficient of variation {variation:.1f}: original {mean[0]:.2f} +- {spread[0]:.2f} %, "
@@ -237,9 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     begin = time.perf_counter()
     rows = count_hits((2,) if options.quick else (2, 4, 8, 16), [0.5])
-    counted = np.mean([row.hit_ratio[0] for row in rows], axis=0)
+    counted = np.mean([row.hit_share[0] for row in rows], axis=0)
     seconds = time.perf_counter() - begin
-    computed = [expected_hit_ratio(54_377, 27_188, 5, bundle) for bundle in (54_377, 5_438)]
+    computed = [expected_hit_share(54_377, 27_188, 5, bundle) for bundle in (54_377, 5_438)]
     np.testing.assert_allclose(counted, computed, atol=0.005)
     print(
         f"Table 1 with the whole cache: original {counted[0]:.2%} (computed {computed[0]:.2%}), "

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.recordings.references import References, read_references, write_references
-from penstock.simulate.caches import EVICTIONS, hit_ratios, replay, stack_distances
+from penstock.simulate.caches import EVICTIONS, hit_shares, replay, stack_distances
 
 Ids = NDArray[np.int64]
 
@@ -119,21 +119,21 @@ def all_sizes(string: Ids, folder: Path, buckets: int, repetitions: int, sizes: 
         f"\nall of {sizes} sizes, {string.size:,} requests (libCacheSim, LRU: about {their:.1f} s, once per size)"
     )
     for policy in EVICTIONS:
-        ratios = hit_ratios(string, capacities[[0, -1]], policy)
+        ratios = hit_shares(string, capacities[[0, -1]], policy)
         assert ratios[1] == 1 - objects / string.size, (
             f"{policy}: a cache of everything misses first uses alone"
         )
-        took = [seconds(partial(hit_ratios, string, capacities, policy)) for _ in range(repetitions)]
+        took = [seconds(partial(hit_shares, string, capacities, policy)) for _ in range(repetitions)]
         print(f"{policy:12}{spread([1e3 * each for each in took]):>28} ms")
     small = string[string < 4000] if string.max() < objects else string[:20_000]
     one_pass, replays = (
         stack_distances(small, "min"),
         np.arange(1, sizes + 1) * np.unique(small).size // sizes,
     )
-    expected = hit_ratios(small, replays, "min")
+    expected = hit_shares(small, replays, "min")
     assert (np.searchsorted(np.sort(one_pass), replays, side="right") / small.size == expected).all()
     in_one = [seconds(partial(stack_distances, small, "min")) for _ in range(repetitions)]
-    by_size = [seconds(partial(hit_ratios, small, replays, "min")) for _ in range(repetitions)]
+    by_size = [seconds(partial(hit_shares, small, replays, "min")) for _ in range(repetitions)]
     print(
         f"MIN over {np.unique(small).size:,} objects, {small.size:,} requests: one pass over Mattson's stack "
         f"{spread([1e3 * each for each in in_one])} ms, {sizes} replays {spread([1e3 * each for each in by_size])} ms"

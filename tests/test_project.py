@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.cli.words import OTHER_WORDS_OF_PYTHON
 from tests.for_each import for_each
 
 import penstock
@@ -158,9 +159,9 @@ def test_no_files_import_each_other() -> None:
 
 
 @functools.cache
-def _outline(name: str) -> tuple[list[str], list[str], list[str]]:
-    """Return what a module imports, and its functions that are too long or take too much: each is parsed once."""
-    imported, long, wide = list[str](), list[str](), list[str]()
+def _outline(name: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Return what a module imports, its functions that are too long or take too much, and odd words: parsed once."""
+    imported, long, wide, odd = list[str](), list[str](), list[str](), list[str]()
     nodes: list[ast.AST] = [ast.parse(file_of(name).read_text("utf-8"))]
     while nodes:
         node = nodes.pop()
@@ -170,13 +171,16 @@ def _outline(name: str) -> tuple[list[str], list[str], list[str]]:
                 imported.append(part if part in IS_MODULE else str(node.module))
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             nodes += node.orelse
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            odd += [f"{name}: {node.target.id}"] * (node.target.id in OTHER_WORDS_OF_PYTHON)
         elif not isinstance(node, ast.expr):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 long += [f"{name}.{node.name}, {lines} lines"] * (lines > LONGEST_LINES)
                 taken = [each.arg for each in (*node.args.args, *node.args.kwonlyargs) if each.arg != "self"]
-                is_wide = len(taken) > MOST_ARGUMENTS and not re.match("_[^_]", node.name)
-                wide += [f"{name}.{node.name}, {len(taken)} arguments"] * is_wide
+                if not re.match("_[^_]", node.name):
+                    wide += [f"{name}.{node.name}, {len(taken)} arguments"] * (len(taken) > MOST_ARGUMENTS)
+                    odd += [f"{name}.{node.name}: {arg}" for arg in taken if arg in OTHER_WORDS_OF_PYTHON]
             for inner in (
                 "body",
                 "orelse",
@@ -185,7 +189,7 @@ def _outline(name: str) -> tuple[list[str], list[str], list[str]]:
                 "cases",
             ):  # statements stand nowhere else
                 nodes.extend(getattr(node, inner, ()))
-    return imported, long, wide
+    return imported, long, wide, odd
 
 
 def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:
@@ -548,14 +552,21 @@ def test_no_function_is_longer_than_a_reader_can_hold() -> None:
     assert [function for name in plain for function in _outline(name)[1]] == []
 
 
-def test_no_documented_call_takes_more_than_a_configuration_should() -> None:
-    """Fields of dataclasses, which are the configurations, are not counted."""
+def documented_modules() -> list[str]:
     reference = "".join(page.read_text("utf-8") for page in (REPOSITORY / "docs" / "reference").glob("*.md"))
     names = set(re.findall(r"^.*auto\w+::? ([\w.]+)$", reference, re.MULTILINE))
     documented = {name if name in IS_MODULE else name.rpartition(".")[0] for name in names} - {"penstock"}
     documented |= set(penstock._HOMES.values())
-    documented |= {home for name in documented for home in _outline(name)[0] if home.startswith(f"{name}.")}
+    parts = {home for name in documented for home in _outline(name)[0] if home.startswith(f"{name}.")}
+    return sorted(documented | parts)
 
+
+def test_no_documented_call_takes_more_than_a_configuration_should() -> None:
+    """Fields of dataclasses, which are the configurations, are not counted."""
     # Its signature is that of PyTorch's.
     drop_in = "penstock.torch.dataloader.__init__, 18 arguments"
-    assert [call for name in sorted(documented) for call in _outline(name)[2]] == [drop_in]
+    assert [call for name in documented_modules() for call in _outline(name)[2]] == [drop_in]
+
+
+def test_each_concept_has_one_word_in_documented_calls_and_fields() -> None:
+    assert [odd for name in documented_modules() for odd in _outline(name)[3]] == []

@@ -56,8 +56,8 @@ def test_the_one_that_was_saved_last_is_read_and_the_other_is_told_of(apart: Pat
     assert f"`penstock snapshots delete {apart / 'fast-1'} --step 10` removes it" in lines[0]
     for listed in (store.list(), store.verify()):
         assert [(one.step, one.condition, one.tiers, one.broken_tiers) for one in listed] == [
-            (10, "whole", (str(apart / "slow"),), ()),
-            (20, "whole", (str(apart / "slow"),), ()),
+            (10, "intact", (str(apart / "slow"),), ()),
+            (20, "intact", (str(apart / "slow"),), ()),
         ]
         assert all(f"another snapshot of step {one.step}, saved" in one.why for one in listed)
     lines.clear()

@@ -452,7 +452,7 @@ def test_a_store_of_a_newer_version_is_told_and_not_written_to(folder: Path) -> 
     with opened(folder, keep=Keep(last=1)) as store:
         with pytest.raises(NewerFormat, match="is of version 2; this Penstock reads version 1"):
             store.restore(2)
-        assert {one.step: one.condition for one in store.list()} == {1: "whole", 2: "newer"}
+        assert {one.step: one.condition for one in store.list()} == {1: "intact", 2: "newer"}
         assert same(store.restore(1).state, training(1))
         with pytest.raises(NewerFormat, match=r"of version 2.*: read it with the Penstock that wrote it"):
             store.restore(2)
@@ -681,7 +681,7 @@ def test_the_manifest_of_a_snapshot_by_hand_is_read_as_ours(folder: Path) -> Non
 
     (listed,) = opened(folder).list()
 
-    assert (listed.step, listed.condition, listed.raw_bytes, listed.codec) == (7, "whole", 24, "rle4")
+    assert (listed.step, listed.condition, listed.raw_bytes, listed.codec) == (7, "intact", 24, "rle4")
     manifest = folder / "step-000000000007" / "manifest.json"
     assert listed.stored_bytes == 32 + 24 + 40 + 56 + manifest.stat().st_size
     assert listed.tiers == (str(folder),)

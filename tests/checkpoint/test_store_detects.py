@@ -115,13 +115,13 @@ def test_a_damaged_file_costs_only_what_depends_on_it_and_verify_says_which(
 
         assert restorable(saved) == set(STEPS) - broken
         listed = {one.step: one for one in saved.verify()}
-        assert {step for step, one in listed.items() if one.condition != "whole"} == broken
+        assert {step for step, one in listed.items() if one.condition != "intact"} == broken
         for step in broken:
             assert str(file) in listed[step].why
         assert saved.verify(step_of(file))[0].condition == "damaged"
 
         file.write_bytes(whole)
-        assert {one.condition for one in saved.verify()} == {"whole"}
+        assert {one.condition for one in saved.verify()} == {"intact"}
 
 
 def test_a_byte_of_a_tensor_that_is_damaged_is_named_with_its_tensor(folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_byte_of_a_tensor_that_is_damaged_is_named_with_its_tensor(folder: Pat
         store.restore(only=["moment", "table"]).state, {k: training(1)[k] for k in ("moment", "table")}
     )
     # `list` opens files, and reads them not to their end.
-    assert store.list()[0].condition == "whole"
+    assert store.list()[0].condition == "intact"
     (verified,) = store.verify()
     assert verified.condition == "damaged"
     assert "in tensor 'weight'" in verified.why
@@ -214,7 +214,7 @@ def test_an_empty_folder_of_a_step_is_torn(folder: Path) -> None:
 
     store = opened(folder)
 
-    assert {one.step: one.condition for one in store.list()} == {1: "whole", 2: "torn"}
+    assert {one.step: one.condition for one in store.list()} == {1: "intact", 2: "torn"}
     with pytest.raises(FormatError, match="step-000000000002 has no manifest"):
         store.restore(2)
     assert same(store.restore(1).state, training(1))
@@ -293,7 +293,7 @@ def test_a_baseline_saved_again_is_not_the_one_that_differences_are_to(folder: P
             FormatError, match="step-000000000002 is a difference to step 1, which is not there"
         ):
             store.restore(2)
-        assert {one.step: one.condition for one in store.list()} == {1: "whole", 2: "damaged"}
+        assert {one.step: one.condition for one in store.list()} == {1: "intact", 2: "damaged"}
 
 
 # -- The newest whole one --------------------------------------------------------------------------------------

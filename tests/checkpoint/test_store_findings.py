@@ -240,7 +240,7 @@ def test_every_copy_is_verified(folder: Path, tier: str) -> None:
 
         one, two, three = store.verify()
 
-        assert [each.condition for each in (one, two, three)] == ["whole"] * 3
+        assert [each.condition for each in (one, two, three)] == ["intact"] * 3
         assert [each.broken_tiers for each in (one, two, three)] == [(), (), (str(folder / tier),)]
         assert three.why.startswith(f"whole on {folder / other}, damaged on {folder / tier}: ")
         assert same(store.restore().state, training(3))
@@ -300,7 +300,7 @@ def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
 
     assert [one.step for one in store.list()] == [1, 2, 3]
     assert same(store.restore(2).state, training(2))
-    assert all(one.condition == "whole" for one in store.verify())
+    assert all(one.condition == "intact" for one in store.verify())
     assert list(store.refresh(None))
     for write in (
         lambda: store.save(4, {}),

@@ -84,7 +84,7 @@ def bytes_of(value: Any) -> bytes:
 def test_a_store_of_version_1_is_read_bit_for_bit_and_gone_on_with(copied: Path, name: str) -> None:
     store = opened(copied)
     for listed in (store.list(), store.verify()):
-        assert [(one.step, one.condition) for one in listed] == [(0, "whole"), (1, "whole"), (2, "whole")]
+        assert [(one.step, one.condition) for one in listed] == [(0, "intact"), (1, "intact"), (2, "intact")]
         assert [one.reference_step for one in listed] == STORES[name]
         assert {one.codec for one in listed} == {name.rpartition("-")[0]}
     for step in range(3):

@@ -384,7 +384,7 @@ def test_a_store_lists_what_is_hostile_beside_what_is_whole(folder: Path) -> Non
 
     listed = {one.step: one.condition for one in opened(folder).list()}
 
-    assert listed.pop(1) == "whole"
+    assert listed.pop(1) == "intact"
     assert set(listed.values()) == {"damaged"}
     assert opened(folder).restore(5, fallback=True).step == 1
 
@@ -447,7 +447,7 @@ def test_a_snapshot_whose_manifest_was_changed_anywhere_is_restored_or_refused(
     with suppress(FormatError):
         store.restore(2, only=["*"])
     (listed,) = store.verify(2)
-    assert listed.condition in ("whole", "damaged", "newer", "torn")
+    assert listed.condition in ("intact", "damaged", "newer", "torn")
     assert same(store.restore(1).state, training(1))
 
 

@@ -116,7 +116,7 @@ def test_a_copy_that_left_the_fast_tier_meanwhile_is_read_from_the_slow_one_and_
         before(2, lambda: shutil.rmtree(tmp_path / "fast" / "step-000000000002"))
         assert same(store.restore(2).state, training(2))
         before(1, lambda: shutil.rmtree(tmp_path / "fast" / "step-000000000001"))
-        assert [one.condition for one in store.verify()] == ["whole", "whole"]
+        assert [one.condition for one in store.verify()] == ["intact", "intact"]
     assert lines == []
 
 
@@ -241,7 +241,7 @@ def test_what_is_removed_while_it_is_looked_at_is_not_told_as_damaged(
     with opened(folder) as store:
         before(2, replaces_all_by(folder, 4), how=how)
         found = store.list() if call == "list" else store.verify()
-    assert {one.condition for one in found} == {"whole"}
+    assert {one.condition for one in found} == {"intact"}
     assert 2 not in [one.step for one in found]
 
 
@@ -262,7 +262,7 @@ def test_what_is_torn_is_told_as_torn_though_others_are_removed_meanwhile(
     (folder / "step-000000000003" / "part-00000.pst").unlink()
     with opened(folder) as store:
         before(1, lambda: shutil.rmtree(folder / "step-000000000001"))
-        assert [(one.step, one.condition) for one in store.list()] == [(2, "whole"), (3, "torn")]
+        assert [(one.step, one.condition) for one in store.list()] == [(2, "intact"), (3, "torn")]
 
 
 # -- On the wire -----------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_the_manifest_of_a_remote_snapshot_that_goes_is_not_missed(folder: Path,
     save(address, 1, 2, scheme="complete")
     with SnapshotStore(address, report=None) as store:
         before(1, replaces_all_by(address, 3), how="read", tier=RemoteTier)
-        assert {one.condition for one in store.list()} <= {"whole"}
+        assert {one.condition for one in store.list()} <= {"intact"}
 
 
 # -- Exporting -------------------------------------------------------------------------------------------------

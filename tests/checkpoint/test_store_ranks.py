@@ -179,7 +179,7 @@ def test_all_ranks_decide_alike_whether_a_save_is_due(reports: Reports) -> None:
 def test_the_snapshot_is_restored_by_one_process(folder: Path) -> None:
     with SnapshotStore(folder / "store", report=None) as store:
         restored = store.restore(7)
-        assert {one.condition for one in store.verify()} == {"whole"}
+        assert {one.condition for one in store.verify()} == {"intact"}
 
     for name, array in arrays_of(7).items():
         np.testing.assert_array_equal(restored["model"][name], array)
@@ -301,7 +301,7 @@ def test_a_rank_that_is_killed_during_a_save_is_named_and_the_store_is_whole(
     with SnapshotStore(store_folder, report=None) as store:
         np.testing.assert_array_equal(store.restore()["model"]["rows"], arrays_of(1)["rows"])
         store.save(2, {"again": np.zeros(3)}).wait()
-        assert [one.condition for one in store.list()] == ["whole", "whole"]
+        assert [one.condition for one in store.list()] == ["intact", "intact"]
     assert not list(store_folder.glob(".unfinished*"))
 
 
@@ -315,7 +315,7 @@ def test_all_ranks_write_to_the_fast_tier_and_rank_0_drains(folders: dict[str, P
         restored = store.restore()
         assert restored.step == 5
         np.testing.assert_array_equal(restored["model"]["columns"], arrays_of(5)["columns"])
-        assert [one.condition for one in store.verify()] == ["whole"] * len(store.list())
+        assert [one.condition for one in store.verify()] == ["intact"] * len(store.list())
 
 
 def test_a_drain_that_failed_on_rank_0_is_raised_on_all(folders: dict[str, Path]) -> None:

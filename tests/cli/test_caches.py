@@ -15,7 +15,7 @@ from tests.for_each import for_each
 from penstock.cli import caches
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.recordings.references import References, write_references
-from penstock.simulate.caches import hit_ratios
+from penstock.simulate.caches import hit_shares
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -46,7 +46,7 @@ def test_a_training_is_shown_by_order_policy_and_size_beside_the_bound(
 
 
 def test_json_has_every_curve_at_every_size(capsys: pytest.CaptureFixture[str]) -> None:
-    data = run_json(capsys, "--samples", "1000", "--policies", "lru,min", "--order", "full")
+    data = run_json(capsys, "--samples", "1000", "--evictions", "lru,min", "--order", "full")
 
     assert data["job"] == {
         "samples": 1000,
@@ -59,14 +59,14 @@ def test_json_has_every_curve_at_every_size(capsys: pytest.CaptureFixture[str]) 
     assert data["cache_samples"] == list(range(10, 1001, 10))
     assert data["bound_hit_share"][49] == 0.4
     lru, best = data["results"]
-    assert (lru["order"], lru["policy"], best["policy"]) == ("full", "lru", "min")
+    assert (lru["order"], lru["eviction"], best["eviction"]) == ("full", "lru", "min")
     assert len(lru["hit_share"]) == len(lru["expected_hit_share"]) == len(best["hit_share"]) == 100
     assert best["expected_hit_share"] is None
     assert lru["hit_share"][49] == pytest.approx(0.1227, abs=0.02)
 
 
 def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--samples", "500", "--sizes", "50%", "--policies", "lru", "--order", "full")
+    words = ("--samples", "500", "--sizes", "50%", "--evictions", "lru", "--order", "full")
 
     first, again, other = (
         run_json(capsys, *words, "--seed", seed)["results"][0]["hit_share"] for seed in ("0", "0", "1")
@@ -76,7 +76,7 @@ def test_the_seed_changes_the_strings_and_nothing_else(capsys: pytest.CaptureFix
 
 
 def test_many_ranks_are_averaged_and_their_spread_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--samples", "4000", "--ranks", "4", "--sizes", "50%", "--policies", "lru", "--order", "bundle")
+    words = ("--samples", "4000", "--ranks", "4", "--sizes", "50%", "--evictions", "lru", "--order", "bundle")
 
     own = run_json(capsys, *words, "--subsets")["results"][0]
     run(*words)
@@ -99,10 +99,10 @@ def test_a_trace_is_replayed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert data["recording"] == {"file": file, "requests": 500, "objects": 40, "objects_bytes": 280}
     assert data["cache_objects"] == [10, 20]
-    by_policy = {curve["policy"]: curve["hit_share"] for curve in data["results"]}
+    by_policy = {curve["eviction"]: curve["hit_share"] for curve in data["results"]}
     assert list(by_policy) == ["lru", "lfu", "mru", "clock", "fifo", "min"]
     for policy, ratios in by_policy.items():
-        assert ratios == hit_ratios(string, [10, 20], policy).tolist()
+        assert ratios == hit_shares(string, [10, 20], policy).tolist()
     assert in_bytes["cache_bytes"] == [70, 140]
     assert [curve["hit_share"] for curve in in_bytes["results"]] == [by_policy["lru"], by_policy["fifo"]]
     assert (tmp_path / "a.png").stat().st_size > 10_000
@@ -133,7 +133,7 @@ def test_a_huge_cache_holds_everything(size: str, capsys: pytest.CaptureFixture[
 @for_each(
     ("words", "message"),
     [
-        ("--policies lru,arc", "no eviction policy 'arc'; known are lru, lfu"),
+        ("--evictions lru,arc", "no eviction policy 'arc'; known are lru, lfu"),
         ("--order full,random", "no order 'random'"),
         ("--sizes 0.5", "--sizes has '0.5'; sizes are like"),
         ("--sizes 50..10%", "--sizes has"),
@@ -168,7 +168,7 @@ def test_a_bad_trace_is_told_by_its_place(tmp_path: Path) -> None:
         run("--recording", str(tmp_path / "none.csv"))
     (tmp_path / "a.csv").write_text("1,2,3\n")
     with pytest.raises(ConfigError, match="mru is replayed over equal objects only"):
-        run("--recording", str(tmp_path / "a.csv"), "--bytes", "--policies", "mru")
+        run("--recording", str(tmp_path / "a.csv"), "--bytes", "--evictions", "mru")
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_ids_that_are_text_are_said_with_the_first_such_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    run("--recording", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    run("--recording", str(tmp_path / name), "--evictions", "lru", "--sizes", "50%")
     assert "Ids are text, numbered by first appearance: line 4 has 'xx'" in capsys.readouterr().out
 
     (tmp_path / name).write_text(text.replace("xx", "3"))
-    run("--recording", str(tmp_path / name), "--policies", "lru", "--sizes", "50%")
+    run("--recording", str(tmp_path / name), "--evictions", "lru", "--sizes", "50%")
     assert "Ids are text" not in capsys.readouterr().out
 
 
@@ -190,8 +190,8 @@ def test_ids_that_are_text_are_said_with_the_first_such_line(
     ("words", "said"),
     [
         (("--samples", "1000000000000"), "--samples is 1,000,000,000,000, which takes at least 80 TB"),
-        (("--policies", "LRU"), "did you mean lru"),
-        (("--policies", ""), "give at least one name"),
+        (("--evictions", "LRU"), "did you mean lru"),
+        (("--evictions", ""), "give at least one name"),
     ],
 )
 def test_what_cannot_be_replayed_is_told_with_the_next_move(words: tuple[str, ...], said: str) -> None:

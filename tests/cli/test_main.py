@@ -310,7 +310,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 def test_who_reads_the_output_may_stop_early(interpreters: Interpreters) -> None:
     command = "import sys; from penstock.cli.main import main; sys.exit(main())"
-    arguments = ["simulate", "caches", "--samples", "1000", "--policies", "lru"]
+    arguments = ["simulate", "caches", "--samples", "1000", "--evictions", "lru"]
     with interpreters.start(
         command, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:

@@ -47,7 +47,7 @@ def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
     header, *rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert header[:2] == ["step", "condition"]
     rows = [row for row in rows if row[0][0].isdigit()]
-    assert [row[:2] for row in rows] == [["1,000", "whole"], ["2,000", "whole"], ["3,000", "whole"]]
+    assert [row[:2] for row in rows] == [["1,000", "intact"], ["2,000", "intact"], ["3,000", "intact"]]
     assert "80" in rows[0], "kB of state"
     # After the condition, the day and the time.
     assert [row[4] for row in rows] == ["-", "1,000", "2,000"], "what each is a difference to"
@@ -61,7 +61,7 @@ def test_a_list_is_a_row_for_each_snapshot_and_whole_as_json(
     for row, one in zip(listed, expected, strict=True):
         assert row == {
             "step": one.step,
-            "condition": "whole",
+            "condition": "intact",
             "why": "",
             "created_seconds": one.created_seconds,
             "reference_step": one.reference_step,
@@ -93,14 +93,14 @@ def test_verify_ends_with_status_1_and_names_file_and_tensor_where_something_is_
     folder_of_snapshots: Path, capsys: Captured
 ) -> None:
     assert run("verify", folder_of_snapshots) == 0
-    assert capsys.readouterr().out.endswith("\n3 snapshots read and decoded (240 kB): all whole\n")
+    assert capsys.readouterr().out.endswith("\n3 snapshots read and decoded (240 kB): all intact\n")
     flip(folder_of_snapshots, 2000)
 
     assert run("list", folder_of_snapshots) == 0, "files are not read to their end"
-    assert capsys.readouterr().out.count("whole") >= 3
+    assert capsys.readouterr().out.count("intact") >= 3
     assert run("verify", folder_of_snapshots) == 1
     printed = capsys.readouterr()
-    assert "all whole" not in printed.out
+    assert "all intact" not in printed.out
     assert "step 2,000:" in printed.out
     assert "step-000000002000/part-00000.pst is damaged" in printed.out
     assert "'weights'" in printed.out
@@ -124,7 +124,7 @@ def test_verify_reads_every_copy_and_says_which_one_is_damaged(tmp_path: Path, c
         printed = capsys.readouterr()
         assert f"\nstep 3,000: whole on {other}, damaged on {damaged}: " in printed.out
         assert f"{damaged} (damaged)" in printed.out
-        assert "all whole" not in printed.out
+        assert "all intact" not in printed.out
         assert (
             "1 of 3 snapshots have a damaged copy, and can be restored from another: step 3,000"
             in printed.err
@@ -133,7 +133,7 @@ def test_verify_reads_every_copy_and_says_which_one_is_damaged(tmp_path: Path, c
         assert run("verify", slow, "--fast", fast, "--json") == 1
         captured = capsys.readouterr().out
         row = json.loads(captured[captured.rindex("\n{\n") :])["results"][-1]
-        assert (row["condition"], row["broken_tiers"]) == ("whole", [str(damaged)])
+        assert (row["condition"], row["broken_tiers"]) == ("intact", [str(damaged)])
         flip(damaged, 3000)
     flip(fast, 3000)
     flip(slow, 3000)
@@ -149,7 +149,7 @@ def test_verify_prints_whole_json_also_where_something_is_damaged(
     assert run("verify", folder_of_snapshots, "--json") == 1
 
     rows = json.loads(capsys.readouterr().out)["results"]
-    assert [row["condition"] for row in rows] == ["whole", "damaged", "damaged"]
+    assert [row["condition"] for row in rows] == ["intact", "damaged", "damaged"]
     assert [bool(row["why"]) for row in rows] == [False, True, True]
 
 
@@ -160,7 +160,7 @@ def test_what_is_torn_or_has_no_manifest_is_listed_as_such(
     part.write_bytes(part.read_bytes()[:-10])
     assert run("list", folder_of_snapshots, "--json") == 0
     rows = json.loads(capsys.readouterr().out)["results"]
-    assert [row["condition"] for row in rows] == ["whole", "whole", "torn"]
+    assert [row["condition"] for row in rows] == ["intact", "intact", "torn"]
     (folder_of_snapshots / "step-000000001000" / "manifest.json").unlink()
 
     assert run("list", folder_of_snapshots, "--json") == 0

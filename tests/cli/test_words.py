@@ -40,7 +40,7 @@ BLOCKS = "penstock trace blocks"
 NAMES = {
     ("penstock plan", "--policies"): POLICY_NAMES,
     ("penstock simulate loading", "--policies"): POLICY_NAMES,
-    ("penstock simulate caches", "--policies"): EVICTIONS,
+    ("penstock simulate caches", "--evictions"): EVICTIONS,
     ("penstock simulate caches", "--format"): FORMATS,
     ("penstock simulate wear", "--models"): [model.name for model in recorded_sizes()],
     ("penstock simulate wear", "--warm-up"): WARM_UPS,

@@ -52,3 +52,18 @@ OTHER_WORDS_OF_JSON = {
         "panels",
     ),
 }
+
+#: And no argument or field of what the reference documents.
+OTHER_WORDS_OF_PYTHON = {
+    *(
+        "batch_per_rank",
+        "headroom",
+        "hit_rate",
+        "hit_ratio",
+        "recorder",
+        "repeat",
+        "replace",
+        "run_time",
+    ),
+    *("say", "schemes", "telling", "waited", "waited_seconds", "ram_bytes", "ssd_bytes", "is_whole"),
+}

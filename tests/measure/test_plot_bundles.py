@@ -18,7 +18,7 @@ def test_the_recommendation_stands_on_its_curve_below_the_bound(is_counted: bool
 
     drawn = {str(line.get_label()): np.asarray(line.get_xydata(), np.float64) for line in axes.lines}
     star = drawn[f"recommended: {found.chosen.bundle_ratio:g}"]
-    assert star.tolist() == [[found.chosen.bundle / 5000, 100 * found.chosen.hit_ratio]]
+    assert star.tolist() == [[found.chosen.bundle / 5000, 100 * found.chosen.hit_share]]
     assert np.max(drawn["expected, LRU"][:, 1]) <= 27.0
     np.testing.assert_allclose(drawn["bound of every order and policy"][:, 1], 27.0)
     assert ("counted by replay" in drawn) == is_counted

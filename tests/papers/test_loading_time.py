@@ -10,7 +10,7 @@ import pytest
 from penstock.papers import characterisation, loading_time
 from penstock.papers.loading_time import LimitedCache, figure_6, figure_7
 from penstock.plan import FullShuffle
-from penstock.simulate.bundles import replayed_hit_ratios
+from penstock.simulate.bundles import replayed_hit_shares
 from penstock.store import FlatFolder
 
 
@@ -25,7 +25,7 @@ def test_a_limited_cache_holds_what_was_read_last(tmp_path: Path) -> None:
     for sample in ids.tolist():
         cache.read(sample)
 
-    assert cache.hits / 100 == pytest.approx(replayed_hit_ratios(order, 5, [8])[0])
+    assert cache.hits / 100 == pytest.approx(replayed_hit_shares(order, 5, [8])[0])
     last = list(dict.fromkeys(reversed(ids.tolist())))[:8]
     assert set(cache._held) == set(last)
 

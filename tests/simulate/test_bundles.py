@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle, FullShuffle, Scattered
 from penstock.simulate.batch_noise import batch_noise, label_variance, scattered_variance
 from penstock.simulate.bundle_choice import Choice, Setting, even_bundles, ratio_of, recommend
-from penstock.simulate.bundles import best_hit_ratio, boundary_misses, expected_hit_ratio, replayed_hit_ratios
+from penstock.simulate.bundles import best_hit_share, boundary_misses, expected_hit_share, replayed_hit_shares
 
 
 def lru_hits(references: list[int], capacity: int) -> int:
@@ -39,7 +39,7 @@ def test_the_expected_hits_of_a_full_shuffle_are_the_mean_over_all_permutations(
     """Of two epochs of five samples; the first epoch's order may be any one."""
     hits = [lru_hits([*range(5), *second], cache) for second in permutations(range(5))]
 
-    assert expected_hit_ratio(5, cache, 2, bundle=5) == pytest.approx(np.mean(hits) / 10, abs=1e-12)
+    assert expected_hit_share(5, cache, 2, bundle=5) == pytest.approx(np.mean(hits) / 10, abs=1e-12)
 
 
 @for_each("cache", range(8))
@@ -58,7 +58,7 @@ def test_the_expected_hits_of_bundles_are_the_mean_over_all_permutations(cache: 
         for a, b, c, d in product(inside, repeat=4)
     ]
 
-    assert expected_hit_ratio(7, cache, 3, bundle=3) == pytest.approx(np.mean(hits) / 21, abs=1e-12)
+    assert expected_hit_share(7, cache, 3, bundle=3) == pytest.approx(np.mean(hits) / 21, abs=1e-12)
 
 
 @for_each("cache", range(6))
@@ -69,7 +69,7 @@ def test_without_alternation_a_cache_below_all_but_a_bundle_hits_nothing(cache: 
         for first, second in product(permutations(range(3)), permutations((3, 4)))
     ]
 
-    expected = expected_hit_ratio(5, cache, 2, bundle=3, alternate=False)
+    expected = expected_hit_share(5, cache, 2, bundle=3, alternate=False)
 
     assert expected == pytest.approx(np.mean(hits) / 10, abs=1e-12)
     assert (expected > 0) == (cache > 2)
@@ -89,18 +89,18 @@ def test_a_replay_hits_as_often_as_the_formula_expects(
     cache = round(cache_share * samples)
     orders = [BundleShuffle(samples, seed, ratio, alternate) for seed in range(4)]
 
-    counted = [float(replayed_hit_ratios(order, epochs, [cache])[0]) for order in orders]
+    counted = [float(replayed_hit_shares(order, epochs, [cache])[0]) for order in orders]
 
-    expected = expected_hit_ratio(samples, cache, epochs, orders[0].bundle, alternate=alternate)
+    expected = expected_hit_share(samples, cache, epochs, orders[0].bundle, alternate=alternate)
     # A node of 6,798 samples deviates by 0.0012 (standard deviation over seeds, full shuffle, 5 epochs).
     assert np.mean(counted) == pytest.approx(expected, abs=6 * 0.0012 * math.sqrt(6798 / samples / 4))
 
 
 def test_the_published_figures_of_45_per_cent_and_ten_bundles_come_out() -> None:
     """Of 20,000 samples in 5 epochs: 33.2 with bundles, 36.0 at best."""
-    assert expected_hit_ratio(20_000, 9_000, 5, bundle=2_000) == pytest.approx(0.332, abs=5e-4)
-    assert best_hit_ratio(20_000, 9_000, 5) == pytest.approx(0.36)
-    counted = replayed_hit_ratios(BundleShuffle(20_000, seed=1), 5, [9_000])
+    assert expected_hit_share(20_000, 9_000, 5, bundle=2_000) == pytest.approx(0.332, abs=5e-4)
+    assert best_hit_share(20_000, 9_000, 5) == pytest.approx(0.36)
+    counted = replayed_hit_shares(BundleShuffle(20_000, seed=1), 5, [9_000])
     assert float(counted[0]) == pytest.approx(0.332, abs=1e-3)
 
 
@@ -109,7 +109,7 @@ def test_the_formula_tends_to_the_closed_form_of_a_full_shuffle(share: float) ->
     """(E - 1) / E (c + (1 - c) ln(1 - c)), published for many samples."""
     closed = 4 / 5 * (share + (1 - share) * math.log(1 - share))
 
-    assert expected_hit_ratio(10**9, int(share * 10**9), 5, bundle=10**9) == pytest.approx(closed, rel=1e-6)
+    assert expected_hit_share(10**9, int(share * 10**9), 5, bundle=10**9) == pytest.approx(closed, rel=1e-6)
 
 
 @for_each("bundles", [1, 2, 5, 10, 100, 1000])
@@ -118,9 +118,9 @@ def test_a_whole_number_of_bundles_attains_the_bound_and_nothing_exceeds_it(bund
     order = BundleShuffle(samples, seed=4, bundle_ratio=1 / bundles)
     caches = np.arange(0, samples + 1, 25)
 
-    counted = replayed_hit_ratios(order, 4, caches)
+    counted = replayed_hit_shares(order, 4, caches)
 
-    bound = np.array([best_hit_ratio(samples, int(cache), 4) for cache in caches])
+    bound = np.array([best_hit_share(samples, int(cache), 4) for cache in caches])
     whole = caches % bundle == 0
     np.testing.assert_allclose(counted[whole], bound[whole], rtol=0, atol=1e-12)
     assert (counted <= bound + 1e-12).all()
@@ -129,8 +129,8 @@ def test_a_whole_number_of_bundles_attains_the_bound_and_nothing_exceeds_it(bund
 
 
 def test_a_cache_beyond_the_data_set_misses_its_first_epoch_alone() -> None:
-    assert expected_hit_ratio(100, 1000, 4, bundle=30) == best_hit_ratio(100, 1000, 4) == 0.75
-    assert expected_hit_ratio(100, 50, 1, bundle=10) == best_hit_ratio(100, 50, 1) == 0.0
+    assert expected_hit_share(100, 1000, 4, bundle=30) == best_hit_share(100, 1000, 4) == 0.75
+    assert expected_hit_share(100, 50, 1, bundle=10) == best_hit_share(100, 50, 1) == 0.0
 
 
 def test_scattering_the_ids_changes_no_hit() -> None:
@@ -138,7 +138,7 @@ def test_scattering_the_ids_changes_no_hit() -> None:
     caches = [100, 500, 950, 1700]
 
     np.testing.assert_array_equal(
-        replayed_hit_ratios(Scattered(order, 7), 4, caches), replayed_hit_ratios(order, 4, caches)
+        replayed_hit_shares(Scattered(order, 7), 4, caches), replayed_hit_shares(order, 4, caches)
     )
 
 
@@ -174,8 +174,8 @@ def test_the_formula_follows_the_replay_just_below_a_whole_number_of_bundles() -
 
     for ratio in (1.0, 0.1):
         order = BundleShuffle(samples, bundle_ratio=ratio)
-        expected = [expected_hit_ratio(samples, cache, 5, order.bundle) for cache in caches]
-        np.testing.assert_allclose(replayed_hit_ratios(order, 5, caches), expected, atol=0.0015)
+        expected = [expected_hit_share(samples, cache, 5, order.bundle) for cache in caches]
+        np.testing.assert_allclose(replayed_hit_shares(order, 5, caches), expected, atol=0.0015)
 
 
 # Randomness
@@ -281,20 +281,20 @@ def test_the_recommended_bundle_is_the_best_of_all_within_the_tolerance_by_brute
     found = recommend(setting, tolerate=0.2).chosen
 
     allowed = [
-        (bundle, expected_hit_ratio(3000, 1000, 10, bundle))
+        (bundle, expected_hit_share(3000, 1000, 10, bundle))
         for bundle in sorted({-(-3000 // n) for n in range(1, 3001)}, reverse=True)
         if bundle >= 10 and 10 * (3000 - bundle) / (bundle * (3000 - 10)) <= 0.2
     ]
     best = max(ratio for _, ratio in allowed)
     assert found.bundle == next(bundle for bundle, ratio in allowed if ratio >= 0.99 * best) == 1000
-    assert found.hit_ratio == pytest.approx(setting.bound)
+    assert found.hit_share == pytest.approx(setting.bound)
 
 
 def test_a_cache_with_space_to_spare_holds_a_whole_number_of_recommended_bundles() -> None:
     found = recommend(Setting(108_754, 32_626, 20), tolerate=0.1).chosen
 
     assert found.setting.effective_cache % found.bundle > 0.95 * found.bundle
-    assert found.hit_ratio > 0.97 * found.setting.bound
+    assert found.hit_share > 0.97 * found.setting.bound
     assert found.randomness_lost < 0.1
     assert BundleShuffle(108_754, bundle_ratio=found.bundle_ratio).bundle == found.bundle
 
@@ -314,17 +314,17 @@ def test_where_bundles_gain_nothing_a_full_shuffle_is_recommended(cache: int, ep
 
 
 @for_each("reach", [0.0, 0.05, 0.15, 0.25])
-def test_the_largest_bundle_that_reaches_a_hit_ratio_is_found(reach: float) -> None:
+def test_the_largest_bundle_that_reaches_a_hit_share_is_found(reach: float) -> None:
     setting = Setting(2000, 600, 10, batch_size=10)
 
     found = recommend(setting, reach=reach).chosen
 
     larger = [bundle for bundle in even_bundles(2000) if bundle > found.bundle]
-    assert found.hit_ratio >= reach
-    assert all(Choice(setting, bundle).hit_ratio < reach for bundle in larger)
+    assert found.hit_share >= reach
+    assert all(Choice(setting, bundle).hit_share < reach for bundle in larger)
 
 
-def test_a_hit_ratio_out_of_reach_is_refused_with_what_can_be_had() -> None:
+def test_a_hit_share_out_of_reach_is_refused_with_what_can_be_had() -> None:
     with pytest.raises(ConfigError, match=r"no order more than 27\.00%"):
         recommend(Setting(2000, 600, 10, batch_size=10), reach=0.28)
 
@@ -400,6 +400,6 @@ def test_labels_and_bundles_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="bundle is 3"):
         label_variance([0, 1], 3)
     with pytest.raises(ConfigError, match="bundle is 0"):
-        expected_hit_ratio(10, 5, 2, bundle=0)
+        expected_hit_share(10, 5, 2, bundle=0)
     with pytest.raises(ConfigError, match="between"):
         batch_noise(100, 10, 5, between=1.1)

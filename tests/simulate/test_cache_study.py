@@ -17,7 +17,7 @@ from penstock.simulate.cache_study import (
     job_curve,
     string_curve,
 )
-from penstock.simulate.caches import hit_ratios
+from penstock.simulate.caches import hit_shares
 
 SHARES = [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
 
@@ -31,7 +31,7 @@ def test_a_file_of_ids_and_torchs_shuffle_are_replayed_like_any_order(tmp_path: 
     listed = OrderName(str(tmp_path / "ids.npy"))
     for policy in ("lru", "min"):
         one, other = (job_curve(job, each, policy, [0.1, 0.5]) for each in (torch, listed))
-        assert one.hit_ratio.tolist() == other.hit_ratio.tolist()
+        assert one.hit_share.tolist() == other.hit_share.tolist()
     alone = Job(samples=300, epochs=5)
     assert alone.expected(torch, [0.5]) == alone.expected(OrderName("full"), [0.5])
     assert alone.expected(listed, [0.5]) is None
@@ -59,11 +59,11 @@ def test_lru_under_a_full_shuffle_follows_the_closed_form() -> None:
     curve = job_curve(job, OrderName("full"), "lru", SHARES)
 
     closed_form = 4 / 5 * (cache + (1 - cache) * np.log(1 - cache))
-    assert curve.hit_ratio[:-1] == pytest.approx(closed_form, abs=0.003)
+    assert curve.hit_share[:-1] == pytest.approx(closed_form, abs=0.003)
     expected = job.expected(OrderName("full"), SHARES)
     assert expected is not None
     assert expected[:-1] == pytest.approx(closed_form, abs=0.0002)
-    assert curve.hit_ratio[-1] == 0.8
+    assert curve.hit_share[-1] == 0.8
 
 
 def test_lru_under_a_bundle_shuffle_attains_the_bound_with_whole_bundles_alone() -> None:
@@ -72,7 +72,7 @@ def test_lru_under_a_bundle_shuffle_attains_the_bound_with_whole_bundles_alone()
 
     curve = job_curve(job, OrderName("bundle"), "lru", [0.45, 0.5])
 
-    assert curve.hit_ratio == pytest.approx([0.332, 0.4], abs=0.001)
+    assert curve.hit_share == pytest.approx([0.332, 0.4], abs=0.001)
     assert job.bound([0.45, 0.5]) == pytest.approx([0.36, 0.4])
 
 
@@ -85,8 +85,8 @@ def test_no_policy_and_no_order_exceeds_the_bound(policy: str, ranks: int, own_s
     for order in ("full", "bundle", "sequential"):
         curve = job_curve(job, OrderName(order), policy, [0.0, *SHARES])
 
-        assert (curve.hit_ratio <= bound + 1e-12).all()
-        assert curve.hit_ratio[0] == 0.0
+        assert (curve.hit_share <= bound + 1e-12).all()
+        assert curve.hit_share[0] == 0.0
 
 
 def test_min_on_one_rank_misses_the_bound_by_the_frame_of_the_sample_read_last() -> None:
@@ -94,7 +94,7 @@ def test_min_on_one_rank_misses_the_bound_by_the_frame_of_the_sample_read_last()
 
     curve = job_curve(job, OrderName("full"), "min", [0.2, 0.5])
 
-    assert (job.bound([0.2, 0.5]) - curve.hit_ratio <= 4 / 5000).all()
+    assert (job.bound([0.2, 0.5]) - curve.hit_share <= 4 / 5000).all()
 
 
 def test_own_subsets_hit_as_on_one_rank_and_a_shared_order_hardly_at_all() -> None:
@@ -104,9 +104,9 @@ def test_own_subsets_hit_as_on_one_rank_and_a_shared_order_hardly_at_all() -> No
     )
     shared = job_curve(Job(samples=32_000, epochs=5, ranks=4), OrderName("bundle"), "lru", [0.5])
 
-    assert own.hit_ratio == pytest.approx(alone.hit_ratio, abs=0.005)
-    assert shared.hit_ratio[0] < 0.08
-    assert own.lowest[0] <= own.hit_ratio[0] <= own.highest[0]
+    assert own.hit_share == pytest.approx(alone.hit_share, abs=0.005)
+    assert shared.hit_share[0] < 0.08
+    assert own.lowest[0] <= own.hit_share[0] <= own.highest[0]
 
 
 def test_ranks_with_a_shared_order_read_every_sample_once_an_epoch() -> None:
@@ -133,8 +133,8 @@ def test_scattered_ids_change_no_hit_and_no_expectation(own_subsets: bool) -> No
     job = Job(samples=1000, epochs=3, ranks=2 if own_subsets else 1, own_subsets=own_subsets)
     plain, scattered = OrderName("bundle:0.05"), OrderName("scattered-bundle:0.05")
 
-    assert job_curve(job, scattered, "lru", SHARES).hit_ratio.tolist() == (
-        job_curve(job, plain, "lru", SHARES).hit_ratio.tolist()
+    assert job_curve(job, scattered, "lru", SHARES).hit_share.tolist() == (
+        job_curve(job, plain, "lru", SHARES).hit_share.tolist()
     )
     np.testing.assert_array_equal(job.expected(scattered, SHARES), job.expected(plain, SHARES))
     assert job.expected(OrderName("scattered-sequential"), SHARES) is None
@@ -166,4 +166,4 @@ def test_a_cache_of_no_size_is_refused(share: float) -> None:
 def test_a_string_has_a_curve_too() -> None:
     curve = string_curve([1, 2, 1, 3, 2], "lru", [1, 2, 3])
 
-    assert curve.hit_ratio.tolist() == hit_ratios([1, 2, 1, 3, 2], [1, 2, 3], "lru").tolist() == [0, 0.2, 0.4]
+    assert curve.hit_share.tolist() == hit_shares([1, 2, 1, 3, 2], [1, 2, 3], "lru").tolist() == [0, 0.2, 0.4]

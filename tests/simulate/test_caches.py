@@ -24,7 +24,7 @@ from penstock.simulate.caches import (
     LARGEST_CACHE,
     NEVER,
     WITH_DISTANCES,
-    hit_ratios,
+    hit_shares,
     replay,
     share_of,
     stack_distances,
@@ -144,11 +144,11 @@ def test_lru_distances_count_the_different_objects_in_between() -> None:
 
 
 @for_each("policy", EVICTIONS)
-def test_hit_ratios_are_those_of_one_replay_per_size_in_the_order_asked_for(policy: str) -> None:
+def test_hit_shares_are_those_of_one_replay_per_size_in_the_order_asked_for(policy: str) -> None:
     string = AccessPlan(BundleShuffle(200, seed=1), batch_size=200, epochs=4).string(0)
     sizes = [70, 0, 200, 1, 70, 500]
 
-    ratios = hit_ratios(string, sizes, policy)
+    ratios = hit_shares(string, sizes, policy)
 
     assert ratios.tolist() == [by_policy(string, size, policy).count(True) / string.size for size in sizes]
     assert ratios[2] == ratios[5] == 0.75
@@ -250,7 +250,7 @@ def test_wrong_sizes_of_objects_are_refused() -> None:
 @for_each("capacity", [10**9, 2**63, 2**70])
 def test_a_cache_of_any_size_hits_all_but_first_uses(policy: str, capacity: int) -> None:
     assert replay([1, 2, 1, 2, 3], capacity, policy).tolist() == [False, False, True, True, False]
-    assert hit_ratios([1, 2, 1, 2, 3], [capacity], policy).tolist() == [0.4]
+    assert hit_shares([1, 2, 1, 2, 3], [capacity], policy).tolist() == [0.4]
 
 
 def test_objects_may_have_any_size_that_can_be_counted() -> None:
@@ -282,7 +282,7 @@ def test_a_share_beyond_all_numbers_is_the_largest_cache() -> None:
 
 def test_no_ratio_without_requests_and_no_distance_without_a_stack() -> None:
     with pytest.raises(ConfigError, match="references are empty"):
-        hit_ratios([], [1], "lru")
+        hit_shares([], [1], "lru")
     with pytest.raises(ConfigError, match="fifo has no stack distances"):
         stack_distances([1], "fifo")
     with pytest.raises(ConfigError, match="no eviction policy 'arc'"):

@@ -128,7 +128,7 @@ def read(folder: Path, state: State, step: int | None = None, **options: Any) ->
 
 def steps_in(folder: Path) -> dict[int, int | None]:
     with SnapshotStore(folder, report=None) as store:
-        assert {one.condition for one in store.verify()} <= {"whole"}
+        assert {one.condition for one in store.verify()} <= {"intact"}
         return {one.step: one.reference_step for one in store.list()}
 
 

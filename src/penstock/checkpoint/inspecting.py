@@ -30,8 +30,8 @@ Judged = tuple[Copy, FormatError | DataError | None]
 class Listed:
     """A snapshot, as `SnapshotStore.list` returns it.
 
-    condition: "whole", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
-    why: what is wrong with it, or with a copy of one that is whole elsewhere, or where another snapshot of its step
+    condition: "intact", "torn" (a file is missing or ends early), "damaged", or "newer" (written by a later Penstock).
+    why: what is wrong with it, or with a copy of one that is intact elsewhere, or where another snapshot of its step
         lies; or "". reference_step: of the snapshot that it is the difference to, or None.
     raw_bytes, stored_bytes: of the state, and of all its own files; 0 where nobody can say.
     kept_mantissa_bits: to which its floats were cut, None where nothing was. tiers: where it is. broken_tiers: those
@@ -39,7 +39,7 @@ class Listed:
     """
 
     step: int
-    condition: Literal["whole", "torn", "damaged", "newer"]
+    condition: Literal["intact", "torn", "damaged", "newer"]
     why: str
     created_seconds: float
     reference_step: int | None
@@ -67,7 +67,7 @@ def inspect(catalog: Catalog, step: int, workers: Workers | None = None) -> List
     if not judged:
         return None
     faults = [fault for _, fault in judged]
-    # What is whole somewhere is whole.
+    # What is intact somewhere is intact.
     if workers and None not in faults and any(isinstance(fault, FormatError) for fault in faults):
         catalog.mark_damaged(step)
     return _listed(catalog, step, judged)
@@ -116,7 +116,7 @@ def _fault_of(catalog: Catalog, copy: Copy, workers: Workers | None) -> FormatEr
 
 def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:
     manifest = next((copy.manifest for copy, _ in judged if copy.manifest), None)
-    condition: Literal["whole", "torn", "damaged", "newer"] = "whole"
+    condition: Literal["intact", "torn", "damaged", "newer"] = "intact"
     names = {copy.tier: catalog.tiers[copy.tier].name for copy, _ in judged}
     broken = {names[copy.tier]: fault for copy, fault in judged if fault is not None}
     why = ""

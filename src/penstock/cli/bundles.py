@@ -85,14 +85,14 @@ def _run(options: argparse.Namespace) -> None:
     def seconds(choice: Choice) -> float | None:
         if rate is None or sample_bytes is None:
             return None
-        return (1 - choice.hit_ratio) * setting.samples * setting.epochs * sample_bytes / rate
+        return (1 - choice.hit_share) * setting.samples * setting.epochs * sample_bytes / rate
 
     def written(choice: Choice) -> dict[str, Any]:
         return {
             "bundle_ratio": choice.bundle_ratio,
             "bundle_samples": choice.bundle,
             "bundles": choice.bundles,
-            "hit_share": choice.hit_ratio,
+            "hit_share": choice.hit_share,
             "counted_hit_share": counted.get(choice.bundle),
             "randomness_lost": choice.randomness_lost,
             "store_read_seconds": seconds(choice),
@@ -170,7 +170,7 @@ def _cache(text: str, samples: int, sample_bytes: float | None) -> int:
 def _counted(setting: Setting, choices: Sequence[Choice], seed: int) -> dict[int, float]:
     """Hit ratio by bundle, counted, where that takes no more than seconds."""
     from penstock.plan import BundleShuffle
-    from penstock.simulate.bundles import replayed_hit_ratios
+    from penstock.simulate.bundles import replayed_hit_shares
 
     bundles = {each.bundle: each.bundle_ratio for each in choices}
     if setting.samples * setting.epochs > _MOST_COUNTED_READS:
@@ -179,7 +179,7 @@ def _counted(setting: Setting, choices: Sequence[Choice], seed: int) -> dict[int
     with progress("counting", len(bundles)) as done:
         for bundle, ratio in bundles.items():
             order = BundleShuffle(setting.samples, seed, ratio)
-            hits = replayed_hit_ratios(order, setting.epochs, [setting.effective_cache])
+            hits = replayed_hit_shares(order, setting.epochs, [setting.effective_cache])
             counted[bundle] = float(hits[0])
             done(len(counted))
     return counted
@@ -206,7 +206,7 @@ def _choice_table(
                 f"{choice.bundle_ratio:g}" + (" <- take this" if choice == found.chosen else ""),
                 f"{choice.bundles:,}",
                 f"{choice.bundle:,}",
-                f"{choice.hit_ratio:.2%}",
+                f"{choice.hit_share:.2%}",
                 f"{counted[choice.bundle]:.2%}" if choice.bundle in counted else "-",
                 f"{choice.randomness_lost:.2%}",
                 "-" if spent is None else format_seconds(spent),

@@ -1,4 +1,4 @@
-"""`penstock simulate caches`: how often a buffer cache hits, by order, policy and size."""
+"""`penstock simulate caches`: how often a buffer cache hits, by order, eviction policy and size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.plan.parse_order import OrderName
     from penstock.simulate.cache_study import Curve, Job
 
-_POLICIES = "lru,lfu,mru,clock,fifo,min"
+_EVICTIONS = "lru,lfu,mru,clock,fifo,min"
 _DESCRIPTION = """\
 Replays the requests of a training, or of a recorded trace, through a cache, for every size at once where the policy
 allows. Beside the curves stands the bound: (E - 1) / E times the cache's size, which no policy and no order exceeds.
@@ -29,11 +29,11 @@ allows. Beside the curves stands the bound: (E - 1) / E times the cache's size, 
 _EPILOG = """\
 examples:
   penstock simulate caches --samples 50000 --epochs 10 --plot caches.png
-  penstock simulate caches --ranks 8 --subsets --order full,bundle:0.02 --policies lru,min --sizes 1..10%
+  penstock simulate caches --ranks 8 --subsets --order full,bundle:0.02 --evictions lru,min --sizes 1..10%
   penstock simulate caches --order torch,my-order.npy --epochs 3
   penstock simulate caches --recording requests.csv --sizes 100,1000,10000 --json
 
-JSON: results[] of order, policy and hit_share[], one for each of cache_share[] (relative to a rank's share of the
+JSON: results[] of order, eviction and hit_share[], one for each of cache_share[] (relative to a rank's share of the
 samples, or to the trace's objects or bytes), with lowest_rank_hit_share[], highest_rank_hit_share[] and, where a
 formula is known, expected_hit_share[]; bound_hit_share[].
 """
@@ -69,7 +69,9 @@ def add(commands: Any) -> None:
         "--bytes", action="store_true", help="sizes are bytes, of unequal objects (lru and fifo)"
     )
     parser.add_argument(
-        "--policies", metavar="NAMES", help=f"eviction policies, with commas ({_POLICIES}); also perfect-lfu"
+        "--evictions",
+        metavar="NAMES",
+        help=f"eviction policies, with commas ({_EVICTIONS}); also perfect-lfu",
     )
     parser.add_argument(
         "--sizes",
@@ -119,20 +121,20 @@ def _run_job(options: argparse.Namespace) -> None:
         seed=_or(options.seed, 0),
     )
     orders = _orders(_or(options.order, "full,bundle"))
-    policies = _policies(_or(options.policies, _POLICIES))
+    evictions = _evictions(_or(options.evictions, _EVICTIONS))
     shares = _shares(_or(options.sizes, "1..100%"), job.own_samples(0))
-    curves = _curves(job, orders, policies, shares)
+    curves = _curves(job, orders, evictions, shares)
     bound = job.bound(shares)
     sizes = [job.cache_samples(0, share) for share in shares]
     tables = []
     drawn: dict[str, dict[str, NDArray[np.float64]]] = {}
     for order in orders:
-        columns = {curve.policy.upper(): curve.hit_ratio for curve in curves if curve.order == order.name}
-        if len(policies) == 1:
-            drawn.setdefault(policies[0].upper(), {})[_label(order)] = columns[policies[0].upper()]
+        columns = {curve.eviction.upper(): curve.hit_share for curve in curves if curve.order == order.name}
+        if len(evictions) == 1:
+            drawn.setdefault(evictions[0].upper(), {})[_label(order)] = columns[evictions[0].upper()]
         else:
             drawn[_label(order)] = dict(columns)
-        expected = job.expected(order, shares) if "lru" in policies else None
+        expected = job.expected(order, shares) if "lru" in evictions else None
         if expected is not None:
             columns["LRU by formula"] = expected
         tables.append(_table(_label(order), shares, sizes, "samples", columns | {"bound": bound}))
@@ -180,15 +182,15 @@ def _who(job: Job) -> str:
 
 
 def _curves(
-    job: Job, orders: Sequence[OrderName], policies: Sequence[str], shares: Sequence[float]
+    job: Job, orders: Sequence[OrderName], evictions: Sequence[str], shares: Sequence[float]
 ) -> list[Curve]:
     from penstock.simulate.cache_study import job_curve
 
     curves = []
-    with progress("replaying", len(orders) * len(policies)) as done:
+    with progress("replaying", len(orders) * len(evictions)) as done:
         for order in orders:
-            for policy in policies:
-                curves.append(job_curve(job, order, policy, shares))
+            for eviction in evictions:
+                curves.append(job_curve(job, order, eviction, shares))
                 done(len(curves))
     return curves
 
@@ -201,7 +203,7 @@ def _job_data(
     written = []
     for curve in curves:
         data = _curve_data(curve)
-        expected = job.expected(OrderName(curve.order), shares) if curve.policy == "lru" else None
+        expected = job.expected(OrderName(curve.order), shares) if curve.eviction == "lru" else None
         written.append(data | {"expected_hit_share": None if expected is None else expected.tolist()})
     return {
         "job": asdict(job),
@@ -215,8 +217,8 @@ def _job_data(
 def _curve_data(curve: Curve) -> dict[str, Any]:
     return {
         "order": curve.order,
-        "policy": curve.policy,
-        "hit_share": curve.hit_ratio.tolist(),
+        "eviction": curve.eviction,
+        "hit_share": curve.hit_share.tolist(),
         "lowest_rank_hit_share": curve.lowest.tolist(),
         "highest_rank_hit_share": curve.highest.tolist(),
     }
@@ -240,13 +242,13 @@ def _run_trace(options: argparse.Namespace) -> None:
     total_bytes = int(references.sizes_bytes[first].sum())
     sizes_bytes = references.sizes_bytes if options.bytes else None
     whole = total_bytes if options.bytes else objects.size
-    policies = _policies(_or(options.policies, "lru,fifo" if options.bytes else _POLICIES))
+    evictions = _evictions(_or(options.evictions, "lru,fifo" if options.bytes else _EVICTIONS))
     shares = _shares(_or(options.sizes, "1..100%"), whole, is_bytes=options.bytes)
     sizes = [share_of(whole, share) for share in shares]
     curves = []
-    with progress("replaying", len(policies)) as done:
-        for policy in policies:
-            curves.append(string_curve(references.ids, policy, sizes, sizes_bytes=sizes_bytes))
+    with progress("replaying", len(evictions)) as done:
+        for eviction in evictions:
+            curves.append(string_curve(references.ids, eviction, sizes, sizes_bytes=sizes_bytes))
             done(len(curves))
     unit = "bytes" if options.bytes else "objects"
     data = {
@@ -260,9 +262,9 @@ def _run_trace(options: argparse.Namespace) -> None:
         f"cache_{unit}": sizes,
         "results": [_curve_data(curve) for curve in curves],
     }
-    named = {curve.policy.upper(): curve for curve in curves}
+    named = {curve.eviction.upper(): curve for curve in curves}
     table = _table(
-        options.recording.name, shares, sizes, unit, {name: each.hit_ratio for name, each in named.items()}
+        options.recording.name, shares, sizes, unit, {name: each.hit_share for name, each in named.items()}
     )
     first_uses = objects.size / len(references)
     notes = [
@@ -274,13 +276,13 @@ def _run_trace(options: argparse.Namespace) -> None:
         notes.append(
             f"Ids are text, numbered by first appearance: line {line} has {text[:40]!r}, which is no integer."
         )
-    if "min" in policies:
+    if "min" in evictions:
         notes.append("MIN is the bound for this string.")
 
     def draw() -> Figure:
         from penstock.measure.plot_caches import cache_panel, draw_caches
 
-        lines = {name: each.hit_ratio for name, each in named.items()}
+        lines = {name: each.hit_share for name, each in named.items()}
         return draw_caches([cache_panel(options.recording.name, shares, lines)], f"the trace's {unit}")
 
     show(options, data, [table], notes, draw)
@@ -295,10 +297,10 @@ def _orders(text: str) -> list[OrderName]:
     return [OrderName(name) for name in parsed_names(text, "--order")]
 
 
-def _policies(text: str) -> list[str]:
+def _evictions(text: str) -> list[str]:
     from penstock.simulate.caches import check_eviction
 
-    names = parsed_names(text, "--policies")
+    names = parsed_names(text, "--evictions")
     for name in names:
         check_eviction(name)
     return names

@@ -204,7 +204,7 @@ def _stored_in(folder: str) -> _Stored:
     Raises: ConfigError if there is no store, or no snapshot in it that can be read.
     """
     with open_store(folder) as store:
-        listed = [one for one in store.list() if one.condition == "whole" and one.raw_bytes]
+        listed = [one for one in store.list() if one.condition == "intact" and one.raw_bytes]
     if not listed:
         raise ConfigError(f"no snapshot is there: {folder} says nothing of what another would take")
     steps = sorted(one.step for one in listed)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.inspecting import Listed
 
 _OF_SNAPSHOTS = """
-JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("whole", "torn",
+JSON: results[], the snapshots in the order in which they were saved, each with step, condition ("intact", "torn",
 "damaged", "newer"), why, created_seconds (since 1970), reference_step (null for a baseline), raw_bytes,
 stored_bytes, codec, kept_mantissa_bits (null unless it is lossy), tiers, broken_tiers (those whose copy is damaged).
 """
@@ -76,11 +76,11 @@ def _list(options: argparse.Namespace) -> None:
 def _verify(options: argparse.Namespace) -> None:
     with snapshot_files.open_store(options.folder, options.fast) as store:
         listed = store.verify(options.step)
-    broken = [one for one in listed if one.condition != "whole"]
-    half = [one for one in listed if one.condition == "whole" and one.broken_tiers]
+    broken = [one for one in listed if one.condition != "intact"]
+    half = [one for one in listed if one.condition == "intact" and one.broken_tiers]
     text = f"{format_count(len(listed), 'snapshot')} read and decoded"
     size = format_bytes(sum(one.raw_bytes for one in listed))
-    _show(options, listed, "" if broken or half or not listed else f"{text} ({size}): all whole")
+    _show(options, listed, "" if broken or half or not listed else f"{text} ({size}): all intact")
     if not listed:
         raise ConfigError(f"no snapshot is there: {options.folder} has nothing to verify")
     if broken:
@@ -142,7 +142,7 @@ def _difference_to(one: Listed) -> str:
 
 def _where(one: Listed) -> str:
     # Where all are, the condition says it.
-    broken = one.broken_tiers if one.condition == "whole" else ()
+    broken = one.broken_tiers if one.condition == "intact" else ()
     return ", ".join(f"{name} (damaged)" if name in broken else name for name in one.tiers)
 
 

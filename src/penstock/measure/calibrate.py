@@ -210,23 +210,23 @@ def measure_machine(
     cpus = available_cpus()
     decode_seconds = 0.0 if decode is None else max_seconds * _DECODE_SHARE
     memory_seconds = max_seconds * _MEMORY_SHARE
-    with shown(progress, repeats * len(_READERS) + 3) as say:
-        say("reading")
+    with shown(progress, repeats * len(_READERS) + 3) as report:
+        report("reading")
         end = clock() + max_seconds
         passes = []
         for left in range(repeats, 0, -1):
             seconds = end - decode_seconds - memory_seconds - clock()
-            passes.append(_measure_source(source, clock() + seconds / left, clock, say))
+            passes.append(_measure_source(source, clock() + seconds / left, clock, report))
         tried = [_joined(readers, levels) for readers, levels in _levels_of(passes).items()]
         errors = [error for each in passes for error in each.errors]
         evidence = weigh(tried, passes[0].planned, max_seconds, errors)
         memory = _measure_memory(cpus, min(end - decode_seconds, clock() + memory_seconds), clock)
-        say(f"memory: {format_rate(memory.at(cpus))} by {cpus} threads")
+        report(f"memory: {format_rate(memory.at(cpus))} by {cpus} threads")
         preprocess = math.inf
         if decode is not None:
             until = min(end, clock() + decode_seconds)
             preprocess = _measure_decode(decode, passes[0].contents, cpus, until, clock)
-            say(f"decoding: {format_rate(preprocess)} by each of {cpus} threads")
+            report(f"decoding: {format_rate(preprocess)} by each of {cpus} threads")
     fit = fit_store(evidence.levels)
     return Calibration(
         machine=Machine(
@@ -297,7 +297,7 @@ class TimedReads:
     errors: list[DataError]
 
 
-def _measure_source(source: Source, deadline: float, clock: Clock, say: Progress) -> _SourceReads:
+def _measure_source(source: Source, deadline: float, clock: Clock, report: Progress) -> _SourceReads:
     draw = generator_for(derive_key(int.from_bytes(os.urandom(8), "little"), "calibrate"), 0, 0)
     planned = [readers for readers in _READERS if readers == 1 or 2 * readers <= len(source)]
     slice_seconds = (deadline - clock()) / (len(planned) + 1)
@@ -330,7 +330,7 @@ def _measure_source(source: Source, deadline: float, clock: Clock, say: Progress
                     np.array(timed.sizes_bytes, np.int64),
                 )
             )
-            say(_describe(tried[-1]))
+            report(_describe(tried[-1]))
         elif not tried:
             raise errors[0]
         if tried[0].reads < reads_needed(1):
@@ -528,7 +528,7 @@ def shown(wanted: bool | None, steps: int) -> Iterator[Progress]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=steps)
 
-        def say(line: str) -> None:
+        def report(line: str) -> None:
             bar.update(task, advance=1, description=line)
 
-        yield say
+        yield report

@@ -248,7 +248,7 @@ def measure_files(
     sample_bytes: float,
     max_seconds: float,
     clock: Clock,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     threads: Sequence[int] = THREADS,
     repeats: int = REPEATS,
@@ -256,14 +256,14 @@ def measure_files(
     """Measure a file system by a file of its own, which has no name and so leaves nothing behind.
 
     Rounds over all accesses and numbers of threads, `repeats` of them, so that what disturbs one moment disturbs all
-    curves alike. say: is called once for the maximum and once for each round.
+    curves alike. report: is called once for the maximum and once for each round.
     Raises: DataError naming the folder where it is missing, read-only, or has too little space.
     """
     begin = clock()
     with _scratch_with_space(folder) as scratch:
         free_bytes = scratch.free_bytes
         maximum = _sequential_maximum(scratch, max_seconds * _MAXIMUM_SHARE, clock)
-        say(f"{folder}: {format_rate(maximum.read.median)} in sequence")
+        report(f"{folder}: {format_rate(maximum.read.median)} in sequence")
         wanted = accesses(sample_bytes)
         runs: dict[tuple[Access, int], list[float]] = {
             (access, count): [] for access in wanted for count in threads
@@ -273,7 +273,7 @@ def measure_files(
                 left = begin + max_seconds - clock()
                 todo = (repeats - number) * len(runs) - place
                 runs[key].append(run_access(scratch, *key, clock() + max(0.0, left / todo), clock))
-            say(f"{folder}: round {number + 1} of {repeats}")
+            report(f"{folder}: round {number + 1} of {repeats}")
         share = None
         with contextlib.suppress(OSError):  # then nobody knows
             share = cached_share(scratch.descriptor)

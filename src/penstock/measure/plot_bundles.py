@@ -24,7 +24,7 @@ def draw_recommendation(recommendation: Recommendation, counted: Mapping[int, fl
     setting = chosen.setting
     bundles = [bundle for bundle in even_bundles(setting.samples) if bundle * 2000 >= setting.samples]
     ratios = np.array(bundles) / setting.samples
-    expected = [100 * Choice(setting, bundle).hit_ratio for bundle in bundles]
+    expected = [100 * Choice(setting, bundle).hit_share for bundle in bundles]
     bound = np.full(ratios.size, 100 * setting.bound)
     series = [
         Series("bound of every order and policy", ratios, bound, Colour.INK, DASHED, width=1.2),
@@ -41,7 +41,7 @@ def draw_recommendation(recommendation: Recommendation, counted: Mapping[int, fl
         Series(
             f"recommended: {chosen.bundle_ratio:g}",
             [chosen.bundle / setting.samples],
-            [100 * chosen.hit_ratio],
+            [100 * chosen.hit_share],
             Colour.RED,
             "",
             "*",

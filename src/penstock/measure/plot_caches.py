@@ -34,7 +34,7 @@ _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, 
 def cache_panel(
     title: str,
     cache_shares: Sequence[float],
-    hit_ratios: Mapping[str, ArrayLike],
+    hit_shares: Mapping[str, ArrayLike],
     bound: tuple[str, ArrayLike] | None = None,
 ) -> Panel:
     """Return a line for each label, over its bound: float64[sizes] each, as shares."""
@@ -42,9 +42,9 @@ def cache_panel(
     series = []
     if bound is not None:
         series.append(Series(bound[0], sizes, 100.0 * np.asarray(bound[1]), Colour.PALE, width=6.0))
-    known = [_COLOUR_OF[label] for label in hit_ratios if label in _COLOUR_OF]
+    known = [_COLOUR_OF[label] for label in hit_shares if label in _COLOUR_OF]
     free = cycle([colour for colour in _COLOURS if colour not in known])
-    for (label, ratios), dashes in zip(hit_ratios.items(), cycle(_DASHES), strict=False):
+    for (label, ratios), dashes in zip(hit_shares.items(), cycle(_DASHES), strict=False):
         colour = _COLOUR_OF.get(label) or next(free)
         series.append(Series(label, sizes, 100.0 * np.asarray(ratios), colour, dashes, width=1.8))
     return Panel(title, series)

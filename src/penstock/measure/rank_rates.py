@@ -59,7 +59,7 @@ def measure_ranks(
     threads: int,
     max_seconds: float,
     clock: Clock,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     repeats: int,
 ) -> RankRates:
@@ -82,7 +82,7 @@ def measure_ranks(
                 if ranks.rank < count:
                     rate = run_access(scratch, access, threads, clock() + seconds, clock)
                 values.append(float(sum(ranks.all_gather(f"end of {what}", rate))))
-            say(f"{folder} by {ranks.size} ranks: round {number + 1} of {repeats}")
+            report(f"{folder} by {ranks.size} ranks: round {number + 1} of {repeats}")
     hosts = ranks.all_gather("hosts", socket.gethostname())
     network = _measure_network(ranks, hosts, max_seconds * _NETWORK_SHARE / repeats, clock, repeats)
     clients, in_sequence = (

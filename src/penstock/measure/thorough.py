@@ -117,10 +117,10 @@ def measure_thoroughly(
     steps = repeats * (len(folders) + (ranks.size > 1)) + len(folders) + 2
     sample_bytes = float(source.sizes_bytes.mean()) if len(source) else 0.0
     host: list[tuple[Any, ...]] = []
-    with shown(progress if ranks.rank == 0 else False, steps) as say:
+    with shown(progress if ranks.rank == 0 else False, steps) as report:
 
         def measure_host() -> int:
-            host.append(_measure_host(source, folders, part_seconds, sample_bytes, repeats, clock, say))
+            host.append(_measure_host(source, folders, part_seconds, sample_bytes, repeats, clock, report))
             base, *_ = host[0]
             return int(base.machine.source.threads)
 
@@ -128,7 +128,14 @@ def measure_thoroughly(
         over_ranks = None
         if ranks.size > 1 and shared is not None:
             over_ranks = measure_ranks(
-                ranks, shared, sample_bytes, threads, _RANKS_PARTS * part_seconds, clock, say, repeats=repeats
+                ranks,
+                shared,
+                sample_bytes,
+                threads,
+                _RANKS_PARTS * part_seconds,
+                clock,
+                report,
+                repeats=repeats,
             )
     if not host:
         return None
@@ -145,18 +152,18 @@ def _measure_host(
     sample_bytes: float,
     repeats: int,
     clock: Clock,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[Calibration, MeasuredCurve, tuple[MeasuredCurve, ...], list[FileRates]]:
     # Folders first: what cannot be written to is reported at once.
     rates = [
-        measure_files(folder, sample_bytes, _FOLDER_PARTS * part_seconds, clock, say, repeats=repeats)
+        measure_files(folder, sample_bytes, _FOLDER_PARTS * part_seconds, clock, report, repeats=repeats)
         for folder in folders
     ]
     copies, memory = measure_memory(available_cpus(), _MEMORY_PARTS * part_seconds, clock, repeats)
-    say("memory")
+    report("memory")
     seconds = _SOURCE_PARTS * part_seconds
     base = measure_machine(source, max_seconds=seconds, progress=False, clock=clock, repeats=repeats)
-    say("samples of the source")
+    report("samples of the source")
     return base, copies, memory, rates
 
 

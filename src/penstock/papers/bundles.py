@@ -18,7 +18,7 @@ from penstock.measure.picture import DASHED, Colour, Panel, Series, draw_panels
 from penstock.papers.catalog import Repeated, Result
 from penstock.plan import BundleShuffle, FullShuffle
 from penstock.plan.subsets import own_subset
-from penstock.simulate.bundles import best_hit_ratio, expected_hit_ratio, replayed_hit_ratios
+from penstock.simulate.bundles import best_hit_share, expected_hit_share, replayed_hit_shares
 from penstock.simulate.caches import share_of
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ TABLE_1: dict[int, tuple[tuple[float, float], ...]] = {
 class NodeHits:
     """Hit ratios of one node that shuffles its own samples, counted.
 
-    nodes, node: how many there are, and which it is, from 1 as the paper counts. hit_ratio: float64[cache shares, 2],
+    nodes, node: how many there are, and which it is, from 1 as the paper counts. hit_share: float64[cache shares, 2],
     under a full shuffle and under bundles.
     """
 
     nodes: int
     node: int
     samples: int
-    hit_ratio: NDArray[np.float64]
+    hit_share: NDArray[np.float64]
 
 
 def count_hits(
@@ -77,7 +77,7 @@ def count_hits(
             own = own_subset(SUN397_SAMPLES, seed, node, count)
             caches = [share_of(own.samples, share) for share in cache_shares]
             orders = FullShuffle(own.samples, own.seed), BundleShuffle(own.samples, own.seed)
-            hits = [replayed_hit_ratios(order, EPOCHS, caches) for order in orders]
+            hits = [replayed_hit_shares(order, EPOCHS, caches) for order in orders]
             rows.append(NodeHits(count, node + 1, own.samples, np.array(hits).T))
     return rows
 
@@ -87,20 +87,20 @@ def published_hits() -> NDArray[np.float64]:
     return np.array([row for rows in TABLE_1.values() for row in rows]) / 100
 
 
-def implied_cache(hit_ratio: float, samples: int, epochs: int, bundle: int) -> int:
+def implied_cache(hit_share: float, samples: int, epochs: int, bundle: int) -> int:
     """Return the smallest cache, in samples, with which at least that ratio is expected: the effective cache."""
     return bisect_left(
-        range(samples), hit_ratio, key=lambda cache: expected_hit_ratio(samples, cache, epochs, bundle)
+        range(samples), hit_share, key=lambda cache: expected_hit_share(samples, cache, epochs, bundle)
     )
 
 
 def table_1() -> Repeated:
     """Return Table 1 with the cache that it says and with one smaller by a fiftieth, and what its means imply."""
     rows, published = count_hits(), published_hits()
-    counted = np.array([row.hit_ratio for row in rows])
+    counted = np.array([row.hit_share for row in rows])
     results = [
         Result(
-            f"{row.nodes} nodes, node {row.node}, {name}", row.hit_ratio[0, column], paper[column], "share"
+            f"{row.nodes} nodes, node {row.node}, {name}", row.hit_share[0, column], paper[column], "share"
         )
         for row, paper in zip(rows, published, strict=True)
         for column, name in enumerate(COLUMNS)
@@ -111,7 +111,7 @@ def table_1() -> Repeated:
     ):
         mean = float(published[:, column].mean())
         ours = [float(each) for each in counted[:, :, column].mean(axis=0)]
-        expected = expected_hit_ratio(samples, samples // 2, EPOCHS, bundle)
+        expected = expected_hit_share(samples, samples // 2, EPOCHS, bundle)
         implied = implied_cache(mean, samples, EPOCHS, bundle) / samples
         results += [
             Result(f"mean, {name}", ours[0], mean, "share"),
@@ -128,7 +128,7 @@ def table_1() -> Repeated:
 
 def draw_table_1(rows: Sequence[NodeHits]) -> Figure:
     """Return each node's hit ratio, the paper's and ours by cache, node after node."""
-    bound = 100 * best_hit_ratio(100, 50, EPOCHS)
+    bound = 100 * best_hit_share(100, 50, EPOCHS)
     ticks: list[tuple[float, str]] = []
     places: list[int] = []
     for count in dict.fromkeys(row.nodes for row in rows):
@@ -140,7 +140,7 @@ def draw_table_1(rows: Sequence[NodeHits]) -> Figure:
         paper = [TABLE_1[row.nodes][row.node - 1][column] for row in rows]
         series = [Series("the paper", places, paper, Colour.INK, "", "x", size=6.0)]
         for at, (share, colour) in enumerate(zip(CACHE_SHARES, (Colour.BLUE, Colour.RED), strict=True)):
-            ours = [100 * row.hit_ratio[at, column] for row in rows]
+            ours = [100 * row.hit_share[at, column] for row in rows]
             series.append(Series(f"counted, cache of {share:.0%}", places, ours, colour, "", "o", size=4.0))
         if column:
             line = [bound, bound]

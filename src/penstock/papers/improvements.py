@@ -82,11 +82,11 @@ def _repeated(parts: Sequence[tuple[str, str]]) -> Repeated:
         curves = [job_curve(job, OrderName(order), policy, _SHARES) for order in ("full", "bundle")]
         title = f"{data}, {policy.upper()}"
         lines = dict(
-            zip(("full shuffle", "bundles of 10 %"), (each.hit_ratio for each in curves), strict=True)
+            zip(("full shuffle", "bundles of 10 %"), (each.hit_share for each in curves), strict=True)
         )
         panels.append(cache_panel(title, _SHARES, lines, ("bound: 4/5 of the cache", job.bound(_SHARES))))
         published = PUBLISHED[data, policy]
-        for reading, gain in improvements(*(curve.hit_ratio[_EVERY_TENTH] for curve in curves)).items():
+        for reading, gain in improvements(*(curve.hit_share[_EVERY_TENTH] for curve in curves)).items():
             results.append(Result(f"{title}, mean by {reading}", gain.mean, published.mean, "share"))
             results.append(Result(f"{title}, most by {reading}", gain.most, published.most, "share"))
     why = (

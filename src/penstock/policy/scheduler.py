@@ -321,15 +321,15 @@ class Scheduler:
         self._due_seconds = now
         return self._event(now)
 
-    def slot_freed(self, slot: int, now: float, waited_seconds: float = 0.0) -> list[Instruction]:
+    def slot_freed(self, slot: int, now: float, stall_seconds: float = 0.0) -> list[Instruction]:
         """Nobody refers to the slot of a complete batch any more.
 
-        waited_seconds: how long the training has waited for batches in all, by which it is found out how many slots
+        stall_seconds: how long the training has waited for batches in all, by which it is found out how many slots
             help, unless their number is fixed.
         """
         if self._read_ahead is None:
             return self._event(now, decisions.FREED, slot)
-        self._read_ahead.freed(now, waited_seconds)
+        self._read_ahead.freed(now, stall_seconds)
         self._most_wanted = max(self._most_wanted, self._read_ahead.slots)
         self._unused_slots.append(slot)
         return self._use_slots(self._read_ahead.slots, now)

@@ -55,9 +55,9 @@ class NoTransport:
         raise AssertionError("a rank alone hears of nobody")
 
 
-def pause_seconds(waited_seconds: float) -> float:
+def pause_seconds(elapsed_seconds: float) -> float:
     """Return how long to sleep before the next look for a message."""
-    return min(max(LEAST_PAUSE_SECONDS, waited_seconds / 8), MOST_PAUSE_SECONDS)
+    return min(max(LEAST_PAUSE_SECONDS, elapsed_seconds / 8), MOST_PAUSE_SECONDS)
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError
 from penstock.plan import BundleShuffle
 from penstock.simulate.batch_noise import batch_noise, check_share
-from penstock.simulate.bundles import best_hit_ratio, check_bundle, check_setting, expected_hit_ratio
+from penstock.simulate.bundles import best_hit_share, check_bundle, check_setting, expected_hit_share
 from penstock.validate import is_number
 
 #: Share of its cache that the bundle paper's runs did without: 49 of 50 % explain its Table 1 (`penstock.papers`).
@@ -49,7 +49,7 @@ class Setting:
     @property
     def bound(self) -> float:
         """The hit ratio that no order and no policy exceeds with the whole cache."""
-        return best_hit_ratio(self.samples, self.cache, self.epochs)
+        return best_hit_share(self.samples, self.cache, self.epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class Choice:
         return ratio_of(self.bundle, self.setting.samples)
 
     @property
-    def hit_ratio(self) -> float:
+    def hit_share(self) -> float:
         """Expected, with the effective cache."""
         at = self.setting
-        return expected_hit_ratio(at.samples, at.effective_cache, at.epochs, self.bundle)
+        return expected_hit_share(at.samples, at.effective_cache, at.epochs, self.bundle)
 
     @property
     def randomness_lost(self) -> float:
@@ -113,20 +113,20 @@ def recommend(
     choices = [Choice(setting, bundle) for bundle in even_bundles(setting.samples)]
     if reach is not None:
         check_share("reach", reach)
-        chosen = next((each for each in choices if each.hit_ratio >= reach), None)
+        chosen = next((each for each in choices if each.hit_share >= reach), None)
         if chosen is None:
-            best = max(choices, key=lambda each: each.hit_ratio)
+            best = max(choices, key=lambda each: each.hit_share)
             raise ConfigError(
                 f"reach is {reach:.2%}, but no bundle reaches it with this cache: {best.bundle:,} samples hit "
-                f"{best.hit_ratio:.2%}, and no order more than {setting.bound:.2%}: ask for less or give more memory"
+                f"{best.hit_share:.2%}, and no order more than {setting.bound:.2%}: ask for less or give more memory"
             )
         reason = f"the largest bundle with which {reach:.1%} of all reads hit the cache"
     else:
         tolerated = 0.1 if tolerate is None else tolerate
         check_share("tolerate", tolerated)
         allowed = [each for each in choices if each.randomness_lost <= tolerated]
-        best_ratio = max(each.hit_ratio for each in allowed)
-        chosen = next(each for each in allowed if each.hit_ratio >= best_ratio * (1 - _AS_GOOD))
+        best_ratio = max(each.hit_share for each in allowed)
+        chosen = next(each for each in allowed if each.hit_share >= best_ratio * (1 - _AS_GOOD))
         reason = (
             f"the largest bundle within {_AS_GOOD:.0%} of the best hit ratio of all that lose at most "
             f"{tolerated:.0%} of the randomness"

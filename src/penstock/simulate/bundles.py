@@ -32,7 +32,7 @@ from penstock.units import is_integer
 from penstock.validate import check_count
 
 
-def best_hit_ratio(samples: int, cache: int, epochs: int) -> float:
+def best_hit_share(samples: int, cache: int, epochs: int) -> float:
     """Return the bound: the share of all reads that any policy hits at most, whatever the order of each epoch.
 
     samples: F. cache: C, in samples. epochs: E; the cache is empty before the first.
@@ -41,7 +41,7 @@ def best_hit_ratio(samples: int, cache: int, epochs: int) -> float:
     return (epochs - 1) * min(cache, samples) / (epochs * samples)
 
 
-def expected_hit_ratio(
+def expected_hit_share(
     samples: int, cache: int, epochs: int, bundle: int, *, alternate: bool = True
 ) -> float:
     """Return the share of all reads that a cache hits which evicts the least recently used, in expectation.
@@ -50,7 +50,7 @@ def expected_hit_ratio(
         takes the rest; F is a full shuffle. alternate: every second epoch takes the bundles in reverse.
     Source: see the module; exact for independent uniform shuffles within bundles.
 
-    >>> expected_hit_ratio(samples=1000, cache=500, epochs=5, bundle=100)
+    >>> expected_hit_share(samples=1000, cache=500, epochs=5, bundle=100)
     0.4
     """
     check_setting(samples, cache, epochs)
@@ -65,15 +65,15 @@ def expected_hit_ratio(
     return (ends * from_the_end + starts * from_the_start) / (epochs * samples)
 
 
-def replayed_hit_ratios(order: Order, epochs: int, caches: ArrayLike) -> NDArray[np.float64]:
+def replayed_hit_shares(order: Order, epochs: int, caches: ArrayLike) -> NDArray[np.float64]:
     """Return the hit ratio of each cache with least-recently-used eviction, counted: float64[caches].
 
     order: of one rank. caches: int[caches], in samples. Takes 8 bytes and some hundred nanoseconds per read, for all
     caches together.
     """
-    from penstock.simulate.caches import hit_ratios
+    from penstock.simulate.caches import hit_shares
 
-    return hit_ratios(AccessPlan(order, order.samples, epochs).string(0), caches, "lru")
+    return hit_shares(AccessPlan(order, order.samples, epochs).string(0), caches, "lru")
 
 
 def boundary_misses(missing: int, bundle: int) -> float:

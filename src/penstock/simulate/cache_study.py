@@ -14,8 +14,8 @@ from penstock.plan import AccessPlan, BundleShuffle, Sequential
 from penstock.plan.orders import check_samples, check_seed
 from penstock.plan.parse_order import OrderName
 from penstock.plan.subsets import OwnSubset, own_subset
-from penstock.simulate.bundles import best_hit_ratio, expected_hit_ratio
-from penstock.simulate.caches import check_eviction, hit_ratios, share_of
+from penstock.simulate.bundles import best_hit_share, expected_hit_share
+from penstock.simulate.caches import check_eviction, hit_shares, share_of
 
 Ids = NDArray[np.int64]
 Ratios = NDArray[np.float64]
@@ -91,17 +91,17 @@ class Job:
     def bound(self, cache_shares: Sequence[float]) -> Ratios:
         """Return the share of reads that any caches of these sizes hit at most, ranks helping each other or not.
 
-        Source: `penstock.simulate.bundles.best_hit_ratio`. With a shared order it is reached only by ranks that know
+        Source: `penstock.simulate.bundles.best_hit_share`. With a shared order it is reached only by ranks that know
         what the others hold: F + (E - 1) max(0, F - sum of the caches) reads have to come from the data's home.
         """
         if not self.own_subsets:
             sums = [
                 sum(self.cache_samples(rank, share) for rank in range(self.ranks)) for share in cache_shares
             ]
-            return np.array([best_hit_ratio(self.samples, caches, self.epochs) for caches in sums])
+            return np.array([best_hit_share(self.samples, caches, self.epochs) for caches in sums])
         return self._mean_over_ranks(
             [
-                [best_hit_ratio(own, self.cache_samples(rank, share), self.epochs) for share in cache_shares]
+                [best_hit_share(own, self.cache_samples(rank, share), self.epochs) for share in cache_shares]
                 for rank, own in enumerate(map(self.own_samples, range(self.ranks)))
             ]
         )
@@ -120,7 +120,7 @@ class Job:
             bundle = BundleShuffle(own, bundle_ratio=order.bundle_ratio or 1.0).bundle
             ratios.append(
                 [
-                    expected_hit_ratio(own, self.cache_samples(rank, share), self.epochs, bundle)
+                    expected_hit_share(own, self.cache_samples(rank, share), self.epochs, bundle)
                     for share in cache_shares
                 ]
             )
@@ -137,41 +137,41 @@ class Curve:
     """Hit ratios by cache size.
 
     order: of the epochs; "" for a string from a file.
-    hit_ratio: float64[sizes], of all ranks' reads together. lowest, highest: float64[sizes], of single ranks.
+    hit_share: float64[sizes], of all ranks' reads together. lowest, highest: float64[sizes], of single ranks.
     """
 
     order: str
-    policy: str
-    hit_ratio: Ratios
+    eviction: str
+    hit_share: Ratios
     lowest: Ratios
     highest: Ratios
 
 
-def job_curve(job: Job, order: OrderName, policy: str, cache_shares: Sequence[float]) -> Curve:
+def job_curve(job: Job, order: OrderName, eviction: str, cache_shares: Sequence[float]) -> Curve:
     """Return how often the job's caches hit, by size.
 
     cache_shares: of each rank's share of the samples, 0 or more.
     """
-    check_eviction(policy)
+    check_eviction(eviction)
     check_shares(cache_shares)
     strings = (job.string(order, rank) for rank in range(job.ranks))
     reads, ratios = [], []
     for rank, string in enumerate(strings):
         sizes = [job.cache_samples(rank, share) for share in cache_shares]
         reads.append(string.size)
-        ratios.append(hit_ratios(string, sizes, policy))
+        ratios.append(hit_shares(string, sizes, eviction))
     each = np.array(ratios)
     return Curve(
-        order.name, policy, np.average(each, axis=0, weights=reads), each.min(axis=0), each.max(axis=0)
+        order.name, eviction, np.average(each, axis=0, weights=reads), each.min(axis=0), each.max(axis=0)
     )
 
 
 def string_curve(
-    references: ArrayLike, policy: str, sizes: Sequence[int], *, sizes_bytes: ArrayLike | None = None
+    references: ArrayLike, eviction: str, sizes: Sequence[int], *, sizes_bytes: ArrayLike | None = None
 ) -> Curve:
     """Return how often one cache hits on a string, by size: in objects, or bytes where sizes_bytes are given."""
-    ratios = hit_ratios(references, sizes, policy, sizes_bytes=sizes_bytes)
-    return Curve("", policy, ratios, ratios, ratios)
+    ratios = hit_shares(references, sizes, eviction, sizes_bytes=sizes_bytes)
+    return Curve("", eviction, ratios, ratios, ratios)
 
 
 def check_shares(cache_shares: Sequence[float]) -> None:

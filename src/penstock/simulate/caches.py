@@ -98,7 +98,7 @@ def replay(
     return _replays(references, policy, sizes_bytes)(_checked_size(capacity))
 
 
-def hit_ratios(
+def hit_shares(
     references: ArrayLike, sizes: ArrayLike, policy: str, *, sizes_bytes: ArrayLike | None = None
 ) -> NDArray[np.float64]:
     """Return the share of requests that hit, for each cache size: float64[len(sizes)].

@@ -485,7 +485,7 @@ class StoreReader(StorageReader):
             self._arrays[fqn] = leaf
             shape = torch.Size(leaf.view.shape)
             chunks = [ChunkStorageMetadata(torch.Size((0,) * len(shape)), shape)]
-            if leaf.is_whole:
+            if leaf.is_all:
                 chunks = [
                     ChunkStorageMetadata(torch.Size(one.layout.box.offsets), torch.Size(one.layout.shape))
                     for one in parts[leaf.of]
@@ -541,11 +541,11 @@ class StoreReader(StorageReader):
                     continue
                 leaf = self._arrays[item.storage_index.fqn]
                 layout = parts[leaf.of][0].layout.whole
-                if leaf.is_whole:
+                if leaf.is_all:
                     layout = _part_of(layout, item)
                 stored = chunks.get((leaf.of, tuple(item.storage_index.offset or ())), parts[leaf.of])
                 target = planner.resolve_tensor(item).detach()
-                out = _memory_of(target, layout) if leaf.is_whole else None
+                out = _memory_of(target, layout) if leaf.is_all else None
                 one = Wanted(layout, stored, np.empty(layout.nbytes, np.uint8) if out is None else out)
                 items[one] = item, target
                 yield one
@@ -555,7 +555,7 @@ class StoreReader(StorageReader):
                 item, target = items.pop(one)
                 leaf = self._arrays[item.storage_index.fqn]
                 source = _as_torch(one.layout, one.out)
-                if not leaf.is_whole:
+                if not leaf.is_all:
                     source = _viewed(leaf, one.out, item)
                 if source.data_ptr() != target.data_ptr():
                     target.copy_(source)

@@ -179,7 +179,7 @@ def test_what_is_drained_is_what_was_saved_whatever_it_is(top: Path) -> None:
             assert restored.per_rank["random"].tolist() == list(range(one.step + 1))
             first, second = restored["shared"]
             assert first.data_ptr() + 40 == second.data_ptr(), "what shared memory, shares it again"
-        assert [one.condition for one in store.verify()] == ["whole"] * 3
+        assert [one.condition for one in store.verify()] == ["intact"] * 3
 
 
 def test_on_the_slow_tier_snapshots_are_differences_and_those_on_the_fast_one_go_by_themselves(
@@ -274,7 +274,7 @@ def test_an_object_store_may_be_the_slow_tier(top: Path) -> None:
     with SnapshotStore(address, report=None) as store:
         assert store.list()[-1].step == 3
         for one in store.verify():
-            assert one.condition == "whole"
+            assert one.condition == "intact"
             assert_is(store.restore(step=one.step), one.step)
 
 
@@ -296,15 +296,15 @@ def test_a_restore_reads_the_nearest_copy_and_the_other_where_that_is_damaged_or
     with opened() as store:
         for step in (1, 2, 3, 4):
             assert_is(store.restore(step=step), step)
-        assert [one.condition for one in store.verify()] == ["whole"] * 4
+        assert [one.condition for one in store.verify()] == ["intact"] * 4
 
     flip(top / "slow", 2)
     with opened() as store:
         with pytest.raises(FormatError, match="part-00000"):
             store.restore(step=2)
         conditions = {one.step: one.condition for one in store.verify()}
-        assert conditions[2] != "whole"
-        assert (conditions[1], conditions[4]) == ("whole", "whole")
+        assert conditions[2] != "intact"
+        assert (conditions[1], conditions[4]) == ("intact", "intact")
         assert_is(store.restore(fallback=True), 4)
 
 
@@ -531,7 +531,7 @@ def test_a_damaged_reference_on_the_slow_tier_is_told_and_what_is_drained_does_n
     assert told(store)[-1].startswith("step 2: drained")
     assert "step 1, to which it was to be a difference, is damaged" in told(store)[-1]
     listed = {one.step: one for one in store.verify()}
-    assert listed[2].condition == "whole"
+    assert listed[2].condition == "intact"
     assert len(listed[2].tiers) == 2
     shutil.rmtree(top / "fast" / "step-000000000002")
     store.close()
@@ -561,7 +561,7 @@ def test_a_copy_that_is_not_what_was_written_takes_no_good_ones_place(
         store.drain()
         store.save(3, state_of(3)).wait()
         store.drain()
-        assert [one.condition for one in store.verify()] == ["whole"] * 3
+        assert [one.condition for one in store.verify()] == ["intact"] * 3
         for step in (1, 2, 3):
             assert_is(store.restore(step=step), step)
 
@@ -1030,4 +1030,4 @@ def test_restores_go_on_while_drains_commit_and_delete(opened: Opened) -> None:
             if step > 1:
                 assert_is(store.restore(step=step - 1), step - 1)
     # Two, and what they are differences to.
-    assert {one.condition for one in opened(keep=Keep(last=2)).verify()} == {"whole"}
+    assert {one.condition for one in opened(keep=Keep(last=2)).verify()} == {"intact"}

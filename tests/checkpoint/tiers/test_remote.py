@@ -76,7 +76,7 @@ def test_what_is_damaged_or_missing_is_named_by_its_key(
         bucket.rm_file(second)
         with pytest.raises(FormatError, match=f"s3://{second} does not exist"):
             store.restore()
-        assert [one.condition for one in store.list()] == ["whole", "torn"]
+        assert [one.condition for one in store.list()] == ["intact", "torn"]
         manifest = second.replace("part-00000.pst", MANIFEST)
         bucket.pipe_file(manifest, bucket.cat_file(manifest)[:-9])
         assert f"s3://{manifest}" in store.list()[1].why
@@ -604,7 +604,7 @@ def test_a_training_is_saved_to_s3_and_restored_by_another_process_bit_for_bit(
 
     with SnapshotStore(f"s3://bucket/{place}", storage_options=s3_options, report=None, threads=1) as other:
         assert [(listed.step, listed.condition) for listed in other.list()] == [
-            (step, "whole") for step in range(4)
+            (step, "intact") for step in range(4)
         ]
         for step in (3, 1):
             restored = other.restore(step)

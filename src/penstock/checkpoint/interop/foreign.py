@@ -374,7 +374,7 @@ def _entries(source: Readable) -> tuple[list[Entry], dict[str, str]]:
 def _reader(source: Readable, leaf: ArrayLeaf) -> Callable[[], Bytes]:
     def read() -> Bytes:
         data = source.read(leaf.of)
-        if leaf.is_whole:
+        if leaf.is_all:
             return data
         return np.frombuffer(leaf.view.over(data).tobytes(), np.uint8)
 

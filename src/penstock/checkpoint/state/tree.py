@@ -111,7 +111,7 @@ class ArrayLeaf:
     """An array of the state.
 
     of: name of the tensor with its bytes, which arrays that share memory share. kind: torch, numpy, or bytes (many).
-    is_whole: whether the view is the tensor, in C order. text_bytes: length of the byte strings that the array is of,
+    is_all: whether the view is the tensor, in C order. text_bytes: length of the byte strings that the array is of,
     the view's last dimension; 0: it is of numbers. quantizer: of a quantised tensor, the view is of its integers.
     """
 
@@ -119,7 +119,7 @@ class ArrayLeaf:
     of: str
     kind: str
     view: View
-    is_whole: bool
+    is_all: bool
     is_parameter: bool = False
     requires_grad: bool = False
     is_big_endian: bool = False
@@ -747,9 +747,9 @@ def _check_kind(leaf: ArrayLeaf) -> None:
         raise FormatError(f"{leaf.name} is said to have a gradient and to be of kind {leaf.kind}")
     if leaf.requires_grad and not (leaf.view.dtype.is_float or leaf.view.dtype.name.startswith("complex")):
         raise FormatError(f"{leaf.name} is said to have a gradient and to be of type {leaf.view.dtype.name}")
-    if leaf.is_big_endian and (leaf.kind != "numpy" or not leaf.is_whole):
+    if leaf.is_big_endian and (leaf.kind != "numpy" or not leaf.is_all):
         raise FormatError(f"{leaf.name} is said to be big-endian and to be of kind {leaf.kind} or a view")
-    if is_bytes and not (leaf.is_whole and leaf.view.dtype.name == "uint8" and len(leaf.view.shape) == 1):
+    if is_bytes and not (leaf.is_all and leaf.view.dtype.name == "uint8" and len(leaf.view.shape) == 1):
         raise FormatError(f"{leaf.name} is said to be bytes and is not")
     if leaf.text_bytes and not (
         leaf.kind == "numpy"

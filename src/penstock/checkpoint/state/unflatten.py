@@ -563,7 +563,7 @@ def _placed(
     in_parts: whether it may be a part, which is wanted alone.
     """
     places = {target.place if isinstance(target, Shard) else None for _, target in targets}
-    if in_parts and len(places) == 1 and None not in places and all(leaf.is_whole for leaf, _ in targets):
+    if in_parts and len(places) == 1 and None not in places and all(leaf.is_all for leaf, _ in targets):
         layout = Layout(layout.name, layout.dtype, *targets[0][1].place)
         return layout, [(replace(leaf, view=whole(layout)), shard.array) for leaf, shard in targets]
     return layout, [
@@ -576,7 +576,7 @@ def _part(leaf: ArrayLeaf, shard: Shard) -> ArrayLeaf:
     """Return a part of an array as one of its own."""
     view = leaf.view
     offset = view.offset + sum(begin * way for begin, way in zip(shard.offsets, view.strides, strict=True))
-    return replace(leaf, view=replace(view, shape=tuple(shard.array.shape), offset=offset), is_whole=False)
+    return replace(leaf, view=replace(view, shape=tuple(shard.array.shape), offset=offset), is_all=False)
 
 
 def _mismatch(leaf: ArrayLeaf, target: Any) -> str:
