@@ -40,7 +40,10 @@ def add_explain(commands: Any) -> None:
         "moments[] of rank, epoch, step, start_seconds, seconds, reason, samples[], group, names[], place,\n"
         "read_seconds; changes[] of change, stall_seconds, gain_seconds; replayed_seconds, is_near, slow_rank,\n"
         "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
-        "predicted_seconds, predicted_stall_seconds, notes[].",
+        "predicted_seconds, predicted_stall_seconds, notes[].\n"
+        "Of a graph on workers: run_seconds, steps, results[] of worker, held_seconds, seconds_by_activity{},\n"
+        "received_seconds{}; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times; moments[] of\n"
+        "step, start_seconds, seconds, task, held_seconds, node; notes[].",
     )
     parser.add_argument(
         "trace",
@@ -72,6 +75,9 @@ def _explain(options: argparse.Namespace) -> None:
     asked = _asked(options)
     with naming(options.trace):
         run = open_run(options.trace)
+    if run.outline.workers:
+        _explain_graph(options, run)
+        return
     source = None if options.source is None else open_source(options.source)
     with naming(options.trace):
         # Of several data sets, it is not known whose samples these are.
@@ -123,6 +129,42 @@ def _explain(options: argparse.Namespace) -> None:
     if not options.json:
         print_line(found.verdict)
     show(options, {**_values(found, outlook, notes), "switch": switch_values(switch)}, tables, notes)
+
+
+def _explain_graph(options: argparse.Namespace, run: Run) -> None:
+    """Show what the steps of a graph on workers waited for."""
+    from penstock.measure.graph_page import node_rows, slow_rows, worker_rows
+    from penstock.measure.graph_steps import explain_graph
+
+    found = explain_graph(run.trace())
+    notes = [found.advice, *found.notes, *run.notes]
+    if any(each is not None for each in (options.memory, options.readers, options.decoders, options.machine)):
+        notes.append("a graph on workers is not replayed: what would change a loader has no effect")
+    if not options.json:
+        print_line(found.verdict)
+    data = {
+        "run_seconds": found.seconds,
+        "steps": found.steps,
+        "results": [
+            {
+                "worker": each.task,
+                "held_seconds": each.held_seconds,
+                "seconds_by_activity": {str(doing): seconds for doing, seconds in each.doing.items()},
+                "received_seconds": dict(each.received),
+            }
+            for each in found.workers
+        ],
+        "links": [
+            {"from": ends[0], "to": ends[1], "held_seconds": seconds} for ends, seconds in found.links.items()
+        ],
+        "nodes": [asdict(each) for each in found.nodes],
+        "moments": [asdict(each) for each in found.slowest],
+        "notes": notes,
+    }
+    titles = "What workers did", "What steps waited for longest", "The slowest steps"
+    made = (worker_rows(found), node_rows(found), slow_rows(found))
+    tables = [Table(title, columns, rows) for title, (columns, rows) in zip(titles, made, strict=True)]
+    show(options, data, tables, notes)
 
 
 def _switch(run: Run, source: Source | None, asked: Change) -> tuple[Switch | None, list[str]]:

@@ -73,7 +73,6 @@ def add_trace(commands: Any) -> None:
 def _trace(options: argparse.Namespace) -> None:
     from penstock.measure.chains import largest_waits, longest_chain
     from penstock.measure.recorded import open_run
-    from penstock.trace import limiting
     from penstock.trace.verdict import NOT_COMPLETE
 
     if options.profile is not None and options.export != "perfetto":
@@ -92,14 +91,7 @@ def _trace(options: argparse.Namespace) -> None:
     run = open_run(options.trace)
     trace = run.trace()
     epochs = trace.epochs()
-    # A data set reads and computes in one.
-    source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
-    notes = [
-        limiting(epoch, source, decode, is_cut=not trace.is_complete and epoch is epochs[-1])
-        for epoch in epochs
-    ]
-    if not epochs:
-        notes.append("no batch was consumed yet")
+    notes = _limits(trace, epochs)
     if not trace.is_complete:
         notes.append(NOT_COMPLETE)
     if trace.left_out.spans:
@@ -111,7 +103,7 @@ def _trace(options: argparse.Namespace) -> None:
     notes += [f"rank {rank}: {line}" for rank, line in sorted(trace.choices.items())]
     notes += _found_best(trace)
     waits, longest = largest_waits(trace, options.waits or _WAITS), longest_chain(trace)
-    tables = [_waits(waits)] if waits and options.waits else []
+    tables = [_waits(trace, waits)] if waits and options.waits else []
     if longest is not None and options.waits:
         links = sorted(longest.links, key=lambda link: -link.seconds)[:_MOST_LINKS]
         notes.append(
@@ -150,6 +142,21 @@ def _trace(options: argparse.Namespace) -> None:
         "chain": None if longest is None else asdict(longest),
     }
     show(options, data, tables, notes, lambda: _drawn(options.trace, trace))
+
+
+def _limits(trace: Trace, epochs: list[EpochMetrics]) -> list[str]:
+    """Return what limited each epoch, or the steps of a graph on workers, in a line each."""
+    from penstock.measure.graph_steps import explain_graph
+    from penstock.trace import limiting
+
+    if trace.workers:
+        return [explain_graph(trace).verdict]
+    # A data set reads and computes in one.
+    source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
+    return [
+        limiting(epoch, source, decode, is_cut=not trace.is_complete and epoch is epochs[-1])
+        for epoch in epochs
+    ] or ["no batch was consumed yet"]
 
 
 def _export_devices(options: argparse.Namespace) -> str | None:
@@ -224,7 +231,13 @@ def _found_best(trace: Trace) -> Iterator[str]:
             yield f"rank {rank} found best, of {what}: {', '.join(said)}"
 
 
-def _waits(waits: list[Chain]) -> Table:
+def _waits(trace: Trace, waits: list[Chain]) -> Table:
+    if trace.workers:
+        of_workers = [
+            (str(each.step), trace.workers[each.rank], format_seconds(each.seconds), each.links[0].what)
+            for each in waits
+        ]
+        return Table("The largest waits", ("step", "worker", "waited", "for"), of_workers)
     rows = [
         (f"epoch {each.epoch}, step {each.step}", format_seconds(each.seconds), str(each)) for each in waits
     ]
@@ -279,7 +292,7 @@ def _stage(stage: Stage) -> str:
 
     name = stage.kind.name.lower()
     if stage.place == NO_PLACE:
-        return name
+        return f"{name} received from another worker" if stage.of_peers else name
     if stage.kind in (Kind.WRITE, Kind.DRAIN, Kind.LOAD):  # of snapshots, whose store has tiers of its own
         return f"{name} {'from' if stage.kind == Kind.LOAD else 'to'} tier {stage.place}"
     return f"{name} from {describe_place(stage.place)}" + (" of other ranks" if stage.of_peers else "")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.measure.explain import place_name
-from penstock.trace import NO_PEER, Kind, Spans, Trace, batch_waits
+from penstock.measure.graph_steps import Doing, Tile, describe_tile, steps_of
+from penstock.trace import NO_EPOCH, NO_PEER, Kind, Spans, Trace, batch_waits
 from penstock.trace.causes import critical_items
 from penstock.units import format_seconds
 
@@ -45,7 +46,12 @@ class Chain:
 
 
 def largest_waits(trace: Trace, most: int = 5) -> list[Chain]:
-    """Return the longest waits for a batch, the longest first, each with the chain of its last sample."""
+    """Return the longest waits for a batch, the longest first, each with the chain of its last sample.
+
+    Of a graph on workers, those of its workers, each with the tensor or the node that it was for.
+    """
+    if trace.workers:
+        return _largest_waits_of_workers(trace, most)
     spans = trace.spans
     waits = batch_waits(spans)
     waits = waits[waits["end"] > waits["start"]]
@@ -68,12 +74,41 @@ def largest_waits(trace: Trace, most: int = 5) -> list[Chain]:
     return found
 
 
+def _largest_waits_of_workers(trace: Trace, most: int) -> list[Chain]:
+    waits: list[tuple[int, Tile]] = []
+    for step in steps_of(trace):
+        tiles = (tile for tiles in step.tiles.values() for tile in tiles)
+        waits += [(step.number, each) for each in tiles if each.doing in (Doing.RECEIVING, Doing.WAITING)]
+        waits = sorted(waits, key=lambda each: -each[1].seconds)[:most]
+    return [
+        Chain(
+            tile.rank,
+            NO_EPOCH,
+            number,
+            tile.begin,
+            tile.seconds,
+            (Link(describe_tile(trace, tile), tile.seconds),),
+        )
+        for number, tile in waits
+    ]
+
+
 def longest_chain(trace: Trace) -> Chain | None:
     """Return the chain of kernels of the longest run of a graph; None for a trace without kernels.
 
     From the kernel that ended last, each one's predecessor is the kernel that ended last before it began: where
-    kernels wait for each other and for threads alone, nothing else can have held it up.
+    kernels wait for each other and for threads alone, nothing else can have held it up. Of a graph on workers, the
+    chain leads from worker to worker: `penstock.measure.graph_steps`.
     """
+    if trace.workers:
+        step = max(steps_of(trace), key=lambda each: each.seconds, default=None)
+        if step is None:
+            return None
+        links = [
+            Link(f"{describe_tile(trace, tile)} on {trace.workers[tile.rank]}", tile.seconds)
+            for tile in step.path
+        ]
+        return Chain(step.path[-1].rank, NO_EPOCH, step.number, step.begin, step.seconds, tuple(links))
     nodes = trace.spans[trace.spans["kind"] == Kind.NODE]
     if not nodes.size:
         return None

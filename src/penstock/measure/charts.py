@@ -56,6 +56,17 @@ class Layer:
     colour: Colour
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: a picture, SVG as text, and the table behind it, of text cells."""
+
+    title: str
+    picture: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
 def stacked_areas(
     title: str,
     edges: NDArray[np.float64],

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.files import write_whole
 from penstock.measure import charts
-from penstock.measure.charts import Colour, Layer, escaped
+from penstock.measure.charts import Colour, Layer, Section, escaped
 from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
+from penstock.measure.graph_page import sections_of_graph
+from penstock.measure.graph_steps import explain_graph
 from penstock.measure.recorded import Part, Run, listed
 from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
@@ -81,17 +83,6 @@ th:first-child,td:first-child{text-align:left}thead th{border-bottom:1px solid v
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page: a picture, SVG as text, and the table behind it, of text cells."""
-
-    title: str
-    picture: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What a page says. verdict: its first sentence. facts: what was run, as name and value."""
 
@@ -128,20 +119,26 @@ def report_of(run: Trace | Run | None, devices: DeviceRecord | None = None) -> R
         return _report_of_devices(devices)
     run = run if isinstance(run, Run) else Run.of(run)
     trace = run.trace()
+    if trace.workers:
+        steps = explain_graph(trace)
+        parts = [*sections_of_graph(trace, steps), *([] if devices is None else _of_devices(devices))]
+        return Report(steps.verdict, _facts(trace), parts, [steps.advice, *steps.notes, *run.notes])
     explained = explain(run)
     notes = list(explained.notes)
-    parts = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
-    parts += [_accesses(trace), *_timelines(trace), _snapshots(trace)]
+    sections = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]
+    sections += [_accesses(trace), *_timelines(trace), _snapshots(trace)]
     try:
-        parts.append(_against_prediction(run.of_ranks()))
+        sections.append(_against_prediction(run.of_ranks()))
     except ConfigError as error:
         notes.append(f"no prediction to compare with: {error}")
     if devices is not None:
-        parts += _of_devices(devices)
-    meta = trace.meta
+        sections += _of_devices(devices)
+    return Report(explained.verdict, _facts(trace), [part for part in sections if part is not None], notes)
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
     shown = ("source", "started", "host", "policy")
-    facts = [(name, str(meta[name])) for name in shown if meta.get(name)]
-    return Report(explained.verdict, facts, [part for part in parts if part is not None], notes)
+    return [(name, str(trace.meta[name])) for name in shown if trace.meta.get(name)]
 
 
 def _report_of_devices(devices: DeviceRecord) -> Report:

@@ -1,0 +1,375 @@
+"""Which worker the steps of a graph waited for: each step's end is followed back over what held it up.
+
+A worker's part of a step is in tiles: it computes, sends, waits for a tensor, or for a queue, a mutex or a batch. From
+the tile in which a step ended, the path goes back on the same worker; where that waited for a tensor that was computed
+meanwhile, it goes on where the tensor was sent. What the path consists of is what the step waited for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.trace import NO_FLOW, NO_PEER, NO_SAMPLE, NO_STEP, Kind, Spans, Trace
+from penstock.trace.schema import choose_spans
+from penstock.units import format_count, format_seconds
+
+#: Steps and nodes that are listed.
+_MOST_LISTED = 5
+#: What takes less than this share of the steps is not worth a word.
+_WORTH_A_WORD = 0.005
+
+
+class Doing(StrEnum):
+    """What a worker does in a part of a step."""
+
+    COMPUTING = "computing"
+    SENDING = "sending"
+    RECEIVING = "waiting for tensors"
+    WAITING = "waiting for a queue, a mutex or a batch"
+    BETWEEN = "between nodes"
+
+
+class Tile(NamedTuple):
+    """What a worker did from a time to another, in seconds since the trace's origin.
+
+    node: the trace's number of what it computed, sent or waited for; NO_SAMPLE for none. peer: rank of who sends what
+    it waited for. flow: of that tensor.
+    """
+
+    rank: int
+    begin: float
+    end: float
+    doing: Doing
+    node: int = NO_SAMPLE
+    peer: int = NO_PEER
+    flow: int = NO_FLOW
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+class Step(NamedTuple):
+    """A step on all workers. tiles: by rank, in order. path: what it waited for, in order, of all workers."""
+
+    number: int
+    begin: float
+    end: float
+    tiles: Mapping[int, Sequence[Tile]]
+    path: Sequence[Tile]
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, from its begin on the first worker to its end on the last."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTime:
+    """What a worker did in all steps, in seconds.
+
+    held_seconds: for which steps waited for it. doing: what it did. received: waiting for tensors, by who sent them.
+    """
+
+    task: str
+    held_seconds: float
+    doing: Mapping[Doing, float]
+    received: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """What steps waited for on their paths. what: a node; a tensor, with who sent it. times: how often."""
+
+    what: str
+    task: str
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A step that took long. task: that it waited for longest, for held_seconds; node: what took longest there."""
+
+    step: int
+    start_seconds: float
+    seconds: float
+    task: str
+    held_seconds: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphExplanation:
+    """What the steps of a graph on workers waited for.
+
+    seconds: of all steps. workers: those that steps waited for longest first. links: seconds in which steps waited for
+    tensors on their way, by sender and receiver. nodes, slowest: the longest first.
+    """
+
+    steps: int
+    seconds: float
+    workers: tuple[WorkerTime, ...]
+    links: Mapping[tuple[str, str], float]
+    nodes: tuple[HeldBy, ...]
+    slowest: tuple[SlowStep, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def slow_link(self) -> tuple[str, str] | None:
+        """The link that steps waited for longer than for any worker; None where there is none."""
+        link, seconds = max(self.links.items(), key=lambda each: each[1], default=(None, 0.0))
+        return link if seconds > self.workers[0].held_seconds else None
+
+    @property
+    def verdict(self) -> str:
+        """The sentence that comes first."""
+        if not self.steps:
+            return "No step of the graph has ended."
+        took = f"{format_count(self.steps, 'step')} took {format_seconds(self.seconds)}"
+        if (link := self.slow_link) is not None:
+            return (
+                f"{took}; {self._part(self.links[link])} they waited for tensors on their way from {link[0]} to "
+                f"{link[1]}."
+            )
+        first = self.workers[0]
+        done = {str(doing): seconds for doing, seconds in first.doing.items() if doing != Doing.RECEIVING}
+        done |= {f"{Doing.RECEIVING} from {task}": seconds for task, seconds in first.received.items()}
+        parts = [
+            f"{what} {self.share(seconds)}"
+            for what, seconds in _largest_first(done).items()
+            if seconds > _WORTH_A_WORD * self.seconds
+        ]
+        return f"{took}; {self._part(first.held_seconds)} they waited for {first.task}: {', '.join(parts)}."
+
+    @property
+    def advice(self) -> str:
+        """What a person can change about what steps waited for longest."""
+        if (link := self.slow_link) is not None:
+            return (
+                f"the link from {link[0]} to {link[1]}: session.learn() measures it and keeps nodes together that send "
+                "much; is_lossy=True halves float32"
+            )
+        return (
+            f"{self.workers[0].task}: session.learn() measures nodes and moves those without a state to workers that "
+            "end them sooner; those with a state, and those that name a device, stay: give some another device"
+        )
+
+    def share(self, seconds: float) -> str:
+        """Return a part of all steps' time in words."""
+        return f"{100 * seconds / self.seconds:.1f} %" if self.seconds else ""
+
+    def _part(self, seconds: float) -> str:
+        return f"for {format_seconds(seconds)} of it ({self.share(seconds)})"
+
+
+def explain_graph(trace: Trace) -> GraphExplanation:
+    """Sum up what the steps of a trace of workers waited for. trace: one that has `workers`."""
+    tasks = trace.workers
+    total, count = 0.0, 0
+    held, links = dict.fromkeys(tasks, 0.0), defaultdict[tuple[str, str], float](float)
+    doing: dict[int, defaultdict[Doing, float]] = {rank: defaultdict(float) for rank in tasks}
+    received: dict[int, defaultdict[str, float]] = {rank: defaultdict(float) for rank in tasks}
+    nodes = defaultdict[tuple[str, str], list[float]](list)
+    slowest: list[SlowStep] = []
+    for step in steps_of(trace):
+        total, count = total + step.seconds, count + 1
+        for tile in (tile for tiles in step.tiles.values() for tile in tiles):
+            doing[tile.rank][tile.doing] += tile.seconds
+            if tile.doing == Doing.RECEIVING:
+                received[tile.rank][tasks[tile.peer]] += tile.seconds
+        for tile in step.path:
+            if tile.doing == Doing.RECEIVING:
+                links[tasks[tile.peer], tasks[tile.rank]] += tile.seconds
+            else:
+                held[tile.rank] += tile.seconds
+            if tile.node != NO_SAMPLE:
+                nodes[describe_tile(trace, tile), tasks[tile.rank]].append(tile.seconds)
+        slowest = sorted([*slowest, _slow(trace, step)], key=lambda each: -each.seconds)[:_MOST_LISTED]
+    workers = [
+        WorkerTime(task, held[rank], dict(doing[rank]), _largest_first(received[rank]))
+        for rank, task in tasks.items()
+    ]
+    longest = sorted(nodes.items(), key=lambda each: -sum(each[1]))[:_MOST_LISTED]
+    notes = (f"of a long run, the last {format_count(count, 'step')} count",) if trace.left_out.spans else ()
+    return GraphExplanation(
+        count,
+        total,
+        tuple(sorted(workers, key=lambda each: -each.held_seconds)),
+        _largest_first(links),
+        tuple(HeldBy(what, task, sum(each), len(each)) for (what, task), each in longest),
+        tuple(slowest),
+        notes,
+    )
+
+
+def describe_tile(trace: Trace, tile: Tile) -> str:
+    """Return what a worker did, in words: a node's name, or which tensor it waited for, and from whom."""
+    name = str(tile.doing) if tile.node == NO_SAMPLE else trace.name_of(tile.node)
+    if tile.doing == Doing.RECEIVING:
+        return f"tensor {name} from {trace.workers[tile.peer]}"
+    return f"waiting in {name}" if tile.doing == Doing.WAITING and tile.node != NO_SAMPLE else name
+
+
+def steps_of(trace: Trace) -> Iterator[Step]:
+    """Yield the steps that a trace of workers has, in order."""
+    spans = choose_spans(trace.spans, np.isin(trace.spans["kind"], (Kind.WAIT, Kind.STEP, Kind.NODE)))
+    numbers = _numbered(spans)
+    order = np.lexsort((spans["start"], numbers))
+    first = np.flatnonzero(np.diff(numbers[order], prepend=NO_STEP - 1))
+    for places in np.split(order, first[1:]):
+        own = spans[places]
+        if not places.size or numbers[places[0]] == NO_STEP:
+            continue
+        tiles, sends = {}, dict[int, Tile]()
+        for rank in np.unique(own["rank"]).tolist():
+            rows = own[own["rank"] == rank].tolist()
+            if made := _tiles(rank, [_Span(*row) for row in rows], sends):
+                tiles[rank] = made
+        if tiles:
+            begin = min(each[0].begin for each in tiles.values())
+            end = max(each[-1].end for each in tiles.values())
+            yield Step(int(numbers[places[0]]), begin, end, tiles, _path(tiles, sends, begin))
+
+
+def _numbered(spans: Spans) -> NDArray[np.int64]:
+    """Return the step of each span: where it has none, as later waits, that of the one before in its lane."""
+    order = np.lexsort((spans["start"], spans["worker"], spans["rank"]))
+    step = spans["step"][order].astype(np.int64)
+    known = np.maximum.accumulate(np.where(step != NO_STEP, np.arange(step.size), 0))
+    found = np.empty(step.size, np.int64)
+    found[order] = step[known]
+    return found
+
+
+class _Span(NamedTuple):
+    """A row of a trace, by the fields of SPAN."""
+
+    start: float
+    end: float
+    sample: int
+    bytes: int
+    flow: int
+    epoch: int
+    step: int
+    samples: int
+    peer: int
+    kind: int
+    place: int
+    worker: int
+    rank: int
+
+    @property
+    def is_received(self) -> bool:
+        return self.kind == Kind.NODE and self.peer != NO_PEER
+
+    @property
+    def doing(self) -> Doing:
+        if self.kind != Kind.NODE:
+            return Doing.WAITING if self.kind == Kind.WAIT else Doing.BETWEEN
+        return Doing.SENDING if self.flow != NO_FLOW else Doing.COMPUTING
+
+
+#: Where spans overlap, the first of these counts: a node may ask to wait, and others run meanwhile.
+_RANK = {Doing.WAITING: 3, Doing.COMPUTING: 2, Doing.SENDING: 1, Doing.BETWEEN: 0}
+
+
+def _tiles(rank: int, spans: Sequence[_Span], sends: dict[int, Tile]) -> list[Tile]:
+    """Return what a worker did in a step, in order. sends: gets its Sends, by flow."""
+    shown = [each for each in spans if not each.is_received and each.end > each.start]
+    marks = sorted(
+        mark for n, each in enumerate(shown) for mark in ((each.start, True, n), (each.end, False, n))
+    )
+    ends = _Ends(spans)
+    tiles: list[tuple[float, float, int]] = []
+    active, at = set[int](), 0.0
+    for time, begins, number in marks:
+        if time > at and active:
+            now = max(active, key=lambda n: (_RANK[shown[n].doing], shown[n].start))
+            if tiles and tiles[-1][1:] == (at, now):
+                tiles[-1] = (tiles[-1][0], time, now)
+            else:
+                tiles.append((at, time, now))
+        at = time
+        (active.add if begins else active.discard)(number)
+    found = []
+    for begin, end, number in tiles:
+        span = shown[number]
+        tile = Tile(rank, begin, end, span.doing, span.sample if span.kind == Kind.NODE else NO_SAMPLE)
+        found.append(ends.explained(tile) if tile.doing == Doing.WAITING else tile)
+    for span in spans:
+        if span.kind == Kind.NODE and span.flow != NO_FLOW and not span.is_received:
+            sends[span.flow] = Tile(rank, span.start, span.end, Doing.SENDING, span.sample)
+    return found
+
+
+class _Ends:
+    """The ends of nodes of a worker's part of a step: with one of them, each of its waits ended."""
+
+    def __init__(self, spans: Sequence[_Span]) -> None:
+        nodes = [
+            each
+            for each in spans
+            if each.kind == Kind.NODE and (each.is_received or each.doing == Doing.COMPUTING)
+        ]
+        self._nodes = sorted(nodes, key=lambda each: each.end)
+        self._ends = [each.end for each in self._nodes]
+
+    def explained(self, wait: Tile) -> Tile:
+        """Return a wait with what it was for. What ended with it is recorded after it."""
+        for node in self._nodes[bisect_left(self._ends, wait.end) :]:
+            if node.is_received:
+                return wait._replace(doing=Doing.RECEIVING, node=node.sample, peer=node.peer, flow=node.flow)
+            if node.start < wait.end:
+                return wait._replace(node=node.sample)
+        return wait
+
+
+def _path(tiles: Mapping[int, Sequence[Tile]], sends: Mapping[int, Tile], begin: float) -> list[Tile]:
+    """Return what a step waited for, in order: from its end back, on one worker after the other."""
+    rank = max(tiles, key=lambda each: tiles[each][-1].end)
+    at, path, seen = tiles[rank][-1].end, list[Tile](), set[tuple[int, float]]()
+    while True:
+        own = tiles[rank]
+        place = bisect_left(own, at, key=lambda each: each.begin) - 1
+        if place < 0:
+            break
+        tile = own[place]
+        here = tile._replace(end=min(tile.end, at))
+        send = sends.get(tile.flow)
+        # What was to be sent when the wait began took its time on the way; what was not is what the wait was for.
+        is_late = send is not None and send.begin > tile.begin and send.rank in tiles
+        if send is None or not is_late or (rank, tile.begin) in seen:
+            path.append(here)
+            at = tile.begin
+            continue
+        seen.add((rank, tile.begin))
+        path.append(here._replace(begin=min(max(send.end, here.begin), here.end)))
+        path.append(send._replace(begin=min(send.begin, here.end), end=min(send.end, here.end)))
+        rank, at = send.rank, min(send.begin, here.end)
+    if at > begin:
+        path.append(Tile(rank, begin, at, Doing.BETWEEN))
+    return [each for each in reversed(path) if each.seconds > 0]
+
+
+def _slow(trace: Trace, step: Step) -> SlowStep:
+    held, nodes = defaultdict[int, float](float), defaultdict[tuple[int, str], float](float)
+    for tile in step.path:
+        held[tile.rank] += tile.seconds
+        nodes[tile.rank, describe_tile(trace, tile)] += tile.seconds
+    rank = max(held, key=held.__getitem__)
+    node = max((key for key in nodes if key[0] == rank), key=nodes.__getitem__)[1]
+    return SlowStep(step.number, step.begin, step.seconds, trace.workers[rank], held[rank], node)
+
+
+def _largest_first(seconds: Mapping[Any, float]) -> dict[Any, float]:
+    return dict(sorted(seconds.items(), key=lambda each: -each[1]))
