@@ -72,35 +72,26 @@ def expected(order: FullShuffle, epoch: int, broken: int | None = BROKEN) -> lis
     return [number for number in order.at(epoch, np.arange(SAMPLES)).tolist() if number != broken]
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["in a loop", "in leaving a loop"])
 @pytest.mark.parametrize("stride", [31, pytest.param(1, marks=pytest.mark.slow)])
-def test_after_ctrl_c_anywhere_in_a_loop_the_next_loop_runs_whole(stride: int) -> None:
+def test_after_ctrl_c_anywhere_in_a_loop_or_in_leaving_it_the_next_loop_is_complete(
+    stride: int, leaves: bool
+) -> None:
     order = FullShuffle(SAMPLES, 0)
     with make(Numbers(), epochs=100_000, on_error="skip") as loader:
         for interrupter in every_place(_is_elsewhere, stride):
-            with interrupter:
-                try:
-                    seen_in(loader)
-                except KeyboardInterrupt:
-                    assert interrupter.has_struck
-                else:
-                    assert not interrupter.has_struck, "the interrupt was swallowed"
-
-            epoch = loader.position[0] + (loader.position[1] > 0)
-            assert seen_in(loader) == expected(order, epoch)
-
-
-@pytest.mark.parametrize("stride", [31, pytest.param(1, marks=pytest.mark.slow)])
-def test_after_ctrl_c_anywhere_in_leaving_a_loop_the_next_loop_runs_whole(stride: int) -> None:
-    order = FullShuffle(SAMPLES, 0)
-    with make(Numbers(), epochs=100_000, on_error="skip") as loader:
-        for interrupter in every_place(_is_elsewhere, stride):
-            passes = iter(loader)
+            passes = iter(loader) if leaves else iter([0])
             next(passes)
             with interrupter:
                 try:
-                    iter(loader)
+                    if leaves:
+                        iter(loader)
+                    else:
+                        seen_in(loader)
                 except KeyboardInterrupt:
                     assert interrupter.has_struck
+                else:
+                    assert leaves or not interrupter.has_struck, "the interrupt was swallowed"
 
             epoch = loader.position[0] + (loader.position[1] > 0)
             assert seen_in(loader) == expected(order, epoch)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.for_each import for_each
+from tests.loader.made import Made
 
 from penstock import Loader, LoaderConfig
 from penstock.errors import ConfigError, DataError
@@ -26,22 +27,9 @@ class Photo:
     boxes: Any = None
 
 
-class Made:
-    """What a function makes of each number."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
 def batches(make: Callable[[int], Any], kind: Any = Loader, **arguments: Any) -> list[Any]:
     settings = {"batch_size": 8, "epochs": 1, "shuffle": False, "memory": "1 MB", "report": None, **arguments}
-    with kind(Made(make), **settings) as loader:
+    with kind(Made(make, COUNT), **settings) as loader:
         return list(loader)
 
 
@@ -170,12 +158,12 @@ def test_a_field_unlike_that_of_the_first_sample_is_named(first: Any, later: Any
 def test_defaults_are_checked_and_compared() -> None:
     arguments: dict[str, Any] = {"batch_size": 8, "epochs": 1}
     with pytest.raises(ConfigError, match="optional is 'caption'; it maps names"):
-        LoaderConfig(Made(int), optional="caption", **arguments)  # type: ignore[arg-type]
+        LoaderConfig(Made(int, COUNT), optional="caption", **arguments)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="optional has None for 'caption'"):
-        LoaderConfig(Made(int), optional={"caption": None}, **arguments)
+        LoaderConfig(Made(int, COUNT), optional={"caption": None}, **arguments)
     with pytest.raises(ConfigError, match="optional is for the samples of a data set"):
         LoaderConfig("photos", optional={"caption": ""}, **arguments)
-    source = Made(int)
+    source = Made(int, COUNT)
     one, other = (LoaderConfig(source, optional={"a": np.zeros(2)}, **arguments) for _ in range(2))
     assert one == one
     assert one != other

@@ -8,7 +8,6 @@ import math
 import threading
 import weakref
 from collections import UserDict
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tests.for_each import for_each
+from tests.loader.made import Made
 from torch.utils.data import default_collate
 
 import penstock.torch
@@ -51,19 +51,6 @@ class Texts:
             "text": f"text {index}",
             "tokens": tokens,
         }
-
-
-class Made:
-    """Samples that a function makes."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 class Alternating:
@@ -169,7 +156,7 @@ def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_wou
 
 
 def test_two_batches_of_larger_arrays_are_made_together_each_in_its_own_and_neither_is_kept() -> None:
-    data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"))
+    data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"), COUNT)
     with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
         own, found, together = loader._own_thread, list[Any](), list[int]()
         for images, texts in loader:
@@ -190,7 +177,7 @@ def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_ha
         made.extend([index] * (threading.get_ident() == me))
         return index
 
-    me, data = threading.get_ident(), Made(get)
+    me, data = threading.get_ident(), Made(get, COUNT)
     with load(data, turns, collate_fn=list, epochs=1, shuffle=False, batch_size=4) as loader:
         own = loader._own_thread
         batches = iter(loader)
@@ -211,7 +198,7 @@ class Padding(Made):
     """Lists as long as the longest that is asked for with them, in buffers of which a thread has a batch's."""
 
     def __init__(self) -> None:
-        super().__init__(lambda index: [index] * (index % 7 + 1))
+        super().__init__(lambda index: [index] * (index % 7 + 1), COUNT)
         self.local = threading.local()
 
     def __getitems__(self, indices: list[int]) -> Any:
@@ -280,7 +267,7 @@ class WithAttribute(dict[str, Any]):
         (lambda samples: np.zeros(8 << 20, np.uint8), 1),
         (lambda samples: [samples] * 1001, 1),
         (lambda samples: torch.eye(4).to_sparse(), 1),
-        (lambda samples: Made(int), 1),
+        (lambda samples: Made(int, COUNT), 1),
         (lambda samples: [Fraction(each) for each in samples], 1),
         (lambda samples: WithSlot(), 1),
         (lambda samples: WithAttribute(ids=samples), 1),
@@ -288,7 +275,7 @@ class WithAttribute(dict[str, Any]):
     ],
 )
 def test_what_a_function_returns_is_made_together_up_to_four_megabytes(collate: Any, together: int) -> None:
-    with load(Made(int), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
+    with load(Made(int, COUNT), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
         own, seen = loader._own_thread, list[int]()
         for number, _ in enumerate(loader):
             own._sample_seconds = 1e-9
@@ -314,7 +301,7 @@ def test_an_epoch_that_is_left_keeps_nothing_that_was_made_for_it(begins_again: 
         return index
 
     arguments: Any = {"collate_fn": collate, "batch_size": 4, "shuffle": False, "on_error": "skip"}
-    with load(Made(get), Alternating(10_000), **arguments) as loader:
+    with load(Made(get, COUNT), Alternating(10_000), **arguments) as loader:
         own = loader._own_thread
         for number, _ in enumerate(loader):
             own._sample_seconds = 1e-9

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.for_each import for_each
+from tests.loader.made import Made
 from torch.nn.utils.rnn import pad_sequence
 
 from penstock.errors import ConfigError, DataError
@@ -29,19 +30,6 @@ from penstock.torch import to_nested
 COUNT = 60
 LENGTHS = np.random.default_rng(0).integers(0, 30, COUNT)
 LENGTHS[:2] = 3, 0
-
-
-class Made:
-    """What a function makes of each number."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 def tokens(index: int) -> Any:

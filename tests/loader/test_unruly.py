@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.loader.made import Made
 
 from penstock.errors import DataError
 from penstock.loader import Loader
@@ -19,22 +20,9 @@ from penstock.loader.global_draws import global_states
 from penstock.loader.transforms import ToTensor
 
 
-class Made:
-    """What a function makes of each number."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
 def load(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
     chosen = {"batch_size": 8, "epochs": 1, "shuffle": False, "report": None, **arguments}
-    with Loader(Made(make), **chosen) as loader:
+    with Loader(Made(make, 40), **chosen) as loader:
         return list(loader)
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.simulate.given import Given
+from tests.simulate.random_jobs import random_job
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -260,50 +261,6 @@ class _Model:
 # -- Random jobs: drawn from a seed, because hypothesis takes longer to draw one value by value than both models to run
 
 
-def _rate(random: Random) -> float:
-    # Sevenths: no two ways cost the same by accident, which would leave the choice to the last bit.
-    return random.randint(7, 400) / 7
-
-
-def _curve(random: Random) -> Curve:
-    users = random.sample(range(1, 7), random.randint(1, 3))
-    return Curve(tuple((float(count), _rate(random)) for count in sorted(users)))
-
-
-def _job(random: Random) -> Job:
-    ranks = random.randint(1, 4)
-    plan = AccessPlan(
-        FullShuffle(random.randint(1, 12), random.randint(0, 99)),
-        random.randint(1, 8),
-        random.randint(1, 3),
-        ranks,
-        random.choice(["uniform", "strided", "imbalanced"]),
-    )
-    storage = tuple(
-        StorageClass(
-            f"class {number}",
-            random.randint(1, 150),
-            random.randint(1, 3),
-            _curve(random),
-            random.choice([None, _curve(random)]),
-        )
-        for number in range(random.randint(1, 3))
-    )
-    clients = random.choice([None, _curve(random), _curve(random)])
-    machine = Machine(
-        SharedStore(clients, random.choice([None, _curve(random)]) if clients else _curve(random)),
-        storage,
-        ranks,
-        random.choice([inf, _rate(random)]),
-        random.choice([inf, _rate(random)]),
-        random.choice([inf, _rate(random)]),
-        Rate(_rate(random), random.choice(["bytes", "samples"])),
-        random.randint(1, 3),
-    )
-    sizes = np.array([random.randint(1, 40) for _ in range(plan.samples)], np.int64)
-    return Job(plan, sizes, machine, random.randint(0, 9))
-
-
 def _loading(random: Random, job: Job) -> Loading:
     """What no policy of the thesis decides: any mixture of fills and switches that the machine has space for."""
     storage, samples = job.machine.storage, job.plan.samples
@@ -327,7 +284,7 @@ def _loading(random: Random, job: Job) -> Loading:
 
 def _run(seed: int) -> tuple[Job, Loading]:
     random = Random(seed)
-    job = _job(random)
+    job = random_job(random, has_latency=False)
     if random.random() < 0.4:
         return job, _loading(random, job)
     try:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.plan.small_plans import plans
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential
+from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.plan import frequency as module
 from penstock.plan.access import first_steps
 from penstock.plan.frequency import (
@@ -21,22 +22,6 @@ from penstock.plan.frequency import (
     steps_of_reads,
     uses_of,
 )
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> AccessPlan:
-    """Small plans of every shape: short last batches dropped or not, idle ranks, repeated and left-out samples."""
-    samples = draw(st.integers(1, 40))
-    epochs = draw(st.integers(1, 5))
-    if draw(st.booleans()):
-        order: FullShuffle | Explicit = FullShuffle(samples, draw(st.integers(0, 99)))
-    else:
-        ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
-        order = Explicit([draw(ids) for _ in range(epochs)], samples)
-    split = draw(st.sampled_from(["balanced", "uniform", "strided", "imbalanced"]))
-    return AccessPlan(
-        order, draw(st.integers(1, 20)), epochs, draw(st.integers(1, 5)), split, draw(st.booleans())
-    )
 
 
 def _all_reads(plan: AccessPlan) -> list[tuple[int, int, int]]:

@@ -9,26 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.for_each import for_each
+from tests.plan.small_plans import plans
 
 from penstock.errors import ConfigError
-from penstock.plan import AccessPlan, Explicit, FullShuffle, Sequential, split_locally
+from penstock.plan import AccessPlan, FullShuffle, Sequential, split_locally
 from penstock.plan import arranged as module
 from penstock.plan.frequency import first_reads, readers_of_epoch
 
 
 @st.composite
 def held_plans(draw: st.DrawFn) -> tuple[AccessPlan, list[int]]:
-    samples = draw(st.integers(1, 50))
-    epochs = draw(st.integers(1, 3))
-    ranks = draw(st.integers(1, 5))
-    if draw(st.booleans()):
-        order: FullShuffle | Explicit = FullShuffle(samples, draw(st.integers(0, 99)))
-    else:
-        ids = st.lists(st.integers(0, samples - 1), min_size=1, max_size=50)
-        order = Explicit([draw(ids) for _ in range(epochs)], samples)
-    split = draw(st.sampled_from(["balanced", "uniform", "strided", "imbalanced"]))
-    plan = AccessPlan(order, draw(st.integers(1, 20)), epochs, ranks, split, draw(st.booleans()))
-    return plan, draw(st.lists(st.integers(-1, ranks - 1), min_size=samples, max_size=samples))
+    plan = draw(plans())
+    return plan, draw(st.lists(st.integers(-1, plan.ranks - 1), min_size=plan.samples, max_size=plan.samples))
 
 
 @given(held_plans())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import fields
-from math import inf
 from random import Random
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulate.given import Given
+from tests.simulate.random_jobs import random_job
 
 from penstock.errors import ConfigError
 from penstock.kernel_cache import kept_loop
-from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.loading import Fill, Job, Loading
 from penstock.policy.push import decide_push
 from penstock.simulate import loading as virtual_time
@@ -26,58 +24,6 @@ from penstock.simulate.scheduled import ORIGINS, LoadingResult, simulate_job
 from penstock.trace.schema import SOURCE
 
 # -- Random jobs: drawn from a seed, because hypothesis takes longer to draw one value by value than both models to run
-
-
-def _rate(random: Random) -> float:
-    # Sevenths: no two ways cost the same by accident, which would leave the choice to the last bit.
-    return random.randint(7, 400) / 7
-
-
-def _curve(random: Random) -> Curve:
-    users = random.sample(range(1, 7), random.randint(1, 3))
-    return Curve(tuple((float(count), _rate(random)) for count in sorted(users)))
-
-
-def _machine(random: Random, ranks: int) -> Machine:
-    storage = []
-    for number in range(random.randint(1, 3)):
-        threads = random.randint(1, 3)
-        storage.append(
-            StorageClass(
-                f"class {number}",
-                random.randint(1, 150),
-                threads,
-                _curve(random),
-                random.choice([None, _curve(random)]),
-                random.choice([0.0, 0.0, 1 / 3]) if number else 0.0,
-            )
-        )
-    clients = random.choice([None, _curve(random), _curve(random)])
-    own = random.choice([None, _curve(random)]) if clients else _curve(random)
-    return Machine(
-        SharedStore(clients, own, random.choice([0.0, 0.0, 0.7]), random.randint(1, 4)),
-        tuple(storage),
-        ranks,
-        random.choice([inf, _rate(random)]),
-        random.choice([inf, _rate(random)]),
-        random.choice([inf, _rate(random)]),
-        Rate(_rate(random), random.choice(["bytes", "samples"])),
-        random.randint(1, 3),
-    )
-
-
-def _job(random: Random) -> Job:
-    ranks = random.randint(1, 4)
-    plan = AccessPlan(
-        FullShuffle(random.randint(1, 12), random.randint(0, 99)),
-        random.randint(1, 8),
-        random.randint(1, 3),
-        ranks,
-        random.choice(["uniform", "strided", "imbalanced"]),
-    )
-    machine = _machine(random, ranks)
-    sizes = np.array([random.randint(1, 40) for _ in range(plan.samples)], np.int64)
-    return Job(plan, sizes, machine, random.randint(0, 9))
 
 
 def _loading(random: Random, job: Job) -> Loading:
@@ -116,7 +62,7 @@ def _loading(random: Random, job: Job) -> Loading:
 
 def _run(seed: int) -> tuple[Job, Loading]:
     random = Random(seed)
-    job = _job(random)
+    job = random_job(random, has_latency=True)
     if random.random() < 0.3:
         return job, _loading(random, job)
     try:

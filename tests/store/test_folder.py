@@ -144,24 +144,18 @@ def test_a_root_without_label_folders_is_answered_with_what_else_could_open_it(t
         ImageFolder(tmp_path)
 
 
-def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
-    (write(tmp_path, "cat/a.jpg") / "cat/b.jpg").symlink_to("nowhere.jpg")
+@for_each(
+    ("link", "to", "problem"),
+    [
+        ("b.jpg", "nowhere.jpg", "{0}/cat/b.jpg is a link to nothing"),
+        ("again", "../cat", "Too many levels of symbolic links"),  # a circle
+        ("b.jpg", "b.jpg", r"{0}/cat \(b.jpg in it\) cannot be listed: Too many levels"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, link: str, to: str, problem: str) -> None:
+    (write(tmp_path, "cat/a.jpg") / "cat" / link).symlink_to(to)
 
-    with pytest.raises(DataError, match=f"{tmp_path}/cat/b.jpg is a link to nothing"):
-        ImageFolder(tmp_path)
-
-
-def test_folders_that_link_in_a_circle_end_in_an_error(tmp_path: Path) -> None:
-    (write(tmp_path, "cat/a.jpg") / "cat/again").symlink_to("../cat")
-
-    with pytest.raises(DataError, match="Too many levels of symbolic links"):
-        ImageFolder(tmp_path)
-
-
-def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
-    (write(tmp_path, "cat/a.jpg") / "cat/b.jpg").symlink_to("b.jpg")
-
-    with pytest.raises(DataError, match=rf"{tmp_path}/cat \(b.jpg in it\) cannot be listed: Too many levels"):
+    with pytest.raises(DataError, match=problem.format(tmp_path)):
         ImageFolder(tmp_path)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.checkpoint.state import sharding
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -170,18 +171,20 @@ def test_parts_are_told_apart_as_a_count_of_every_number_tells_them(data: st.Dat
             check_whole(parts)
 
 
-def test_a_gap_is_named_with_its_place() -> None:
-    parts = [part("weight", (4, 4), (0, 0), (2, 4)), part("weight", (4, 4), (2, 0), (2, 3))]
-
-    with pytest.raises(ConfigError, match=r"weight lacks \[2:4, 3:4\]: no rank holds that part of \(4, 4\)"):
-        check_whole(parts)
-
-
-def test_an_overlap_is_named_with_its_place() -> None:
-    parts = [part("weight", (4,), (0,), (3,)), part("weight", (4,), (2,), (2,))]
-
-    with pytest.raises(ConfigError, match=r"weight has \[2:3\] twice: in \[0:3\] and in \[2:4\]"):
-        check_whole(parts)
+@for_each(
+    ("whole", "boxes", "problem"),
+    [
+        (
+            (4, 4),
+            [((0, 0), (2, 4)), ((2, 0), (2, 3))],
+            r"lacks \[2:4, 3:4\]: no rank holds that part of \(4, 4\)",
+        ),
+        ((4,), [((0,), (3,)), ((2,), (2,))], r"has \[2:3\] twice: in \[0:3\] and in \[2:4\]"),
+    ],
+)
+def test_a_gap_and_an_overlap_are_named_with_their_place(whole: Any, boxes: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"weight {problem}"):
+        check_whole([part("weight", whole, *box) for box in boxes])
 
 
 def test_an_overlap_is_found_across_parts_in_between() -> None:

@@ -1,0 +1,67 @@
+"""Random jobs: drawn from a seed, because hypothesis takes longer to draw one value by value than models to run it."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import numpy as np
+
+from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
+from penstock.plan import AccessPlan, FullShuffle
+from penstock.policy.loading import Job
+
+
+def random_rate(random: Random) -> float:
+    # Sevenths: no two ways cost the same by accident, which would leave the choice to the last bit.
+    return random.randint(7, 400) / 7
+
+
+def random_curve(random: Random) -> Curve:
+    users = random.sample(range(1, 7), random.randint(1, 3))
+    return Curve(tuple((float(count), random_rate(random)) for count in sorted(users)))
+
+
+def random_plan(random: Random) -> AccessPlan:
+    return AccessPlan(
+        FullShuffle(random.randint(1, 12), random.randint(0, 99)),
+        random.randint(1, 8),
+        random.randint(1, 3),
+        random.randint(1, 4),
+        random.choice(["uniform", "strided", "imbalanced"]),
+    )
+
+
+def random_machine(random: Random, ranks: int, *, has_latency: bool) -> Machine:
+    """Return a machine of one to three classes. has_latency: whether some of its reads, and of the store's, wait."""
+    storage = tuple(
+        StorageClass(
+            f"class {number}",
+            random.randint(1, 150),
+            random.randint(1, 3),
+            random_curve(random),
+            random.choice([None, random_curve(random)]),
+            random.choice([0.0, 0.0, 1 / 3]) if number and has_latency else 0.0,
+        )
+        for number in range(random.randint(1, 3))
+    )
+    clients = random.choice([None, random_curve(random), random_curve(random)])
+    own = random.choice([None, random_curve(random)]) if clients else random_curve(random)
+    waits = (random.choice([0.0, 0.0, 0.7]), random.randint(1, 4)) if has_latency else ()
+    return Machine(
+        SharedStore(clients, own, *waits),
+        storage,
+        ranks,
+        random.choice([inf, random_rate(random)]),
+        random.choice([inf, random_rate(random)]),
+        random.choice([inf, random_rate(random)]),
+        Rate(random_rate(random), random.choice(["bytes", "samples"])),
+        random.randint(1, 3),
+    )
+
+
+def random_job(random: Random, *, has_latency: bool) -> Job:
+    plan = random_plan(random)
+    machine = random_machine(random, plan.ranks, has_latency=has_latency)
+    sizes = np.array([random.randint(1, 40) for _ in range(plan.samples)], np.int64)
+    return Job(plan, sizes, machine, random.randint(0, 9))
