@@ -285,10 +285,13 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
         # Parts of two workers for it, one for the other run, and none of what is over, which is forgotten soon.
         wait_until(lambda: gc.collect() >= 0 and len(parts) == 3)
         session.learn(total, {x: 5.0})
-        # Nodes that come during a trial end it: they were not placed in it.
+        assert [session.run(total, {x: 5.0}) for _ in range(3)] == [5 + 3 + 2 + 40 + 2 + n for n in range(3)]
+        # Nodes that come during a trial end it: they were not placed in it, and what it ran is forgotten.
         again = graph.add("Neg", total, name="again")
         assert session.run(again, {x: 5.0}) == -session.run(total, {x: 5.0}) + 1
-        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + 40 + 4
+        assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + 40 + 7
+        of_both = sum(len(cut.parts) for cut in session._cuts.values())
+        wait_until(lambda: gc.collect() >= 0 and len(parts) == of_both)
 
 
 def test_a_worker_runs_nodes_in_the_order_of_the_placement_and_lets_no_other_wait_for_a_region(

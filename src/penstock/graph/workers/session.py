@@ -350,6 +350,7 @@ class WorkerSession:
         if trial is not None and len(trial.placements[0].device) < len(self.graph.nodes):
             with self.graph.lock:
                 self._trials.clear()
+                self._drop_cuts()
             return None
         return trial
 
