@@ -1,4 +1,4 @@
-"""Writing samples to a tier that is slow to write to, on threads of its own, so that who reads waits for no write."""
+"""Writing samples to a tier that is slow to write to, on its own threads, so that readers wait for no write."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _CLOSING_SECONDS = 10.0
 
 
 class WriteBehind:
-    """A tier whose `put` returns at once. What waits to be written is read from memory. Any thread may call anything.
+    """A tier that is written to in the background. What waits to be written is read from memory.
 
-    tier: what is written to, by threads of this object alone; closed with it.
-    queue_bytes: of samples that wait. Threads are started by the first sample.
-    is_shared: other ranks wait for what is put here: one that finds no space in the queue is written by who puts it.
-        Else it is not kept, this time.
+    Any thread may call any method.
+
+    tier: closed with this object.
+    queue_bytes: most bytes of samples that wait. Threads are started by the first sample.
+    is_shared: whether other ranks wait for what is put here. If so, a sample that finds no space in the queue is
+        written by the caller of `put`, who waits for the write. Else that sample is not kept, and `put` never waits.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class WriteBehind:
         self._is_closed = False
 
     def put(self, sample: int, data: NDArray[np.uint8], *, stays: bool = False) -> bool:
-        """Have a sample written; return whether it will be, if the tier takes it.
+        """Queue a sample, or write it where the queue has no space and other ranks wait for it.
 
-        stays: whether the bytes stay where they are, as in a memory tier; else a copy of them waits.
+        stays: whether the bytes stay where they are, as in a memory tier; else a copy of them is queued.
+        Returns: whether the tier has the sample, or it is queued; one that is queued may not fit the tier later.
         Raises: ClosedError.
         """
         nbytes = 0 if stays else data.size
