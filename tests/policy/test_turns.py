@@ -135,6 +135,24 @@ def test_threads_that_lost_clearly_each_time_are_tried_ever_more_rarely_until_st
     # At each look threads make one batch, and 60 more in their turns.
     assert [look for look, made in enumerate(looks) if made < 990] == [0, 1, 3, 7, 15, 31, 48]
 
-    training.step_seconds, training.waits = 30e-3, (1e-3, 10e-3)
+
+@for_each(
+    ("waits", "step_seconds", "longer_seconds"),
+    [
+        ((30e-3, 10e-3), 20e-3, 30e-3),
+        ((0.12, 0.06), 0.09, 0.5),
+        ((0.24, 0.12), 0.09, 0.5),
+    ],
+)
+def test_threads_that_lost_are_tried_as_soon_as_steps_take_longer(
+    waits: tuple[float, float], step_seconds: float, longer_seconds: float
+) -> None:
+    """They hide loading in the steps then, and win."""
+    training = Training(waits, step_seconds=step_seconds)
+    training.run(40_000)
+    assert training.chosen
+
+    training.step_seconds, training.waits = longer_seconds, (1e-3, waits[1])
     training.run(1300)
+
     assert not training.run(500)

@@ -1,7 +1,8 @@
-"""Who makes the batches of a training that waits for them: threads, ahead of it, or its own thread.
+"""Decides who makes the batches of a training that waits for them: threads, ahead of it, or its own thread.
 
-Only trying tells: either has its turns, and what the training sees of them decides. Where they are about as fast, the
-one decides that takes less of the processors, which is the own thread unless the training has work to hide loading in.
+Each side makes batches for a turn, in alternation, and the rates that the training sees decide. Where the rates are
+about equal, the side wins that takes less processor time for a sample: usually the own thread. Where the training has
+work of its own to hide loading in, rates alone decide.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Turns begin once a training waited for this share of the time that was looked at, or took batches so quickly: where
-# threads have the interpreter's lock, for 5 ms each, steps look like the training's own work.
+# Turns begin once a training waited for `_WAITED_SHARE` of a window of `_LOOK_SECONDS`, or took a batch in less than
+# `_QUICK_SECONDS`: where threads hold the interpreter's lock, for 5 ms each, waits look like the training's own work.
 _LOOK_SECONDS, _WAITED_SHARE, _QUICK_SECONDS = 1.0, 0.5, 5e-3
-# A turn takes so long, and its beginning does not count: threads load ahead then, or what they have loaded ahead is
-# handed out.
+# A turn takes `_TURN_SECONDS` after a beginning that does not count: then threads start to load ahead, or what they
+# have loaded ahead is handed out.
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 1.0, 0.5, 2, 4
-# Ratios of rates that decide before the last pair; that are no tie after it; and that decide where there is none.
+# Ratios of rates: from `_CLEAR` on, turns end before the last pair; below `_TIE`, processor time decides; else the own
+# thread wins from `_WORTH` on.
 _CLEAR, _TIE, _WORTH = 1.2, 1.25, 1.05
-# There is none, either, where the training itself takes more than this share of its time: threads can load meanwhile.
+# There is no tie where the training's own work takes more than this share of the time: threads can load meanwhile.
 _MOST_OF_STEPS = 0.2
 # In its first turn the training's thread makes two batches at least, for `_LEAST_SECONDS` at least. The turn ends early
 # if its rate stays below `_HOPELESS` of the threads' rate for `_SURE_SECONDS`: such samples wait for a store. At first
 # threads may still load ahead and hold the interpreter's lock, so the rate is looked at every `_SHORT_SECONDS`.
 _LEAST_SECONDS, _HOPELESS, _SURE_SECONDS, _SHORT_SECONDS = 0.3, 0.2, 0.5, 0.1
-# The training's own work between two batches counts for this at most: a training that validates is no slower.
+# The training's own work between two batches counts for no more than this, or than that of the batch before: one long
+# pause, as for validation, does not make a training slower, and steps that are all long do.
 _MOST_STEP_SECONDS = 0.1
-# After so long it is looked at again whether a training that makes its batches still waits for them. If not, threads
-# have turns again, which cost 2 to 4 % of the time. Where they lost clearly n times in a row, and steps are no longer
-# than `_ALIKE` times what they were, that is put off 2 ** (n - 1) - 1 times, and so often at most.
+# After `_AGAIN_SECONDS` a training that makes its batches is checked: does it still wait for them? If not, threads
+# have turns again, which cost 2 to 4 % of the time. Where threads lost clearly n times in a row, and steps are no
+# longer than `_ALIKE` times what they were, turns are put off 2 ** (n - 1) - 1 times, `_MOST_PUT_OFF` times at most.
 _AGAIN_SECONDS, _ALIKE, _MOST_PUT_OFF = 30.0, 1.25, 15
 
 
@@ -36,8 +39,8 @@ class Given(NamedTuple):
     """Batches that the training was given.
 
     samples, batches: how many. is_own: whether the training's thread made them.
-    step_seconds: that it took for its own work since the ones before. waited_seconds: for all else.
-    processor_seconds: of all threads of the process, since then.
+    step_seconds: time of the training's own work since the batches before. waited_seconds: the rest of the time.
+    processor_seconds: of all threads of the process, since the batches before.
     """
 
     samples: int
@@ -62,7 +65,7 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Of what was given in a stretch of time."""
+    """Sums of what was given in a stretch of time."""
 
     samples: int = 0
     batches: int = 0
@@ -73,7 +76,7 @@ class _Sums:
     def add(self, given: Given) -> None:
         self.samples += given.samples
         self.batches += given.batches
-        self.step_seconds += min(given.step_seconds, given.batches * _MOST_STEP_SECONDS)
+        self.step_seconds += given.step_seconds
         self.waited_seconds += given.waited_seconds
         self.processor_seconds += given.processor_seconds
 
@@ -123,12 +126,18 @@ class Turns:
         self._lost = self._put_off = 0
         #: How long the training's first turns were hopeless.
         self._hopeless_seconds = 0.0
+        #: The training's own work for one of the latest batches.
+        self._latest_step_seconds = 0.0
         self._begin_window(0.0)
 
     def given(self, given: Given) -> float:
         """Take note of batches; return how many samples the training makes from here on, 0 where nothing changes."""
         if self.is_over:
             return 0
+        step_seconds = given.step_seconds / given.batches
+        most = max(_MOST_STEP_SECONDS, self._latest_step_seconds)
+        self._latest_step_seconds = step_seconds
+        given = given._replace(step_seconds=given.batches * min(step_seconds, most))
         if given.is_own != self._is_own:  # what the training was to make is made
             return self._look_again() if not self.is_trying else self._end_turn()
         is_beginning = self._all.seconds < self._beginning_seconds
