@@ -24,6 +24,7 @@ from penstock.loader.reused import Reused
 from penstock.policy import AllExtents, merge_reads
 from penstock.policy.decisions import peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
+from penstock.policy.tried_again import is_due
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
 from penstock.store.blocks import BlockTier
 from penstock.store.direct import LEAST_MAPPED_BYTES, new_buffer
@@ -39,9 +40,6 @@ from penstock.trace.schema import SOURCE, STAGING
 _CHEAP_SECONDS = 20e-6
 #: By so much each group of reads lets the least time that one took grow.
 _FORGETTING = 1.1
-#: After so many groups of merged reads, and earlier after 1, 2, 4, ..., some samples are read one by one, too: what a
-#: merged read takes says little of a request, and a store may have become so fast that none pays.
-_TRIED_EVERY = 64
 _BYTE = np.dtype(np.uint8)
 
 
@@ -76,9 +74,12 @@ class Near:
         return None if len(reads) == ids.size else reads
 
     def count_to_try(self) -> int:
-        """Return how many samples of the next group of merged reads to read one by one: they take about as long."""
+        """Return how many samples of the next group of merged reads to read one by one: they take about as long.
+
+        What a merged read takes says little of a request, and a store may have become so fast that none pays.
+        """
         number, self.groups = self.groups, self.groups + 1
-        if number == 0 or (number & (number - 1) and number % _TRIED_EVERY):
+        if number == 0 or not is_due(number):
             return 0
         return max(1, int(self.group_seconds / self.request_seconds))
 

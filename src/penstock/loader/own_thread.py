@@ -31,6 +31,7 @@ from penstock.loader.front_end import FrontEnd
 from penstock.loader.on_device import made
 from penstock.loader.switching import Switching
 from penstock.plan import AccessPlan
+from penstock.policy.tried_again import is_due
 from penstock.policy.turns import Choice, Given, Turns
 
 #: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots. What
@@ -45,8 +46,6 @@ _TWO_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
 _Presented = dict[tuple[int, int], tuple[Any, int]]
 _Made = TypeVar("_Made")
-# What a function makes is looked at once in so many times, and earlier after 1, 2, 4, ...: objects have many parts.
-_LOOK_EVERY = 64
 
 
 class OwnThread:
@@ -231,9 +230,8 @@ class OwnThread:
         # A thread that other programs kept from the processors is no slower for long.
         self._sample_seconds = min((self._clock() - begin) / samples.size, 1.1 * self._sample_seconds)
         self._times += 1
-        times = self._times
-        is_due = self._collated_bytes is None or not times & (times - 1) or times % _LOOK_EVERY == 0
-        if collates and is_due and place in self._ready:
+        # Not each time: objects have many parts.
+        if collates and place in self._ready and (self._collated_bytes is None or is_due(self._times)):
             self._collated_bytes = max(self._collated_bytes or 0.0, nbytes_of(self._ready[place][0]))
         self._note(samples.size, len(samples), is_own=True)
         self._pause(True)
