@@ -656,6 +656,11 @@ def test_a_list_on_this_host_names_addresses(server: WebServer, tmp_path: Path) 
     source.close()
     assert no_request_threads()
 
+    del server.objects["y/b.png"]
+    with pytest.raises(DataError, match=r"y/b\.png has vanished"):
+        open_source(tmp_path / "list.csv", refresh="full")
+    assert no_request_threads()
+
 
 @pytest.mark.parametrize("heading", ["path,label", "file_name,kind"])
 def test_a_list_at_an_address_names_nothing_of_another_store(server: WebServer, heading: str) -> None:

@@ -699,13 +699,13 @@ def list_files(
 
 def _catalog_of_list(kind: str, place: str, listed: ListedFiles, asking: Asking) -> Catalog:
     """Return the catalog of a list of objects, or of one that is an object itself."""
-    root, objects = os.path.dirname(place), asking.objects or Objects()
+    root = os.path.dirname(place)
     addresses = [name if is_address(name) else joined(root, name.lstrip("/")) for name in listed.names]
     if paths := [name for name in addresses if not is_address(name)]:
         raise DataError(f"{place}: {paths[0]} is a path, and others are addresses: list one kind")
-    facts = asking.calls.one(place, lambda: objects.facts(addresses, asking.calls.at))
-    if asking.objects is None:
-        objects.close()
+    own = contextlib.closing(Objects()) if asking.objects is None else contextlib.nullcontext(asking.objects)
+    with own as objects:
+        facts = asking.calls.one(place, lambda: objects.facts(addresses, asking.calls.at))
     return _catalog_of_objects(
         kind, asking, addresses, facts, listed.labels, listed.classes, listed.label_classes
     )
