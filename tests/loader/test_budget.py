@@ -46,6 +46,9 @@ def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
     assert budget.limit_bytes == limit
     assert budget.slots >= 3
     assert budget.undecoded_bytes >= 2 * largest
+    readers_bytes, own_bytes = budget.read_bytes(decoders)
+    assert readers_bytes >= 1.5 * largest
+    assert readers_bytes + decoders * own_bytes == budget.undecoded_bytes
     assert 0 <= budget.tier_bytes <= keep
     others = budget.undecoded_bytes + budget.tier_bytes + budget.decoding_bytes
     assert budget.slots * slot + others <= limit

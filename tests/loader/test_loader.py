@@ -533,10 +533,11 @@ def test_labels_that_are_no_numbers_for_each_sample_are_named(folder: Path, labe
 
 def test_the_parts_of_the_memory_never_exceed_what_was_given(folder: Path) -> None:
     for memory in ("64 KiB", "1 MiB", "1 GiB"):
-        with make(folder, memory=memory) as loader:
-            budget = loader.memory
+        with make(folder, memory=memory, decoders=4) as loader:
+            budget, limits = loader.memory, loader._setup.limits
         used = budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.tier_bytes
         assert used <= budget.limit_bytes
+        assert 0 < 4 * limits.own_bytes <= budget.undecoded_bytes - limits.undecoded_bytes
 
 
 def test_keeping_every_batch_ends_with_the_reason_not_in_a_wait(folder: Path) -> None:
@@ -1334,8 +1335,7 @@ def test_large_samples_in_flight_stay_within_the_memory(folder: Path) -> None:
             pass
         budget = loader.memory
 
-    own = 1  # which the worker reads by itself, into memory of its own
-    assert 1 < big.most <= (budget.undecoded_bytes >> 20) + own
+    assert 1 < big.most <= budget.undecoded_bytes >> 20  # with what the worker reads by itself
 
 
 def as_numbers(data: bytes) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError
+from penstock.policy.decisions import OWN_BYTES
 from penstock.policy.runnable import LEAST_SLOTS, why_too_small
 from penstock.units import format_bytes
 
@@ -18,7 +19,7 @@ class MemoryBudget:
 
     limit_bytes: what the user gave; the parts never exceed it together.
     slots: batch slots allocated from the start, of slot_bytes each.
-    undecoded_bytes: of samples read and not yet decoded.
+    undecoded_bytes: of samples read and not yet decoded; see `read_bytes`.
     tier_bytes: of samples kept for later epochs.
     decoding_bytes: of pictures while they are decoded, and of the buffers of the threads that decode.
     jobs_bytes: of samples that this job and others keep together.
@@ -39,6 +40,14 @@ class MemoryBudget:
         """What batch slots may take, those included that are added while a caller keeps batches."""
         others = self.undecoded_bytes + self.tier_bytes + self.decoding_bytes + self.jobs_bytes
         return self.limit_bytes - others
+
+    def read_bytes(self, decoders: int) -> tuple[int, int]:
+        """Return the parts of undecoded_bytes: for readers, and for what each of so many decode threads reads itself.
+
+        Decode threads together have a quarter at most. Readers have the rest, more than one sample of the largest.
+        """
+        own_bytes = min(OWN_BYTES, self.undecoded_bytes // 4 // max(1, decoders))
+        return self.undecoded_bytes - decoders * own_bytes, own_bytes
 
 
 def share_memory(

@@ -51,7 +51,6 @@ from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan
 from penstock.policy import AllExtents, Placement, StagingLimits
-from penstock.policy.decisions import OWN_BYTES
 from penstock.policy.forms import STRAY, CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import placement_of, shared_by
@@ -375,6 +374,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         draft.disks, first, placement, sizes_bytes, draft.queue_bytes, draft.form, is_shared=is_shared
     )
     fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
+    readers_bytes, own_bytes = _read_bytes(draft)
     return Setup(
         plan=plan,
         rank=rank,
@@ -396,10 +396,10 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
             budget.slots,
             threads.readers,
             threads.decoders,
-            samples.stored_for(budget.undecoded_bytes),
+            readers_bytes,
             threads.most_decoders,
             draft.steps,
-            _STAGED_TOGETHER_BYTES if samples.reads_in_place else OWN_BYTES,
+            own_bytes,
             loads_all=config.collate_fn is not None,
             most_readers=threads.most_readers,
             read_together=given_together(
@@ -467,6 +467,15 @@ def _disks_of(
         return none, content_of
     sizes_bytes = np.full(len(source), -1)
     return classes, lambda *_: Content(code.fingerprint, sizes_bytes, code.about, code.changed_since)
+
+
+def _read_bytes(draft: Draft) -> tuple[int, int]:
+    """Return the bytes that readers read ahead, as stored, and those that a thread reads itself for a Load."""
+    samples, threads = draft.samples, draft.threads
+    if samples.reads_in_place:  # which takes no memory beside its slot
+        return samples.stored_for(draft.budget.undecoded_bytes), _STAGED_TOGETHER_BYTES
+    readers_bytes, own_bytes = draft.budget.read_bytes(max(threads.decoders, threads.most_decoders))
+    return samples.stored_for(readers_bytes), own_bytes
 
 
 def _most_slots(config: LoaderConfig, budget: MemoryBudget) -> int:

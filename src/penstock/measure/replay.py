@@ -15,7 +15,7 @@ from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import with_memory
 from penstock.machine import Machine
-from penstock.measure.from_trace import decode_rate_in
+from penstock.measure.from_trace import decoding_as_in
 from penstock.plan import AccessPlan
 from penstock.plan.recorded import with_planned_ids
 from penstock.plan.serialise import read_plan
@@ -135,10 +135,7 @@ class Replay:
             disks = [each for each in on.storage[1:] if each.backend != "memory" and change.machine is None]
             on = with_memory(on, budget, limits.decoders, self.plan.ranks, disks)
         if change.machine is not None and lacks_decoding(change.machine):
-            decoded = decode_rate_in(self.trace.spans)
-            # As the threads shared the processors.
-            rate = math.inf if decoded is None else decoded
-            on = replace(on, preprocess_bytes_per_second=rate, processors=math.inf)
+            on = decoding_as_in(self.trace.spans, on)
         prepare_clock(self.plan.reads(self.rank))
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
@@ -196,7 +193,8 @@ class Replay:
             limit_bytes=budget.limit_bytes + was.decoding_bytes,
             decoding_bytes=budget.decoding_bytes + was.decoding_bytes,
         )
-        return budget, replace(limits, slots=budget.slots, undecoded_bytes=budget.undecoded_bytes)
+        readers_bytes, _ = budget.read_bytes(max(limits.decoders, limits.most_decoders))
+        return budget, replace(limits, slots=budget.slots, undecoded_bytes=readers_bytes)
 
 
 def refuse_enough(reads: Mapping[int, int], rank: int) -> None:
