@@ -9,8 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,27 +165,24 @@ def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: st
 
 
 def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
-    with load(Fatal("hangs"), workers=1, batch_size=4, shuffle=False) as loader:
+    with load(Fatal("hangs"), workers=1, batch_size=4, shuffle=False, timeout_seconds=brief(1)) as loader:
         batches = iter(loader)
         next(batches)  # the process has started
-        loader._engine._settings = replace(loader._engine._settings, timeout_seconds=brief(1))
         with pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"):
             next(batches)
 
 
 def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> None:
-    path, lines = tmp_path / "go", list[str]()
+    path, lines, seconds = tmp_path / "go", list[str](), brief(1)
 
     def report(line: str) -> None:
         lines.append(line)
-        if "waits for worker processes to start" in line:
+        if sum("waits for worker processes to start" in each for each in lines) == 3:
             path.touch()
 
-    with load(SlowlyImported(path), workers=1, report=report) as loader:
-        short = replace(loader._engine._settings, patience_seconds=0.01, timeout_seconds=1e-3)
-        loader._engine._settings = short
-        with suppress(WaitTimeout):  # once it is there, a millisecond may be short
-            list(loader)
+    settings: dict[str, Any] = {"report": report, "patience_seconds": seconds / 2, "timeout_seconds": seconds}
+    with load(SlowlyImported(path), workers=1, **settings) as loader:
+        list(loader)
 
     assert path.exists(), lines
 

@@ -114,6 +114,20 @@ def test_threads_that_decode_share_the_processors_and_use_one_each_at_most(
     assert decodes["end"].max() - decodes["start"].min() == pytest.approx(seconds, rel=2e-3)
 
 
+@pytest.mark.parametrize(("processors", "seconds"), [(1, 1.8e-3), (2, 1.8e-3), (np.inf, 0.0)])
+def test_a_load_takes_a_processor_beside_its_samples_where_that_is_shared(
+    processors: float, seconds: float
+) -> None:
+    """Six batches of a sample that takes no decoding, one thread."""
+    limits = StagingLimits(slots=6, readers=2, decoders=1, undecoded_bytes=BIG)
+    on = replace(machine(read=Curve(((1, 1e9),))), processors=processors)
+
+    trace = run(AccessPlan(Sequential(6), 1, 1), on, np.full(6, 100), limits)
+
+    decodes = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    assert (decodes["end"] - decodes["start"]).sum() == pytest.approx(seconds, rel=1e-3, abs=1e-6)
+
+
 def test_a_thread_that_begins_to_decode_slows_those_that_do() -> None:
     """One processor; a sample of 4 s of work at 2 s, and half a second later one of 1 s, which has half of it."""
     plan = AccessPlan(Sequential(2), 1, 1)

@@ -65,8 +65,8 @@ class Machine:
                 )
         check_count("ranks", self.ranks)
         check_threads("decode_threads", self.decode_threads)
-        if not self.processors >= 1:
-            raise ConfigError(f"processors is {self.processors!r}; a rank computes on at least 1")
+        if self.processors != math.inf:
+            check_count("processors", self.processors)
         check_rate("network_bytes_per_second", self.network_bytes_per_second)
         check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
         check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)

@@ -77,7 +77,6 @@ def learn(trace: Trace) -> LearnedMachine:
         lines.append(f"Not read from, and so not learned: {', '.join(left)}.")
     if trace.left_out.spans:
         lines.append("CAUTION: the run was long; its last steps alone are recorded one by one.")
-    decoded = decode_rate_in(trace.spans)
     compute = _compute(trace.spans)
     if known is None:
         assert source is not None, "it would be an error"
@@ -87,11 +86,8 @@ def learn(trace: Trace) -> LearnedMachine:
         store = replace(known.source, clients=None, read=source, latency_seconds=0.0, sequential=None)
         known = replace(known, source=store)
     machine = replace(
-        known,
+        decoding_as_in(trace.spans, known),
         storage=tuple(storage),
-        preprocess_bytes_per_second=known.preprocess_bytes_per_second if decoded is None else decoded,
-        # That was as the threads shared them.
-        processors=known.processors if decoded is None else math.inf,
         compute=known.compute if compute is None else compute,
     )
     if machine.ranks > 1:
@@ -151,7 +147,18 @@ def _flow(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     )
 
 
-def decode_rate_in(spans: Spans) -> float | None:
+def decoding_as_in(spans: Spans, machine: Machine) -> Machine:
+    """Return the machine with decode threads as fast as in a recorded run; unchanged where no decoding was recorded.
+
+    The rate was observed while threads shared the processors, so `processors` no longer limits it.
+    """
+    rate = _decode_rate_in(spans)
+    return (
+        machine if rate is None else replace(machine, preprocess_bytes_per_second=rate, processors=math.inf)
+    )
+
+
+def _decode_rate_in(spans: Spans) -> float | None:
     """Return the bytes as stored that a thread decodes in a second; None where no decoding is linked to its bytes."""
     reads = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["bytes"] > 0)]
     decodes = spans[(spans["kind"] == Kind.DECODE) & (spans["flow"] != 0)]
