@@ -42,6 +42,7 @@ from penstock.graph import (
     UnsupportedError,
     WorkerLostError,
     gradients,
+    place_graph,
     write_tfrecords,
 )
 from penstock.graph.ops.table import operation
@@ -1324,6 +1325,59 @@ def test_constraints_that_contradict_each_other_are_refused_by_name(workers: dic
         (out,) = graph.while_loop(lambda i: i < 3, body, [0])
     with opened(graph, workers) as session, pytest.raises(UnsupportedError, match=r"runs on one device"):
         session.run(out)
+
+
+@pytest.mark.parametrize("kind", ["loop", "condition"])
+def test_a_loop_or_condition_over_variables_of_two_workers_is_refused_with_what_to_do(
+    kind: str, workers: dict[str, str]
+) -> None:
+    def built(second: str) -> Graph:
+        graph = Graph()
+        made = []
+        for name, device in (("v", TASKS[0]), ("w", second)):
+            with graph.on_device(device):
+                made.append(graph.variable("int32", [], initial=0, name=name))
+
+        def add(count: Any) -> Any:
+            for variable in made:
+                graph.add("AssignAdd", variable, count)
+            return count + 1
+
+        if kind == "loop":
+            graph.while_loop(lambda i: i < 3, add, [0], name="both")
+        else:
+            graph.cond(
+                graph.constant(True), lambda: add(graph.constant(1)), lambda: graph.constant(0), name="both"
+            )
+        return graph
+
+    with opened(built(TASKS[1]), workers) as session, pytest.raises(InfeasibleError) as refused:
+        session.run("both")
+    text = str(refused.value)
+    assert text.startswith("node 'both' (")
+    assert f"a {kind} runs on one device" in text
+    assert text.endswith(
+        f"'v' on {TASKS[0]!r}, 'w' on {TASKS[1]!r}; make all of them in one with graph.on_device({TASKS[0]!r}):"
+    )
+    with opened(built(TASKS[0]), workers) as session:
+        session.run(targets=[session.graph.initialize_all()])
+        session.run("both")
+        assert session.run(["v:0", "w:0"]) == ([3, 3] if kind == "loop" else [1, 1])
+
+
+def test_a_loop_over_variables_that_two_workers_hold_already_is_refused(workers: dict[str, str]) -> None:
+    graph = Graph()
+    made = [graph.variable("int32", [], initial=0, name=name) for name in ("v", "w")]
+    placed = {"v": f"{TASKS[0]}/device:cpu:0", "w": f"{TASKS[1]}/device:cpu:0"}
+
+    def body(i: Any) -> Any:
+        for variable in made:
+            graph.add("AssignAdd", variable, 1)
+        return i + 1
+
+    graph.while_loop(lambda i: i < 3, body, [0], name="both")
+    with pytest.raises(InfeasibleError, match=r"'both'.*'v' on '/job:worker/task:0/device:cpu:0', 'w' on"):
+        place_graph(graph, list(placed.values()), fixed=placed)
 
 
 plain = st.recursive(

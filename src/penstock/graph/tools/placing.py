@@ -16,7 +16,14 @@ from penstock.graph.run.partition import constraint_of, neighbours
 from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
 from penstock.policy.graph_pipeline import place_pipeline
-from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, Placement, place
+from penstock.policy.graph_placement import (
+    Devices,
+    NoFeasibleDevice,
+    PlacedNode,
+    Placement,
+    is_allowed,
+    place,
+)
 from penstock.policy.graph_search import place_searched, rivals
 
 
@@ -48,12 +55,35 @@ def place_graph(
     nodes = placed_nodes(graph, devices.names, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
+    _check_bodies(graph, nodes, devices.names, fixed or {})
     try:
         return _RULES[objective](nodes, devices, fixed=fixed)
     except NoFeasibleDevice as error:
         raise InfeasibleError(str(error), node=error.node, where=graph.nodes[error.node].where) from error
     except ConfigError as error:
         raise MismatchError(str(error)) from error
+
+
+def _check_bodies(
+    graph: Graph, nodes: Sequence[PlacedNode], devices: Sequence[str], fixed: Mapping[str, str]
+) -> None:
+    """Refuse a loop or condition whose variables have to be on several devices. Raises: InfeasibleError naming all."""
+    only = {node.name: fixed.get(node.name) or node.only for node in nodes}
+    for node in nodes:
+        own = graph.nodes[node.name]
+        if len(list(inner_nodes(own))) == 1:
+            continue
+        asked = {name: only[name] for name in dict.fromkeys((*node.beside, node.name)) if only[name]}
+        allowed = [{d for d in devices if is_allowed(d, each)} for each in asked.values()]
+        if all(allowed) and allowed and not set.intersection(*allowed):
+            there = ", ".join(f"{name!r} on {each!r}" for name, each in asked.items())
+            raise InfeasibleError(
+                f"a {'loop' if own.op == 'While' else 'condition'} runs on one device, with the variables that its "
+                f"nodes change, and these are on several: {there}; make all of them in one "
+                f"with graph.on_device({next(iter(asked.values()))!r}):",
+                node=node.name,
+                where=own.where,
+            )
 
 
 def other_placements(
