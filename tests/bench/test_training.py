@@ -235,7 +235,7 @@ def test_a_model_that_is_begun_anew_has_the_same_losses() -> None:
         ([], "the source has 11 samples, fewer than two batches of 64"),
         (
             ["--batch-size", "4", "--prefetch", "-1"],
-            "--prefetch is '-1'; it must be an integer of at least 1",
+            "--prefetch is '-1'; it is 0, a number of batches, or auto",
         ),
         (["--batch-size", "4", "--steps", "1"], "--steps is 1; train for at least 2"),
         (["--batch-size", "4", "--repeats", "1"], "repeats is 1; the first is left out"),

@@ -270,5 +270,5 @@ def test_a_configuration_stands_alone_and_unknown_arguments_are_named(tmp_path: 
         SnapshotStore(config, keep=3)
     with pytest.raises(ConfigError, match=r"^keeps is no argument of a store; they are keep, scheme, "):
         SnapshotStore(tmp_path, keeps=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"^threads is 0; give an integer"):
+    with pytest.raises(ConfigError, match=r"^threads is 0; it must be at least 1"):
         StoreConfig(tmp_path, threads=0)

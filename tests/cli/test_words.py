@@ -46,6 +46,11 @@ NAMES = {
     ("penstock simulate wear", "--warm-up"): WARM_UPS,
     ("penstock bench train", "--model"): MODELS,
     ("penstock bench checkpoint", "--model"): MODELS,
+    ("penstock bench checkpoint", "--peers"): ["torch", "dcp"],
+    ("penstock bench input", "--peers"): ["torch", "tensorflow"],
+    ("penstock bench input", "--work"): ["read", "decode", "both"],
+    ("penstock bench train", "--prefetch"): ["0", "auto"],
+    ("penstock simulate caches", "--order"): ["full", "torch", "sequential", "bundle"],
     ("penstock simulate wear", "--encodings"): [method.name for method in (*METHODS, OWN_METHOD)],
 }
 
@@ -92,7 +97,11 @@ BESIDES = {
     ("penstock plan", "--policies"): "scenario1",
     ("penstock simulate loading", "--policies"): "scenario1",
     ("penstock simulate caches", "--format"): "--recording a.csv",
+    ("penstock bench input", "--peers"): ".",
+    ("penstock bench input", "--work"): ".",
     ("penstock bench train", "--model"): ".",
+    ("penstock bench train", "--prefetch"): ".",
+    ("penstock bench checkpoint", "--peers"): "--to . --fast .",
     ("penstock bench checkpoint", "--model"): "--to . --fast .",
 }
 

@@ -63,7 +63,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "dtype": ("float16", "float12", "dtype is 'float12'"),
     "layout": ("NHWC", "HWCN", "layout is 'HWCN'"),
     "memory": ("1 GiB", "lots", "memory: .*lots"),
-    "prefetch": (2, 0, "prefetch is 0; it is an integer, 1 to"),
+    "prefetch": (2, 0, "prefetch is 0; it must be at least 1"),
     "keep": ("crops", "1 crops", "keep is '1 crops'"),
     "local_disk": ("/scratch/penstock", 7, "local_disk is 7"),
     "machine": ("machine.toml", 5, "machine is 5"),

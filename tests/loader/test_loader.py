@@ -110,7 +110,7 @@ def test_preview_and_position_say_what_comes_next(folder: Path) -> None:
         assert loader.position == (0, 1)
         expected = loader.preview(2 * BATCH).tolist()
         for wrong in (-1, "3"):
-            with pytest.raises(ConfigError, match=f"count is {wrong!r}; ask for 0 samples or more"):
+            with pytest.raises(ConfigError, match=f"count is {wrong!r}; it must be"):
                 loader.preview(wrong)  # type: ignore[arg-type]
 
         seen = ids_of(source, numbers(next(passes)[0])) + ids_of(source, numbers(next(passes)[0]))

@@ -203,7 +203,7 @@ def test_what_threads_are_needed_for_is_refused() -> None:
             ConfigError, match=f"{name} is 4 and decoders is 0, which has the training's own thread"
         ):
             LoaderConfig("photos", batch_size=4, epochs=1, decoders=0, **given)
-    with pytest.raises(ConfigError, match="decoders is -1; it is an integer, 0 to"):
+    with pytest.raises(ConfigError, match="decoders is -1; it must be at least 0"):
         load(Numbers(), decoders=-1)
 
 

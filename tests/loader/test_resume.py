@@ -204,7 +204,7 @@ def test_of_epochs_and_steps_the_run_ends_with_the_first(folder: Path) -> None:
             loader.start(loader.plan.epochs)
             state = loader.state_dict()
             assert (state["epoch"], state["step"]) == ends_at
-    with pytest.raises(ConfigError, match="steps is 0; give an integer of at least 1"):
+    with pytest.raises(ConfigError, match="steps is 0; it must be at least 1"):
         load(folder, steps=0)
     with pytest.raises(ConfigError, match=r"epochs is missing: .* or steps=, the batches of the run"):
         Loader(folder, batch_size=4)

@@ -411,7 +411,7 @@ def test_records_that_cannot_be_are_refused(tmp_path: Path, arguments: dict[str,
 @for_each(
     ("arguments", "message"),
     [
-        ({"length": 0}, "length is 0; it is a number of tokens, 1 or more"),
+        ({"length": 0}, "length is 0; it must be at least 1"),
         ({"length": 4, "stride": 0}, "stride is 0"),
         ({"length": 4, "ahead": -1}, "ahead is -1"),
         ({"length": 4.5}, "length is 4.5"),

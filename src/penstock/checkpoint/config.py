@@ -24,7 +24,8 @@ from penstock.plan.saves import SaveSchedule
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep
 from penstock.policy.snap_distance import SnapDistance
-from penstock.units import is_integer, parse_bytes, parse_rate
+from penstock.units import parse_bytes, parse_rate
+from penstock.validate import check_count
 
 
 class StoreArguments(TypedDict, total=False):
@@ -134,8 +135,8 @@ class StoreConfig:
         rate = checked_quantity("drain_bytes_per_second", parse_rate, self.drain_bytes_per_second)
         counts = {"staging_bytes": staging_bytes, "threads": self.threads, "fast_bytes": fast_bytes}
         for name, value in counts.items():
-            if value is not None and not (is_integer(value) and value >= 1):
-                raise ConfigError(f"{name} is {value!r}; give an integer of at least 1, or None")
+            if value is not None:
+                check_count(name, value)
         if reference == "memory" and staging_bytes is not None:
             raise ConfigError(
                 "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "

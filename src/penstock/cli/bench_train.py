@@ -71,7 +71,10 @@ def _run(options: argparse.Namespace) -> None:
 
     threads = counts_of(options.threads, "--threads")
     names = parsed_names(options.prefetch, "--prefetch")
-    ahead = [None if name == "auto" else parsed_count("--prefetch", name) for name in names if name != "0"]
+    rule = "it is 0, a number of batches, or auto"
+    ahead = [
+        None if name == "auto" else parsed_count("--prefetch", name, rule) for name in names if name != "0"
+    ]
     if options.steps is not None and options.steps < 2:
         raise ConfigError(f"--steps is {options.steps}; train for at least 2")
     if options.model is not None and options.model not in MODELS:

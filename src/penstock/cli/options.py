@@ -62,14 +62,14 @@ def parsed_share(option: str, text: str) -> float:
     return share
 
 
-def parsed_count(option: str, text: str) -> int:
+def parsed_count(option: str, text: str, rule: str = "it must be an integer of at least 1") -> int:
     """Return an integer of at least 1, which may be written 7e9. Raises: ConfigError for anything else."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= 1 and number.is_integer()):
-        raise ConfigError(f"{option} is {text!r}; it must be an integer of at least 1")
+        raise ConfigError(f"{option} is {text!r}; {rule}")
     return int(text) if text.strip().isdigit() else int(number)
 
 

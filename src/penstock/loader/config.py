@@ -19,7 +19,7 @@ from penstock.loader.transforms.pipeline import Transform, check_draws, check_tr
 from penstock.loader.unequal import Unequal, unequal_fields
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, CutOrder, Order, Sequential
-from penstock.plan.access import check_count, check_rank, epochs_of_steps
+from penstock.plan.access import MOST_COUNT, check_rank, epochs_of_steps
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, check_seed, even_from
 from penstock.policy.loading import LoadingPolicy
 from penstock.ranks.decode_access import address_of
@@ -31,6 +31,7 @@ from penstock.store.patterns import Paths
 from penstock.store.remote import check_options
 from penstock.store.table import is_dataset
 from penstock.units import format_count, is_integer, parse_bytes
+from penstock.validate import check_count
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
 
@@ -281,7 +282,7 @@ class LoaderConfig:
     def _check_reads(self) -> None:
         """Check what fixes who reads what, as far as it can be without the number of samples."""
         ranks = 1 if self.world_size is None else self.world_size
-        check_count("world_size", ranks)
+        check_count("world_size", ranks, most=MOST_COUNT)
         if self.rank is not None:
             if self.world_size is None:
                 raise ConfigError(f"{BOTH_OR_NEITHER}: rank is {self.rank!r} and world_size is left out")
@@ -290,7 +291,7 @@ class LoaderConfig:
             check_seed(self.seed)
         order = self.shuffle
         if self.steps is not None:
-            check_count("steps", self.steps)
+            check_count("steps", self.steps, most=MOST_COUNT)
         if self.batch_sampler is not None:
             self._check_batch_sampler()
             return
@@ -325,9 +326,8 @@ class LoaderConfig:
         """Check what the samples are loaded with."""
         for name in ("readers", "decoders", "prefetch"):
             count = getattr(self, name)
-            least = 0 if name == "decoders" else 1
-            if count is not None and not (is_integer(count) and least <= count <= _MOST_THREADS):
-                raise ConfigError(f"{name} is {count!r}; it is an integer, {least} to {_MOST_THREADS}")
+            if count is not None:
+                check_count(name, count, 0 if name == "decoders" else 1, _MOST_THREADS)
         self._check_workers()
         for name in ("readers", "prefetch"):
             if self.decoders == 0 and (count := getattr(self, name)) is not None:

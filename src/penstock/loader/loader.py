@@ -69,7 +69,7 @@ from penstock.store.calls import Calls
 from penstock.trace import EpochMetrics, Trace, TraceWriter
 from penstock.trace.file import check_writable, not_written, path_in_run
 from penstock.trace.schema import NO_STEP, Kind
-from penstock.units import is_integer
+from penstock.validate import check_count
 
 _CONSUMER = 0
 _RING_SPANS = 4096
@@ -692,8 +692,7 @@ class Loader:
 
         Raises: ConfigError if count is negative.
         """
-        if not is_integer(count) or count < 0:
-            raise ConfigError(f"count is {count!r}; ask for 0 samples or more")
+        check_count("count", count, 0)
         epoch, step = self.position
         if epoch >= self._plan.epochs:
             return np.empty(0, np.int64)

@@ -23,6 +23,7 @@ from penstock.plan.growing import Growing
 from penstock.plan.orders import ENDLESS, LARGEST_EPOCH, CutOrder, Order, RepeatingOrder, even_from
 from penstock.plan.splits import Balanced, Local, Split, as_split
 from penstock.units import format_count, is_integer
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 
@@ -35,7 +36,7 @@ _AHEAD = 1 << 14
 #: Epochs in which the first reader of a sample is looked for: a sample that is read in none may be in no epoch.
 _FIRST_EPOCHS = 16
 #: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
-_MOST = 1 << 48
+MOST_COUNT = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class AccessPlan:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "ranks"):
-            check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name), most=MOST_COUNT)
         if not isinstance(self.drop_last, bool):
             raise ConfigError(f"drop_last is {self.drop_last!r}; it is True or False")
         object.__setattr__(self, "split", as_split(self.split, self.ranks))
@@ -87,7 +88,7 @@ class AccessPlan:
         except ConfigError as error:
             raise ConfigError(f"epochs is {self.epochs}, and the order has fewer: {error}") from error
         if (last_steps := self.last_steps) is not None:
-            check_count("last_steps", last_steps)
+            check_count("last_steps", last_steps, most=MOST_COUNT)
             object.__setattr__(self, "last_steps", None)
             if last_steps > (steps := self.steps(self.epochs - 1)):
                 raise ConfigError(f"last_steps is {last_steps}, and the last epoch has {steps}: lower it")
@@ -115,7 +116,7 @@ class AccessPlan:
         >>> [plan.local_batch(rank, epoch=0, step=0).tolist() for rank in range(2)]
         [[3, 1, 2], [0]]
         """
-        check_count("ranks", ranks)
+        check_count("ranks", ranks, most=MOST_COUNT)
         return cls(order, order.most * ranks, epochs, ranks, drop_last=drop_last, last_steps=last_steps)
 
     def _check_cut(self, order: CutOrder) -> None:
@@ -683,8 +684,8 @@ def epochs_of_steps(
     >>> epochs_of_steps(Sequential(10), batch_size=4, steps=7)
     (3, 1)
     """
-    check_count("batch_size", batch_size)
-    check_count("steps", steps)
+    check_count("batch_size", batch_size, most=MOST_COUNT)
+    check_count("steps", steps, most=MOST_COUNT)
     even, epoch, rest = even_from(order), 0, steps
     if isinstance(order, CutOrder):
         plan = AccessPlan.of_batches(order, 1, ranks, drop_last)
@@ -714,14 +715,6 @@ def epochs_of_steps(
         if rest <= of_epoch:
             return epoch + 1, rest
         epoch, rest = epoch + 1, rest - of_epoch
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise ConfigError unless a batch size, or a number of epochs or ranks, is one that a plan can have."""
-    if not is_integer(value) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
-    if value > _MOST:
-        raise ConfigError(f"{name} is {value:,}; a plan has at most {_MOST:,}: lower it")
 
 
 def check_rank(rank: object, ranks: int) -> None:

@@ -16,7 +16,8 @@ from penstock.plan._recent import Recent
 from penstock.plan.bijection import _groups, as_ids
 from penstock.plan.orders import FullShuffle, OfOrder, Order, RepeatingOrder, Sequential, check_seed
 from penstock.plan.random import derive_key, draw_words
-from penstock.units import format_count, is_integer
+from penstock.units import format_count
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 #: One length, or several.
@@ -114,14 +115,10 @@ class TokenBudget(OfOrder):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, least in (("tokens", 1), ("multiple_of", 1), ("pool", 1), ("largest", 1)):
+        for name in ("tokens", "multiple_of", "pool", "largest"):
             value = getattr(self, name)
-            if value is None and name in ("tokens", "largest"):
-                continue
-            if not is_integer(value) or not least <= value < _MOST_TOKENS:
-                raise ConfigError(
-                    f"{name} is {value!r}; it is an integer from {least} to {_MOST_TOKENS - 1:,}"
-                )
+            if value is not None or name not in ("tokens", "largest"):
+                check_count(name, value, most=_MOST_TOKENS - 1)
         if self.tokens is None:
             if self.largest is None:
                 raise ConfigError(

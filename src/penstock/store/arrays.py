@@ -22,6 +22,7 @@ from penstock.store.remote import Objects, RemoteFile, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
 from penstock.units import is_integer
+from penstock.validate import check_count
 
 #: How the names of NumPy's files end.
 ARRAY_ENDING = ".npy"
@@ -97,8 +98,7 @@ class Records(_EvenFiles):
         labels: RowLabels = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not is_integer(header_bytes) or header_bytes < 0:
-            raise ConfigError(f"header_bytes is {header_bytes!r}; it is a number of bytes, 0 or more")
+        check_count("header_bytes", header_bytes, 0)
         sizes = (shape,) if is_integer(shape) else shape
         if not isinstance(sizes, tuple) or not all(is_integer(size) and size > 0 for size in sizes):
             raise ConfigError(f"shape is {shape!r}; it is a tuple of positive sizes")
@@ -174,8 +174,7 @@ class Tokens(_EvenFiles):
     ) -> None:
         stride = length if stride is None else stride
         for name, number, least in (("length", length, 1), ("stride", stride, 1), ("ahead", ahead, 0)):
-            if not is_integer(number) or number < least:
-                raise ConfigError(f"{name} is {number!r}; it is a number of tokens, {least} or more")
+            check_count(name, number, least)
         place, kind = place_of_paths(paths), None if dtype is None else _dtype_of(dtype)
         self._stride, self._window = int(stride), int(length + ahead)
         objects = objects_of(place, storage_options)

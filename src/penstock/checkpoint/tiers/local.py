@@ -209,7 +209,7 @@ class LocalDraft:
         shutil.rmtree(self.unfinished, ignore_errors=True)
 
 
-class _OpenFile:
+class OpenFile:
     """A descriptor, closed once."""
 
     _path: Path
@@ -226,7 +226,7 @@ class _OpenFile:
                 raise _named(error, self._path) from error
 
 
-class LocalWriter(_OpenFile):
+class LocalWriter(OpenFile):
     """A new file, written from its beginning to its end."""
 
     def __init__(self, path: Path) -> None:
@@ -271,10 +271,10 @@ class LocalWriter(_OpenFile):
             raise _named(error, self._path) from error
         self.close()
 
-    abandon = _OpenFile.close
+    abandon = OpenFile.close
 
 
-class LocalReader(_OpenFile):
+class LocalReader(OpenFile):
     """An open file."""
 
     #: One is copied from the page cache while the other waits for the disk.

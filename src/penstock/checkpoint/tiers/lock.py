@@ -9,14 +9,18 @@ import socket
 import weakref
 from pathlib import Path
 
+from penstock.checkpoint.tiers.local import OpenFile
 from penstock.errors import ConfigError, DataError
 from penstock.ranks.transport_of_job import launcher_of_several
 
 _FILE = ".lock"
 
 
-class WriterLock:
-    """Held by the process that writes snapshots into a folder; the system lets go of it when the process ends."""
+class WriterLock(OpenFile):
+    """Held by the process that writes snapshots into a folder; the system lets go of it when the process ends.
+
+    `close` lets go of the file alone, in a forked process: its parent holds the lock on.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Take it. Raises: ConfigError naming who holds it; DataError if the folder refuses."""
@@ -62,15 +66,6 @@ class WriterLock:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.close()
-
-    def close(self) -> None:
-        """Close the file, in a forked process: its parent holds the lock on."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                raise DataError(f"{self._path}: {error.strerror}") from error
 
 
 def _this_process() -> str:
