@@ -192,7 +192,7 @@ def named(outcomes: list[Any], rank: int, what: str = "the start of a loader") -
 
 #: What is given to one rank alone, and what that rank raises.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "an argument": ({"decoders": "two"}, "decoders is 'two'; it is an integer"),
+    "an argument": ({"decoders": "two"}, "decoders is 'two'; it must be an integer"),
     "an argument that there is not": ({"num_workers": 2}, "num_workers is no argument of a loader"),
     "an argument that is missing": ({"epochs": ...}, "epochs is missing"),
     "half of a place": ({"rank": None}, "rank and world_size belong together"),
