@@ -164,19 +164,45 @@ class News:
         return [(1, np.array([4]))]
 
 
+class Busy:
+    """A lock that another worker has, until the test says so."""
+
+    is_free, asked = False, 0
+
+    def acquire(self, *, blocking: bool) -> bool:
+        self.asked += 1
+        return self.is_free
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("heard_by_another", [False, True])
 def test_what_another_rank_has_by_now_is_loaded_before_the_training_asks_for_it(
-    run: Callable[..., Run],
+    run: Callable[..., Run], heard_by_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 of 2 needs samples 4 and 5 in its second step; rank 1 has promised the first of them."""
+    """Rank 0 of 2 needs samples 4 and 5 in its second step; rank 1 has promised the first of them.
+
+    heard_by_another: a worker that heard before has got work, and looks for no news as long as that takes.
+    """
     kept = [Kept(np.array(ids, np.int64), np.ones(len(ids), np.int8)) for ids in ([], [4])]
     news = News()
     running = run(
-        AccessPlan(Sequential(8), 4, 1, 2), shared=Shared((*kept,), np.array([4]), (0, 0)), peers=news
+        AccessPlan(Sequential(8), 4, 1, 2),
+        shared=Shared((*kept,), np.array([4]), (0, 0)),
+        peers=news,
+        limits=StagingLimits(2, 4, 1, 10**6),
     )
     engine, scheduler = running.engine, running.engine._scheduler
     wait_until(lambda: scheduler.expects_others and (0, 0) in engine._arrived)
     wait_until(lambda: not (scheduler.moves_running or scheduler.loads_running or engine._inbox))
     assert (0, 1) not in engine._arrived
+    if heard_by_another:
+        busy = Busy()
+        monkeypatch.setattr(engine, "_hearing_lock", busy)
+        engine._loads.put(lambda now: None)
+        wait_until(lambda: busy.asked)
+        busy.is_free = True
 
     news.has_news = True
 

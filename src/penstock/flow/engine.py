@@ -1009,17 +1009,23 @@ class Engine:
         self._loads.put(None)  # for the next one
 
     def _next_message(self) -> _Message:
-        """Wait for work; one worker hears meanwhile from ranks that samples are expected of: they wake nobody."""
-        if self._peers is not None and self._hearing_lock.acquire(blocking=False):
-            try:
-                while self._scheduler.expects_others:
-                    with contextlib.suppress(Empty):
-                        return get_within(self._loads, _HEAR_FROM_PEERS_SECONDS)
-                    if self._peers.has_news:
-                        self._inbox.append(lambda now: None)
-                        self._drive()
-            finally:
-                self._hearing_lock.release()
+        """Wait for work; one worker hears meanwhile from ranks that samples are expected of: they wake nobody.
+
+        The others look now and then whether they have to: the one that heard may have got work, which may take long.
+        """
+        while self._peers is not None:
+            if self._hearing_lock.acquire(blocking=False):
+                try:
+                    while self._scheduler.expects_others:
+                        with contextlib.suppress(Empty):
+                            return get_within(self._loads, _HEAR_FROM_PEERS_SECONDS)
+                        if self._peers.has_news:
+                            self._inbox.append(lambda now: None)
+                            self._drive()
+                finally:
+                    self._hearing_lock.release()
+            with contextlib.suppress(Empty):
+                return get_within(self._loads, _LOOK_AT_PEERS_SECONDS)
         return self._loads.get()
 
     def _handle(self, message: _Message, worker: int, ring: Ring, delay: RunDelay) -> None:
