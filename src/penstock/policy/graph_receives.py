@@ -39,7 +39,10 @@ def receive_order(nodes: Sequence[PlacedNode], placement: Placement, devices: De
     """Return what devices receive from each other, in the order in which it must begin.
 
     nodes, devices: those that `place` got. Of two that must begin at once, the one whose source comes first in `nodes`
-    is first. Raises: ConfigError if a node is not placed.
+    is first. Two things that the placement's simulation counts are left out here, and a receive may begin too late by
+    as much as they take: what sending keeps both devices from (`hop_seconds`), and that a control edge waits for a
+    tensor of the same node that goes to the same device.
+    Raises: ConfigError if a node is not placed.
     """
     for node in nodes:
         if node.name not in placement.device:

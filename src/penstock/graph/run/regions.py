@@ -48,23 +48,24 @@ class Region:
         return None
 
 
-def exchanges_behind(flats: Sequence[Flat], frames: Sequence[int]) -> list[frozenset[int]]:
-    """Return which Sends and Recvs wait for each primitive; none for those in loops.
+def exchanges_behind(flats: Sequence[Flat], frames: Sequence[int]) -> list[int]:
+    """Return, as bits, which Sends and Recvs wait for each primitive, or are it; none for those in loops.
 
     flats, frames: as of `groups_of`.
     """
-    found = [frozenset({index} if flat.op in ("Send", "Recv") else ()) for index, flat in enumerate(flats)]
+    numbers = itertools.count()
+    found = [1 << next(numbers) if flat.op in ("Send", "Recv") else 0 for flat in flats]
     for index in reversed(range(len(flats))):
         if frames[index]:
-            found[index] = frozenset()
+            found[index] = 0
         for source in (*(each for each, _ in flats[index].inputs), *flats[index].controls):
-            if source < index and not found[index] <= found[source]:
+            if source < index:
                 found[source] |= found[index]
     return found
 
 
 def groups_of(
-    flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool], exchanges: Sequence[frozenset[int]]
+    flats: Sequence[Flat], frames: Sequence[int], fuses: Sequence[bool], exchanges: Sequence[int]
 ) -> list[list[int]]:
     """Return the members of each region, in order.
 
@@ -80,7 +81,7 @@ def groups_of(
     nothing = interned(frozenset())
     after: dict[int, frozenset[Token]] = {}
     is_root: dict[int, bool] = {}
-    groups: dict[tuple[int, int, frozenset[int]], list[int]] = {}
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for index, flat in enumerate(flats):
         before = nothing
         needed = [
