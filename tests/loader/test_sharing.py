@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import math
@@ -45,7 +46,7 @@ from penstock.policy.forms import CropForm
 from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
-from penstock.store import ImageFolder, MemoryTier, Source
+from penstock.store import ImageFolder, MemoryTier, Source, disk
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -244,6 +245,32 @@ def test_a_disk_that_loses_what_other_ranks_read_costs_reads_and_no_batch(
 
     check_batches(batches)
     assert sum(map(misses_of, found)) > 0
+
+
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_nobody_waits_for_what_a_disk_was_to_keep_that_has_failed(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.0)  # nothing may wait to be written
+    written: list[int] = []
+
+    def write(file: int, content: memoryview, begin: int) -> None:
+        written.append(begin)
+        if len(written) > 20:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write_all(file, content, begin)
+
+    write_all = disk._write_all
+    monkeypatch.setattr("penstock.store.disk._write_all", write)
+
+    options: dict[str, Any] = {"memory": "9 kB", "local_disk": tmp_path, "timeout_seconds": patient(10)}
+
+    batches, sources, _ = train(2, hosts=hosts, **options)
+
+    check_batches(batches)
+    assert len(written) > 20
+    assert (np.sum([source.reads for source in sources], axis=0) >= 1).all()
 
 
 def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,22 @@ def test_a_promise_that_takes_longer_than_a_read_is_waited_for_no_more() -> None
     assert not scheduler.expects_others
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_what_was_promised_to_a_tier_that_gets_no_more_is_read_at_once(is_before: bool) -> None:
+    """As when its disk has failed. Promises of the rank's other tiers stand."""
+    scheduler, ended = _scheduler(), np.array([-1])
+    other = scheduler.announced(1, np.array([-2, -9]), 0.0)
+    if is_before:
+        other += scheduler.announced(1, ended, 0.0)
+    read = _all_done(scheduler, other + scheduler.start(0.0))
+    assert (4 in read) == is_before
+
+    read |= _all_done(scheduler, scheduler.announced(1, ended, 0.0))
+
+    assert read == dict.fromkeys([0, 1, 4, 5], SOURCE)
+    assert not scheduler.expects_others
+
+
 def test_a_run_that_begins_elsewhere_holds_nobody_to_a_promise() -> None:
     scheduler = _scheduler(first=(0, 1))
 

@@ -137,6 +137,10 @@ def test_news_say_what_is_kept_and_that_a_rank_has_left(pair: Pair) -> None:
     assert rank == 1
     assert ids is not None
     assert ids.tolist() == [0, 2, 3]
+    pair.shelves[1]._news = np.array([-2])  # its second tier gets no more
+    pair.carriers[1].wake()
+    wait_until(lambda: reader.has_news)
+    assert [(rank, ids.tolist()) for rank, ids in reader.take_news() if ids is not None] == [(1, [-2])]
     other.close()
     assert pair.read(0) == [None]
     assert reader.take_news() == [(1, None)]

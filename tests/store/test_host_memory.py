@@ -84,6 +84,18 @@ def test_what_a_rank_keeps_is_read_where_it_lies_and_only_what_it_should_keep(pa
     assert pair.read(5) == [content(5)], "it stays mapped"
 
 
+def test_a_tier_that_gets_no_more_is_told_of_once_after_the_last_sample(pair: Pair) -> None:
+    pair.tier.put(5, content(5))
+    assert pair.told() == [5]
+    pair.tier.put(1, content(1))
+    pair.log.end()
+
+    assert pair.told() == [1, -1]
+    assert pair.told() == []
+    pair.tier.put(6, content(6))  # it was being written when another could not be
+    assert pair.told() == [6]
+
+
 def _lie(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
     tier.array[-1 - 7 * SIZE] ^= 1  # the last byte of the first sample
 

@@ -131,7 +131,10 @@ class Peers(Protocol):
         ...
 
     def take_news(self) -> Sequence[tuple[int, NDArray[np.int64] | None]]:
-        """Return, by rank, the samples that it keeps since the last time; None where it gives none from now on."""
+        """Return, by rank, the samples that it keeps since the last time; None where it gives none from now on.
+
+        -t among them: its tier t gets no more.
+        """
         ...
 
 

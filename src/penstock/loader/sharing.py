@@ -257,7 +257,10 @@ class Meeting:
         places += map(FileBytes, descriptors[2::2])
         logs = (Arena.attach(each, is_read_only=True) for each in descriptors[1::2])
         return PeerTiers(
-            [PeerMemory(place, log, generation, kept) for place, log in zip(places, logs, strict=True)]
+            [
+                PeerMemory(place, log, generation, kept, number)
+                for number, (place, log) in enumerate(zip(places, logs, strict=True), 1)
+            ]
         )
 
     def _close_carrier(self) -> None:

@@ -605,8 +605,8 @@ def announced(s: State, rank: int, peer: int, count: int) -> None:
             _queue(s, rank, entry)
 
 
-def withdrawn(s: State, rank: int, peer: int) -> None:
-    """Take note that another rank's tiers give nothing from now on: what waits for them is read from the source.
+def withdrawn(s: State, rank: int, peer: int, tier: int) -> None:
+    """Take note that another rank's tier gets nothing from now on: what waits for that is read from the source.
 
     The driver has marked its copies; what is queued is looked at again before it moves.
     """
@@ -617,7 +617,7 @@ def withdrawn(s: State, rank: int, peer: int) -> None:
         for _ in range(m[slot + SLOT_SIZE]):
             entry = m[place + PLACE_ENTRY]
             is_expected = m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED
-            if is_expected and peer_of(m[rank + TIERS], m[entry + ENTRY_ORIGIN]) == peer:
+            if is_expected and m[entry + ENTRY_ORIGIN] == place_of(m[rank + TIERS], peer, tier):
                 m[rank + EXPECTED_ENTRIES] -= 1
                 m[entry + ENTRY_ORIGIN] = SOURCE
                 _queue(s, rank, entry)

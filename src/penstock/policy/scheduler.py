@@ -403,7 +403,12 @@ class Scheduler:
         return self._event(now, decisions.LOADED, load.slot, count, wall_seconds)
 
     def announced(self, peer: int, samples: Ids, now: float) -> list[Instruction]:
-        """Another rank keeps these samples from now on, where this rank can read them."""
+        """Another rank keeps these samples from now on, where this rank can read them. -t: its tier t gets no more."""
+        for tier in {*range(1, self._ints[decisions.TIERS] + 1)}.intersection(
+            (-samples[samples < 0]).tolist()
+        ):
+            self._withdraw(peer, tier)
+        samples = samples[samples >= 0]
         group, most = (self._ints[column] for column in (decisions.GROUP, decisions.GROUP_SIZE))
         for begin in range(0, samples.size, most):
             part = samples[begin : begin + most]
@@ -415,11 +420,18 @@ class Scheduler:
         """Another rank gives nothing from now on; what it announces after that, it has again."""
         copies = self._state.copies
         states = copies[:, decisions.COPY_STATE]
-        is_its = copies[:, decisions.COPY_RANK] == peer
-        states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
-        states[is_its & (states == decisions.PRESENT)] = decisions.GONE
-        decisions.withdrawn(self._views, 0, peer)
+        for tier in range(1, self._ints[decisions.TIERS] + 1):
+            self._withdraw(peer, tier)
+        states[(copies[:, decisions.COPY_RANK] == peer) & (states == decisions.PRESENT)] = decisions.GONE
         return self._event(now)
+
+    def _withdraw(self, peer: int, tier: int) -> None:
+        """Expect nothing more to come to a tier of another rank."""
+        copies = self._state.copies
+        states = copies[:, decisions.COPY_STATE]
+        is_its = (copies[:, decisions.COPY_RANK] == peer) & (copies[:, decisions.COPY_TIER] == tier)
+        states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
+        decisions.withdrawn(self._views, 0, peer, tier)
 
     def waited(self, seconds: float, now: float) -> list[Instruction]:
         """The training has waited so long for the earliest batch: what others promised is read, if that is too long."""

@@ -4,7 +4,8 @@
     ASK      the ids that are wanted                       to who keeps them; none: a probe
     ANSWER   id, size, checksum of each, in that order     back; then a part for each with its bytes
     FOLLOW                                                 to who keeps samples: send news from `number` on
-    NEWS     ids that are kept, from the `number`-th on    back, and whenever there are more
+    NEWS     ids that are kept, from the `number`-th on;   back, and whenever there are more
+             -t: tier t gets no more
     LEAVE                                                  back: nothing is answered any more
     GREET                                                  before the first ASK, and as a probe: a part that describes
                                                            what will be asked for; ANSWER without ids: it is known

@@ -86,7 +86,7 @@ class Shelf(Protocol):
         ...
 
     def take_news(self) -> Ids:
-        """Return what is kept since the last time."""
+        """Return what is kept since the last time; -t: tier t gets no more."""
         ...
 
     def look_up(self, ids: Ids, sizes: Ids) -> Sequence[tuple[Bytes, int] | None]:
@@ -358,7 +358,7 @@ class RemotePeers:
             return
         self._heard[rank] = message.number + message.numbers.size
         self._follow_at[rank] = time.monotonic() + _FOLLOW_SECONDS
-        self._news.append((rank, ids[(ids >= 0) & (ids < self._sizes_bytes.size)]))
+        self._news.append((rank, ids[ids < self._sizes_bytes.size]))
 
     def _miss(self, rank: int) -> None:
         """A rank gives nothing any more."""

@@ -239,7 +239,7 @@ class DiskTier:
                 failed.append((index, DataError(f"sample {sample} is not in {self!r}")))
                 continue
             # A disk that gives back one sample no more may lose others: it gets no new ones.
-            self._is_written = False
+            self._end_writing()
             self._lose(sample, failed, index, "cannot be read, so that no more are kept on this disk")
         lost = {index for index, _ in failed}
         for index in () if was_unread is None else np.flatnonzero(was_unread).tolist():
@@ -336,13 +336,19 @@ class DiskTier:
         failed.append((index, DataError(f"sample {sample} in {self.samples_path} {why}")))
 
     def _stop_writing(self, error: OSError) -> None:
-        with self._lock:
-            was_written, self._is_written = self._is_written, False
-        if was_written:
+        if self._end_writing():
             self._report(
                 f"{self.samples_path} cannot be written any more ({error.strerror}): the {len(self):,} samples there "
                 "are read, and no more are kept on this disk"
             )
+
+    def _end_writing(self) -> bool:
+        """Keep no more samples, for which other ranks need not wait; return whether that is news."""
+        with self._lock:
+            was_written, self._is_written = self._is_written, False
+        if was_written and self._log is not None:
+            self._log.end()
+        return was_written
 
     # The files
 

@@ -33,7 +33,7 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.uint64]
 
 #: A log begins with these numbers of 64 bits, and has as many for each record.
-_VERSION, _GENERATION, _COUNT = 0, 1, 2
+_VERSION, _GENERATION, _COUNT, _ENDED = 0, 1, 2, 3
 _HEAD = 8
 _SAMPLE, _BEGIN, _SIZE, _CHECKSUM, _SEAL = range(5)
 _COLUMNS = 5
@@ -51,7 +51,7 @@ class KeptLog:
     """What a tier keeps, written down for the other ranks of its host.
 
     most: samples that the tier will ever keep. generation: tells this rank's logs from all others. Any thread may add.
-    tells: an eventfd that is written to whenever samples are added; a copy of it is.
+    tells: an eventfd that is written to whenever there is news; a copy of it is.
     Raises: ConfigError as `Arena`.
     """
 
@@ -65,6 +65,13 @@ class KeptLog:
         self._tells = -1 if tells is None else os.dup(tells)
         #: Guards the end of the log, and what tells of it.
         self._end_lock = threading.Lock()
+
+    def end(self) -> None:
+        """Say that the tier gets no more samples, as its disk has failed: nobody needs to wait for them."""
+        with self._end_lock:
+            if self._numbers is not None:
+                self._numbers[_ENDED] = 1
+                self._wake()
 
     def add(self, ids: Ids, places: Ids, checksums: ArrayLike) -> None:
         """Say that samples are there. ids: int64[n]. places: int64[n, 2], begin and end of each. checksums: of each."""
@@ -80,9 +87,12 @@ class KeptLog:
             end = min(begin + ids.size, self._most)
             self._numbers[_HEAD + _COLUMNS * begin : _HEAD + _COLUMNS * end] = records[: end - begin].ravel()
             self._numbers[_COUNT] = end
-            if self._tells >= 0:
-                with contextlib.suppress(BlockingIOError):  # it tells already
-                    os.eventfd_write(self._tells, 1)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._tells >= 0:
+            with contextlib.suppress(BlockingIOError):  # it tells already
+                os.eventfd_write(self._tells, 1)
 
     def close(self) -> None:
         """Add nothing more. What other processes have mapped stays. Twice is harmless."""
@@ -117,12 +127,15 @@ class PeerMemory:
     """What one other rank of the host keeps in a tier.
 
     memory: its arena, attached, or the file of a disk tier. log: its arena. Both closed with this.
-    generation: of its log. kept: samples that it shall keep.
+    generation: of its log. kept: samples that it shall keep. number: of the tier.
     One thread at a time takes news; any thread may read.
     """
 
-    def __init__(self, memory: Arena | FileBytes, log: Arena, generation: int, kept: Ids) -> None:
+    def __init__(
+        self, memory: Arena | FileBytes, log: Arena, generation: int, kept: Ids, number: int = 1
+    ) -> None:
         self._arenas = memory, log
+        self._number = number
         self._memory: Bytes | FileBytes = memory if isinstance(memory, FileBytes) else memory.array
         self._numbers = np.frombuffer(log.array, np.uint64)
         self.generation = generation
@@ -135,14 +148,20 @@ class PeerMemory:
         self._verified_rows = np.full(self._ids.size, -1, np.int32)
         #: Records that were taken note of, and how many there were then: more where one of them is damaged.
         self._seen = self._looked_at = 0
+        #: Whether it was noticed that there will be no more.
+        self._is_over = False
 
     @property
     def has_news(self) -> bool:
-        """Whether records were added since the last time."""
-        return self._count() != self._looked_at
+        """Whether records were added since the last time, or there will be no more."""
+        return self._count() != self._looked_at or self._has_ended()
 
     def take_news(self) -> Ids:
-        """Return the samples that were added since the last time, of those that the rank shall keep."""
+        """Return the samples that were added since the last time, of those that the rank shall keep.
+
+        -number comes after the last one, once, where the tier gets no more.
+        """
+        has_ended = self._has_ended()
         self._looked_at = self._count()
         records = self._records()[self._seen : self._looked_at].copy()
         wrong = np.flatnonzero(_seals(records, self.generation) != records[:, _SEAL])
@@ -151,7 +170,8 @@ class PeerMemory:
         at, is_kept = self._found(ids)
         self._rows[at[is_kept]] = self._seen + np.flatnonzero(is_kept)
         self._seen += len(records)
-        return ids[is_kept]
+        self._is_over |= has_ended
+        return np.append(ids[is_kept], [-self._number] if has_ended else [])
 
     def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
         """Return the bytes of samples where they lie, read-only, and their checksum; None for one that is not there.
@@ -193,6 +213,9 @@ class PeerMemory:
         """Return how many records there are; never more than the log has space for, whatever it says."""
         return min(int(self._numbers[_COUNT]), self._most)
 
+    def _has_ended(self) -> bool:
+        return not self._is_over and self._numbers[_ENDED] != 0
+
     def _records(self) -> Numbers:
         return self._numbers[_HEAD : _HEAD + _COLUMNS * self._most].reshape(-1, _COLUMNS)
 
@@ -221,11 +244,11 @@ class PeerTiers:
 
     @property
     def has_news(self) -> bool:
-        """Whether records were added since the last time."""
+        """Whether there are samples since the last time, or a tier gets no more."""
         return any(tier.has_news for tier in self._tiers)
 
     def take_news(self) -> Ids:
-        """Return the samples that were added since the last time."""
+        """Return the samples that were added since the last time, and -number of each tier that gets no more."""
         return np.concatenate([tier.take_news() for tier in self._tiers])
 
     def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
