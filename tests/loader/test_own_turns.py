@@ -140,7 +140,7 @@ def test_batches_of_either_are_the_same_in_the_same_order_and_a_resumed_run_has_
         assert begun + all_of(loader) == expected
 
 
-def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_would_hold_these() -> None:
+def test_long_texts_are_made_several_batches_at_once_but_two_where_one_array_holds_these() -> None:
     texts = [np.arange(1000)] * COUNT
 
     made_together = []
@@ -150,12 +150,12 @@ def test_long_texts_are_made_several_batches_at_once_but_not_where_one_array_wou
             own = loader._own_thread
             made_together.append((own._most_steps, own._steps_in_array))
 
-    assert made_together == [(8, 8), (2, 1), (4, 1)], (
-        "batches of half a megabyte: 4 MiB beside the slots, 128 KiB that one keeps; lists may be of any size"
+    assert made_together == [(8, 8), (2, 2), (4, 1)], (
+        "batches of half a megabyte: 4 MiB beside the slots, 1 MiB in one array; lists may be of any size"
     )
 
 
-def test_two_batches_of_larger_arrays_are_made_together_each_in_its_own_and_neither_is_kept() -> None:
+def test_two_batches_of_larger_arrays_are_made_together_and_neither_is_kept() -> None:
     data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"), COUNT)
     with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
         own, found, together = loader._own_thread, list[Any](), list[int]()

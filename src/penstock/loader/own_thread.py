@@ -39,8 +39,8 @@ from penstock.policy.turns import Choice, Given, Turns
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
 # the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
-# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are
-# made for two steps together where they take no more than `_TWO_BYTES`, which a second-level cache holds.
+# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are for two steps
+# where both take no more than `_TWO_BYTES`, which a second-level cache holds.
 _TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
 _TWO_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
@@ -101,16 +101,15 @@ class OwnThread:
         objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
         waking = gc.get_threshold()[0] if gc.isenabled() else 0
         self._most_samples = min(_AT_ONCE, waking // objects) if waking else _AT_ONCE
-        #: Of those that are made together, and of those in one array.
+        #: How many steps are made together: each has its own array where a function collates, else all have one.
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
         #: What the largest batch took that a function made here, of those that were looked at; None before.
         self._collated_bytes: float | None = None
         if not collates:
             array_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
-            most = _ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes)
-            self._steps_in_array = max(1, min(most))
-            are_two = self._steps_in_array == 1 and max(array_bytes, batch_bytes) <= _TWO_BYTES // 2
-            self._most_steps = 2 if are_two else self._steps_in_array
+            are_two = max(array_bytes, batch_bytes) <= _TWO_BYTES // 2
+            most = min(_ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes))
+            self._most_steps = self._steps_in_array = max(most, 1 + are_two)
 
     @property
     def is_trying(self) -> bool:
