@@ -119,9 +119,11 @@ def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, 
         for side in sides[1:]:
             if are_other(sums_of(side.batches), expected):
                 raise SystemExit(f"{kind}: {side.batches!r} gives other samples")
-        sides[2].run(10 * seconds)
-        while tries(loader):
+        sides[2].run(7 * seconds)
+        decided = 0
+        while decided < 3:  # the own thread may be tried a second after worker processes were given up
             sides[2].run(seconds)
+            decided = 0 if tries(loader) else decided + 1
         for number in range(rounds):
             for side in random.Random(number).sample(sides, len(sides)):
                 side.rates.append(side.run(0.7 * seconds))

@@ -39,8 +39,8 @@ from penstock.policy.turns import Choice, Given, Turns
 MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
 # the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
-# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are for two steps
-# where both take no more than `_TWO_BYTES`, which a second-level cache holds.
+# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are for two
+# steps where both take no more than `_TWO_BYTES`, which a second-level cache holds.
 _TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
 _TWO_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
