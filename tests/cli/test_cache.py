@@ -41,5 +41,8 @@ def test_a_folder_that_is_none_is_named_and_one_without_samples_said_to_be(
 ) -> None:
     assert main(["cache", str(tmp_path)]) == 0
     assert f"{tmp_path} keeps no samples" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["cache", "list", str(tmp_path)])
+    assert "usage: penstock cache [-h] [--clear]" in capsys.readouterr().err
     assert main(["cache", str(tmp_path / "gone")]) != 0
     assert "gone cannot be read: No such file or directory" in capsys.readouterr().err

@@ -477,6 +477,37 @@ class TestDisks:
         used.put(0, CONTENTS[0])
         used.close()
 
+    @pytest.mark.parametrize("is_written", [True, False])
+    def test_a_tier_that_was_removed_while_it_was_used_is_reported_once(
+        self, tmp_path: Path, is_written: bool
+    ) -> None:
+        lines = list[str]()
+        tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES, report=lines.append)
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+        if is_written:
+            tier.put(0, CONTENTS[0])
+        tier.close()
+        tier.close()
+
+        (line,) = lines
+        assert "was removed: this run still reads from it; no later run will find it" in line
+
+    def test_tiers_on_a_disk_that_is_read_only_are_listed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        DiskTier(tmp_path, ENOUGH, DATA, SIZES, about="photos").close()
+        real = os.open
+
+        def read_only(path: Path, flags: int) -> int:
+            if flags & os.O_RDWR:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return real(path, flags)
+
+        monkeypatch.setattr(os, "open", read_only)
+        assert [(each.about, each.is_used) for each in disk_tiers(tmp_path)] == [("photos", False)]
+
     def test_a_tier_that_is_made_where_another_was_removed_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -38,7 +38,8 @@ def _run(options: argparse.Namespace) -> None:
         found = disk_tiers(options.folder)
         removed = [each for each in found if options.clear and remove_tier(each.path)]
     except OSError as error:
-        raise DataError(f"{options.folder} cannot be read: {error.strerror or error}") from error
+        done = "cleared" if options.clear else "read"
+        raise DataError(f"{options.folder} cannot be {done}: {error.strerror or error}") from error
     if options.clear:
         nbytes = format_bytes(sum(each.nbytes for each in removed))
         in_use = len(found) - len(removed)

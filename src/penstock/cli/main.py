@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             main_blocks(words[2:])
             return 0
-        options = _parser().parse_args(words)
+        options, others = _parser().parse_known_args(words)
+        if others:  # with the usage of the command, not of all
+            options.parser.error(f"unrecognized arguments: {' '.join(others)}")
         check_plot(options)
         return options.run(options) or 0
     except BrokenPipeError:

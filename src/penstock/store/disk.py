@@ -203,13 +203,7 @@ class DiskTier:
         self._places.keep(ids)
         if self._log is not None:
             self._log.add(ids, self._places.of(ids), checksum)
-        if not self._is_removed and not os.fstat(file).st_nlink:
-            with self._lock:
-                was_removed, self._is_removed = self._is_removed, True
-            if not was_removed:
-                self._report(
-                    f"{self.samples_path} was removed: this run still reads from it; no later run will find it"
-                )
+        self._check_there(file)
         return True
 
     @property
@@ -270,6 +264,8 @@ class DiskTier:
         with self._lock:
             mismatches = self.mismatches if self._file >= 0 else 0
             file, index, self._file, self._index = self._file, self._index, -1, -1
+        if file >= 0:
+            self._check_there(file)
         for descriptor in (file, index):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -334,6 +330,17 @@ class DiskTier:
             )
         self.evict(np.array([sample]))
         failed.append((index, DataError(f"sample {sample} in {self.samples_path} {why}")))
+
+    def _check_there(self, file: int) -> None:
+        """Report once if the file of samples was removed."""
+        if self._is_removed or os.fstat(file).st_nlink:
+            return
+        with self._lock:
+            was_removed, self._is_removed = self._is_removed, True
+        if not was_removed:
+            self._report(
+                f"{self.samples_path} was removed: this run still reads from it; no later run will find it"
+            )
 
     def _stop_writing(self, error: OSError) -> None:
         if self._end_writing():
@@ -553,7 +560,12 @@ def _is_at(index: int, path: Path) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
     """Hold the lock of an index while the context is open; None where another process does. Raises: OSError."""
-    index = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:  # for writing, which a lock needs on NFS
+        index = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        index = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield index
