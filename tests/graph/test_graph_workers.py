@@ -49,7 +49,6 @@ from penstock.graph.ops.table import operation
 from penstock.graph.workers import LocalWorkers, SessionConfig, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
-from penstock.graph.workers.config import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.mail import Mail
@@ -59,7 +58,7 @@ from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
 from penstock.policy import graph_search
-from penstock.policy.graph_placement import Placement
+from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS, Placement
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.queues import WakingQueue
 from penstock.ranks.access import Address
@@ -174,7 +173,7 @@ def test_an_error_of_one_worker_ends_the_step_on_all_and_takes_nothing(workers: 
     with opened(graph, workers) as session:
         with pytest.raises(KernelError, match=r"node 'bad' .*the disk is gone"):
             session.run([after, get], {x: 1.0})
-        with pytest.raises(WaitTimeout, match=r"/job:worker/task:2 did not end it"):
+        with pytest.raises(WaitTimeout, match=r"task:2 \(with 'get', 'queue'\) has not finished"):
             session.run(get, timeout_seconds=0.05)
         waiting = threading.Thread(target=lambda: found.append(session.run(get)))
         found: list[Any] = []

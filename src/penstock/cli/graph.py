@@ -97,8 +97,7 @@ def add_graph(commands: Any) -> None:
     place.add_argument(
         "--latency",
         metavar="TIME",
-        default="50us",
-        help="latency of a message between two devices that no link is named for (%(default)s)",
+        help="latency of a message between two devices that no link is named for (50 us)",
     )
     place.add_argument(
         "--bandwidth", metavar="RATE", help="between these devices (the machine's network, or 1 GB/s)"
@@ -165,12 +164,15 @@ def _place(options: argparse.Namespace) -> None:
     from penstock.graph import Devices, Graph, place_graph
     from penstock.graph.tools.placing import devices_of
     from penstock.loader.setup import read_machine
+    from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
     from penstock.store.calls import Calls
 
     graph = Graph.from_json(options.graph.read_text("utf-8"))
     machine = read_machine(options.machine, Calls())
-    devices = Devices([], bytes_per_second=1e9) if machine is None else devices_of(machine)
-    latency = parsed_amount("--latency", parse_seconds, options.latency)
+    devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
+    latency = USUAL_LATENCY_SECONDS
+    if options.latency is not None:
+        latency = parsed_amount("--latency", parse_seconds, options.latency)
     devices = replace(devices, names=options.device or devices.names, latency_seconds=latency)
     if options.bandwidth is not None:
         rate = parsed_amount("--bandwidth", parse_rate, options.bandwidth)

@@ -194,7 +194,8 @@ class DecodeServers:
 
     def are_here(self, ids: Ids) -> bool:
         """Return whether all of these samples were given to this process, and are not decoded yet."""
-        return all(sample in self._here for sample in ids.tolist())
+        with self._lock:
+            return all(sample in self._here for sample in ids.tolist())
 
     def computed(self, ids: Ids, seconds: float, *, is_here: bool) -> None:
         """Take note of what a thread computed for samples, which are in their slots now."""

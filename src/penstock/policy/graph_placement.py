@@ -65,6 +65,10 @@ class PlacedNode:
     hop_seconds: float = 0.0
 
 
+#: Of links of which nothing is known.
+USUAL_LATENCY_SECONDS, USUAL_BYTES_PER_SECOND = 50e-6, 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Devices:
     """What nodes may run on, and what joins it.

@@ -133,7 +133,7 @@ def make_plan(
     """Return the plan of primitives, whose fetches are primitives of op "Fetch".
 
     resources: of the session, for kernels that need them. regions: whether pure primitives run as one function. turns:
-    of nodes, by name; what has none, such as a Send, comes before them.
+    of nodes, by name; what has none, such as a node of a function's body, comes before them.
     """
     numbers, frames = frames_of(flats)
     # Where a primitive runs: a Leave in its loop, an Enter outside of it.

@@ -12,9 +12,6 @@ from penstock.graph.run.session import checked_seed
 from penstock.machine import Machine
 from penstock.validate import check_above_zero, check_rate, check_seconds
 
-#: Of links of which nothing is known.
-USUAL_LATENCY_SECONDS, USUAL_BYTES_PER_SECOND = 50e-6, 1e9
-
 
 class SessionArguments(TypedDict, total=False):
     """The arguments of a session on workers, see `SessionConfig`."""

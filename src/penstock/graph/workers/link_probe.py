@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.graph.model.graph import Edge, Graph
-from penstock.graph.workers.config import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
+from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 
 #: Of tensors, float32: the first one's hop is a latency; the next gives the rate where its hop takes so long, else the
 #: one after it does. And how many hops a long chain has more than one of two: the difference has no request of the

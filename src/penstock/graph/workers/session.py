@@ -34,20 +34,19 @@ from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.placing import devices_of, other_placements, place_graph, placed_nodes
 from penstock.graph.workers.access import checked_workers
-from penstock.graph.workers.config import (
-    USUAL_BYTES_PER_SECOND,
-    USUAL_LATENCY_SECONDS,
-    SessionArguments,
-    SessionConfig,
-    session_config,
-)
+from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
 from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
-from penstock.policy.graph_placement import Devices, Placement
+from penstock.policy.graph_placement import (
+    USUAL_BYTES_PER_SECOND,
+    USUAL_LATENCY_SECONDS,
+    Devices,
+    Placement,
+)
 from penstock.policy.graph_receives import receive_order
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.ranks.carrier_zmq import ZmqCarrier
@@ -656,10 +655,7 @@ class WorkerSession:
             ask.fail(self._lost_error(task, why, held), gone=task)
 
     def _lost_error(self, task: str, why: str, held: Sequence[str]) -> WorkerLostError:
-        of_step = ""
-        if held:
-            more = f" and {len(held) - 3} more" if len(held) > 3 else ""
-            of_step = f"; the step waits for {', '.join(map(repr, held[:3]))}{more} on it"
+        of_step = f"; the step waits for {_named(held)} on it" if held else ""
         node = held[0] if held else ""
         return WorkerLostError(
             f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}; the next "
@@ -831,9 +827,7 @@ class _Ask:
                 while self._pending and self._error is None:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise WaitTimeout(
-                            f"the run took longer than its timeout: {' and '.join(self._pending)} did not end it"
-                        )
+                        raise WaitTimeout(f"the run took longer than its timeout: {self._unfinished()}")
                     self._changed.wait(left)
                 if self._error is not None:
                     raise self._error
@@ -841,6 +835,12 @@ class _Ask:
         finally:
             if not self._pending:
                 self._session.forget(self.number)
+
+    def _unfinished(self) -> str:
+        """Return who did not answer, with what it has to run. Under the lock."""
+        held = [(task, self.holds.get(task)) for task in self._pending]
+        tasks = [task + (f" (with {_named(names)})" if names else "") for task, names in held]
+        return f"{' and '.join(tasks)} {'has' if len(tasks) == 1 else 'have'} not finished"
 
     def settle(self, seconds: float) -> None:
         """Wait until all workers answered, so long at most."""
@@ -860,6 +860,11 @@ def _device_of(name: str, placed: Mapping[str, str]) -> str:
     while name and name not in placed:
         name = name.rpartition("/")[0]
     return placed.get(name, "")
+
+
+def _named(nodes: Sequence[str]) -> str:
+    """Return the names of some nodes, of three at most."""
+    return ", ".join(map(repr, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
 def _speed(ratio: float) -> float:
