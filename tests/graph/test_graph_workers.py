@@ -46,7 +46,7 @@ from penstock.graph import (
     write_tfrecords,
 )
 from penstock.graph.ops.table import operation
-from penstock.graph.workers import LocalWorkers, SessionConfig, wire
+from penstock.graph.workers import LocalWorkers, SessionConfig, reaching, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.host import HostLink
@@ -979,7 +979,7 @@ def test_a_lost_worker_is_named_and_all_go_on_from_the_save(tmp_path: Any) -> No
         session.save(str(tmp_path))
         assert session.run(up) == 4.0
         second.close()
-        named = rf"^(node .*: )?{TASKS[1]} \(process {os.getpid()}, tcp://"
+        named = rf"^(node .*: )?{TASKS[1]} \(process {os.getpid()}, tcp://.* has ended: nobody listens at its"
         with pytest.raises(WorkerLostError, match=named):
             run_until_lost(session, up)
         second = new_worker(TASKS[1], port)
@@ -1194,7 +1194,12 @@ def test_a_process_that_is_killed_or_stopped_is_lost_within_five_seconds(how: si
         WorkerSession(graph, workers.addresses, workers.secret, report=None) as session,
     ):
         threading.Timer(1.0, os.kill, (session.processes[TASKS[1]], how)).start()
-        with pytest.raises(WorkerLostError, match=rf"node 'far' .*{TASKS[1]} \(process"):
+        why = (
+            "has ended: nobody"
+            if how is signal.SIGKILL
+            else r"did not answer for \d\.\d s: its process is there, and"
+        )
+        with pytest.raises(WorkerLostError, match=rf"node 'far' .*{TASKS[1]} \(process .* {why}"):
             session.run(far, timeout_seconds=1 + patient(5))
         os.kill(session.processes[TASKS[1]], signal.SIGCONT if how is signal.SIGSTOP else 0)
 
@@ -1217,14 +1222,70 @@ def test_tensors_that_are_too_large_to_be_sent_are_refused_as_such(
             assert session.run(there, {x: np.ones(50, np.float32)}) == 100
 
 
-def test_who_has_another_secret_reaches_nobody(
-    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions look soon why workers do not answer, and as long as a busy machine needs."""
+    monkeypatch.setattr(client, "_LOOK_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(reaching, "_LOOK_SECONDS", patient(0.5))
+
+
+@pytest.mark.usefixtures("looks_soon")
+def test_who_has_another_secret_or_other_addresses_reaches_nobody_and_is_told_which_it_is(
+    workers: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(client, "HELLO_SECONDS", 0.5)
     with pytest.raises(
-        WorkerLostError, match=r"no answer from /job:worker/task:0 at .*this cluster's secret"
+        MismatchError, match=rf"^the worker at {workers[TASKS[0]]} has another secret than this"
     ):
         WorkerSession(Graph(), workers, os.urandom(32), report=None)
+    swapped = {TASKS[0]: workers[TASKS[1]], TASKS[1]: workers[TASKS[0]]}
+    with pytest.raises(
+        MismatchError,
+        match=rf"^the worker at {workers[TASKS[1]]} is {TASKS[1]}, and {TASKS[0]} was asked for$",
+    ):
+        opened(Graph(), swapped)
+
+
+@pytest.mark.usefixtures("looks_soon")
+def test_a_session_reports_where_nobody_listens_and_waits_for_who_starts_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"tcp://127.0.0.1:{port}"
+        monkeypatch.setattr(client, "HELLO_SECONDS", 0.3)
+        with pytest.raises(
+            WorkerLostError, match=f"{TASKS[0]} at {address}: a process listens that does nothing"
+        ):
+            opened(Graph(), {TASKS[0]: address})
+    with pytest.raises(WorkerLostError, match=f"{TASKS[0]} at {address}: nobody listens; start each worker"):
+        opened(Graph(), {TASKS[0]: address})
+    monkeypatch.setattr(client, "HELLO_SECONDS", 600.0)
+    started = []
+
+    def start(line: str) -> None:
+        assert f"waits up to 600 s for its workers: {TASKS[0]} at {address}: nobody listens" in line
+        started.append(new_worker(TASKS[0], port))
+
+    graph = Graph()
+    two = graph.constant(2.0)
+    with WorkerSession(graph, {TASKS[0]: address}, SECRET, report=start, lag_seconds=patient(3.5)) as session:
+        assert session.run(two) == 2.0
+    (worker,) = started
+    worker.close()
+
+
+def test_what_is_at_an_address_is_no_worker_unless_it_greets_as_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                server.accept()[0].close()
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert reaching.look_at(f"tcp://127.0.0.1:{server.getsockname()[1]}")[0] == reaching.At.OTHER
+        answering.join()
+    assert reaching.look_at("tcp://no host:1")[0] == reaching.At.UNREACHED
 
 
 def test_a_client_of_another_version_is_answered(

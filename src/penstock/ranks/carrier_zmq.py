@@ -16,11 +16,13 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from penstock.errors import ConfigError
 from penstock.ranks.peer_messages import MOST_HEAD_BYTES
@@ -37,6 +39,8 @@ _ADDED_BYTES = 256
 #: A connection that is cut without a sign is made anew after so long.
 _HEARTBEAT_MS, _CUT_MS = 5_000, 15_000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 200, 5_000
+#: And one by which only a key is tried.
+_PROBE_AGAIN_MS = 20
 #: How long the last messages may take at the end.
 _LINGER_MS = 200
 _SIOCGIFADDR = 0x8915
@@ -253,6 +257,31 @@ class ZmqSender:
         """End the connection. Twice is harmless."""
         with self._lock:
             self._socket.close(0)
+
+
+def has_key(address: str, key: bytes, own: KeyPair, seconds: float) -> bool | None:
+    """Return whether who listens at an address proves that it has a key, and admits this one; None where none answers.
+
+    address: "tcp://host:port". key: public. own: keys of who asks.
+    """
+    context = zmq.Context()
+    try:
+        asking = context.socket(zmq.DEALER)
+        asking.curve_serverkey, asking.curve_publickey, asking.curve_secretkey = key, *own
+        asking.ipv6, asking.reconnect_ivl = "[" in address, _PROBE_AGAIN_MS
+        monitor = asking.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        asking.connect(address)
+        end, refused = time.monotonic() + seconds, 0
+        # Refused twice: who is just ending cuts a connection, too.
+        while refused < 2:
+            if not monitor.poll(max(0, int(1e3 * (end - time.monotonic())))):
+                return None
+            if recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return True
+            refused += 1
+        return False
+    finally:
+        context.destroy(0)
 
 
 def _sent(through: zmq.Socket[bytes], parts: Sequence[Any]) -> bool:

@@ -39,6 +39,7 @@ from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
+from penstock.graph.workers.reaching import At, look_at, look_for
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import (
@@ -53,8 +54,8 @@ from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.report import print_report
 from penstock.store.calls import Calls
 
-#: How long workers may take to answer at all when a session begins.
-HELLO_SECONDS = 20.0
+#: How long workers may take to answer at all when a session begins; after how long it is looked why they do not.
+HELLO_SECONDS, _LOOK_AFTER_SECONDS = 20.0, 1.0
 #: Time between two messages that keep a session: workers end one whose client says nothing for a minute.
 _PING_SECONDS = 5.0
 #: A message with more is on its way for a while, at no less than so many bytes a second.
@@ -89,7 +90,8 @@ class WorkerSession:
         graph: None: an empty one, for `extend`. workers: addresses by task. secret: of the cluster, 32 bytes.
         config, arguments: a `SessionConfig`, or the arguments of one.
         trace: a file for the timeline of all workers, as of `Session`.
-        Raises: WorkerLostError naming the workers that do not answer; MismatchError; ConfigError for arguments next to
+        Raises: WorkerLostError naming the workers that do not answer, and why; MismatchError for those of another
+            secret or name, and for what the machine has and they have not; ConfigError for arguments next to
             a config, and for what is no name, address or secret of workers.
         """
         self._addresses, self._secret = checked_workers(workers, secret), secret
@@ -126,6 +128,7 @@ class WorkerSession:
         self._is_told = False
         self._folder: str | None = None
         self._is_closed = False
+        self._report = report
         self._trace = None if trace is None else StepWriter(trace, self.tasks)
         carrier = ZmqCarrier(None, MOST_PART_BYTES, keys=key_of(secret, ""))
         self._link = Link(
@@ -494,15 +497,7 @@ class WorkerSession:
         self._name, self._is_opened = "", False
         self._link.connect(dict(enumerate(offers_of(self._secret, self._addresses).values())))
         began = time.perf_counter()
-        greeted = self._ask({task: {"kind": "hello"} for task in self.tasks})
-        try:
-            answers = greeted.wait(HELLO_SECONDS)
-        except WaitTimeout:
-            silent = ", ".join(f"{task} at {self._addresses[task]}" for task in greeted.pending())
-            raise WorkerLostError(
-                f"no answer from {silent} in {HELLO_SECONDS:.0f} s: start each worker with this cluster's secret, and "
-                "give, for each name, the address that its own worker prints"
-            ) from None
+        answers = self._greet()
         for task, answer in answers.items():
             if answer.get("task") != task:
                 raise MismatchError(
@@ -542,6 +537,34 @@ class WorkerSession:
             if self._lost is not None and not all(peer.is_here for peer in self._peers.values()):
                 raise self._lost
             self._lost = None
+
+    def _greet(self) -> dict[str, dict[str, Any]]:
+        """Return what each worker answers to a greeting; they may start while it waits.
+
+        Raises: WorkerLostError; MismatchError for a worker of another secret or name, as soon as that is seen.
+        """
+        greeted = self._ask({task: {"kind": "hello"} for task in self.tasks})
+        try:
+            for seconds in (first := min(_LOOK_AFTER_SECONDS, HELLO_SECONDS), HELLO_SECONDS - first):
+                try:
+                    return greeted.wait(seconds)
+                except WaitTimeout:
+                    looks = [
+                        look_for(task, self._addresses[task], self._secret, self.tasks)
+                        for task in greeted.pending()
+                    ]
+                    for look in looks:
+                        if look.is_final:
+                            raise MismatchError(look.why) from None
+                    why = "; ".join(look.why for look in looks)
+                    if seconds == first and self._report is not None:
+                        self._report(f"the session waits up to {HELLO_SECONDS:.0f} s for its workers: {why}")
+        finally:
+            self.forget(greeted.number)
+        raise WorkerLostError(
+            f"no answer in {HELLO_SECONDS:.0f} s: {why}; start each worker, and give, for each name, the address that "
+            "its own worker prints"
+        )
 
     def _recover(self, *, restores: bool = True) -> None:
         """Begin anew if a worker was lost, with the state of the last save.
@@ -623,11 +646,11 @@ class WorkerSession:
         silent = self._silence.too_long(time.monotonic())
         for task in here:
             if task in silent:
-                self._lose(
-                    task,
-                    f"lags: Python there answers nothing for {silent[task]:.1f} s: it is stopped, or in one long call; "
-                    f"lag_seconds is {self._config.lag_seconds:g}",
+                lags = (
+                    f"lags: Python there answers nothing for {silent[task]:.1f} s, as in one long call; lag_seconds is "
+                    f"{self._config.lag_seconds:g}"
                 )
+                self._lose(task, self._why_silent(task, silent[task], lags))
             else:
                 asks_busy = self._config.node_seconds is not None
                 ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
@@ -638,7 +661,22 @@ class WorkerSession:
         """Act on a connection that was cut, in the link's thread."""
         task = self.tasks[number]
         if self._peers[task].is_here:
-            self._lose(task, f"has ended, or did not answer for {self._config.lost_seconds:g} s")
+            was_cut = (
+                "was cut off: a worker listens at its address; it was started again, or the network failed"
+            )
+            self._lose(task, self._why_silent(task, self._config.lost_seconds, was_cut))
+
+    def _why_silent(self, task: str, seconds: float, is_there: str) -> str:
+        """Return why a worker does not answer, by what is at its address. is_there: why, if a worker still is."""
+        at, more = look_at(self._addresses[task])
+        silent = f"did not answer for {seconds:.1f} s"
+        return {
+            At.NOBODY: "has ended: nobody listens at its address",
+            At.UNREACHED: f"{silent}, and its address cannot be reached ({more})",
+            At.SILENT: f"{silent}: its process is there, and stopped, or hangs",
+            At.OTHER: "has ended, or cannot be reached: what listens at its address is no worker",
+            At.WORKER: is_there,
+        }[at]
 
     def _refuse(self, number: int, who: Any, error: CorruptError) -> None:
         """Act on a message that cannot be read, in the link's thread: nobody would answer for it."""
