@@ -49,12 +49,13 @@ class Place:
     """What is known of one place.
 
     line: samples that it was given and has not done. seconds: of a sample of its line; 0 until one is done.
-    passed_over: samples that went elsewhere since it was given any.
+    passed_over: samples that went elsewhere since it was given any. tried_with: samples that it is tried with.
     """
 
     line: int = 0
     seconds: float = 0.0
     passed_over: int = 0
+    tried_with: int = _TRIED_TOGETHER
 
     @property
     def is_unknown(self) -> bool:
@@ -107,6 +108,11 @@ class DecodeSplit:
             place.seconds = each
         if given.place != HERE:
             self._unfinished.append((now, given.samples if came is None else came))
+            # Of a few most of the time may be a read of the store: what held up nothing is followed by twice as many.
+            if self.is_worth_sending and now - given.began < self.places[HERE].done_in(0):
+                place.tried_with, place.passed_over = 2 * given.samples, TRIED_EVERY
+            else:
+                place.tried_with = _TRIED_TOGETHER
 
     def missed(self, given: Given) -> None:
         """Take note of samples that are not had from where they were given to."""
@@ -152,7 +158,7 @@ class DecodeSplit:
             if known.is_unknown:
                 return place, samples
             if known.line == 0 and known.passed_over >= TRIED_EVERY:
-                return place, samples if place == HERE else min(samples, _TRIED_TOGETHER)
+                return place, samples if place == HERE else min(samples, known.tried_with)
         if not self.is_worth_sending:
             return HERE, samples
         here, crops = self.places[HERE], self._crops()
