@@ -22,7 +22,7 @@ from penstock.loader.jobs import JobsOfHost
 from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.reused import Reused
 from penstock.policy import AllExtents, merge_reads
-from penstock.policy.decisions import peer_of
+from penstock.policy.decisions import GROUP_SECONDS, peer_of
 from penstock.policy.merge import MergedReads, Price, no_dearer
 from penstock.policy.tried_again import is_due
 from penstock.store import MemoryTier, PackedFiles, Source, prepare_group, read_all_merged, read_group
@@ -49,7 +49,7 @@ class Near:
 
     extents: where all of them lie. price: of reads, as the machine has it. bytes_per_second: of a read, for its bytes.
     request_seconds: that the read of a sample took at least, of late; it corrects what the machine says.
-    groups, group_seconds: how many had merged reads, and what the last one took. Any thread may set these three.
+    groups: how many had merged reads. Any thread may set these two.
     """
 
     extents: AllExtents
@@ -57,7 +57,6 @@ class Near:
     bytes_per_second: float
     request_seconds: float = math.inf
     groups: int = 0
-    group_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._is_wrong = bool((self.extents.units < 0).any())
@@ -74,14 +73,14 @@ class Near:
         return None if len(reads) == ids.size else reads
 
     def count_to_try(self) -> int:
-        """Return how many samples of the next group of merged reads to read one by one: they take about as long.
+        """Return how many samples of the next group of merged reads to read one by one, too: a millisecond's.
 
         What a merged read takes says little of a request, and a store may have become so fast that none pays.
         """
         number, self.groups = self.groups, self.groups + 1
         if number == 0 or not is_due(number):
             return 0
-        return max(1, int(self.group_seconds / self.request_seconds))
+        return max(1, int(GROUP_SECONDS / self.request_seconds))
 
     def observe(self, reads: int, seconds: float) -> None:
         """Take note of what reads of one sample each took. A store that gets slower is found out after some."""
@@ -178,9 +177,7 @@ class SourceFetcher:
             if count := min(reads.which.size, self._near.count_to_try()):
                 failed = self._read_each(ids[:count], into, begins[: count + 1], at)
             if count < ids.size:
-                began = time.perf_counter()
                 failed = read_all_merged(self._source, reads, ids, into, begins, at)
-                self._near.group_seconds = time.perf_counter() - began
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
             is_there = reads is None and self._threads.was_resident
             return Pieces(into, begins, each_bytes=self._each_bytes, was_resident=is_there)
