@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -179,15 +180,28 @@ def test_lengths_that_differ_without_a_word_are_an_error_that_names_both_remedie
 
 
 def test_fewer_batches_are_loaded_ahead_where_samples_grow_beyond_the_memory_given() -> None:
+    """Large ones are made once the training has the last small ones, and it waits for 2.6 MB of them."""
+    asked, has_small_ones = threading.Condition(), threading.Event()
+    made = set[int]()
+
     def make(index: int) -> np.ndarray:
+        if index >= 20:
+            assert has_small_ones.wait(60)
+        with asked:
+            made.add(index)
+            asked.notify_all()
         return np.full(10 if index < 20 else 20_000, index)
 
     lines: list[str] = []
-    found = load(make, batch_size=2, decoders=2, memory="2 MB", ragged=[""], report=lines.append)
+    options: dict[str, Any] = {"batch_size": 2, "epochs": 1, "shuffle": False, "decoders": 2, "prefetch": 8}
+    with Loader(Made(make), memory="1 MB", ragged=[""], report=lines.append, **options) as loader:
+        for step, batch in enumerate(loader):
+            assert batch.values[batch.offsets[:-1]].tolist() == [2 * step, 2 * step + 1]
+            if step == 9:
+                has_small_ones.set()
+                with asked:
+                    assert asked.wait_for(lambda: made >= set(range(36)), 60)
 
-    assert [batch.values[batch.offsets[:-1]].tolist() for batch in found] == [
-        [k, k + 1] for k in range(0, COUNT, 2)
-    ]
     assert sum("batches are larger than the first samples let expect" in line for line in lines) == 1
 
 
