@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import penstock
 import penstock.jax as pj
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, StagingError
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.ranks import place_in_mesh
 
@@ -109,6 +109,28 @@ def test_arrays_that_are_kept_never_change_and_those_let_go_make_room(sharding: 
             if loader.position[0] == 0 and len(kept) == 2:
                 assert [each[:, 0, 0].tolist() for each in kept] == expected.tolist()
         assert doubled[:, 5, 5].tolist() == (2 * order[-1]).tolist()
+
+
+@pytest.mark.parametrize("decoders", [None, 0])
+def test_batches_that_jax_still_computes_with_are_waited_for_and_kept_ones_are_an_error(
+    decoders: int | None,
+) -> None:
+    """Three batches fit into memory, and JAX begins with the next one before it has computed with those."""
+    repeat: Callable[..., Any] = jax.lax.fori_loop
+    compute = jax.jit(lambda x: repeat(0, 500, lambda _, y: jnp.tanh(y @ y.mT), x))
+    options: dict[str, Any] = {"batch_size": 8, "epochs": 1, "memory": "128 KiB", "decoders": decoders}
+    with pj.Loader(Numbers(80, full=np.full), report=None, **options) as loader:
+        order = loader.plan.order.at(0, np.arange(80)).reshape(10, 8)
+        computed = [compute(batch["x"])[:, 0, 0] for batch in loader]
+    expected = [compute(jnp.broadcast_to(row[:, None, None], (8, 32, 32)).astype("float32")) for row in order]
+    for found, value in zip(computed, expected, strict=True):
+        assert found.tolist() == value[:, 0, 0].tolist()
+
+    with (
+        pj.Loader(Numbers(80, full=np.full), report=None, **options) as loader,
+        pytest.raises(StagingError, match="copy what you"),
+    ):
+        list(loader)
 
 
 def test_donating_a_batch_writes_nothing_into_the_loaders_memory() -> None:

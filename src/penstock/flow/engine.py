@@ -194,6 +194,7 @@ class Engine:
     progress: returns lines of how far the run is, which come before its waits.
     peers: what other ranks keep for this one; None where they keep nothing for it.
     is_starting: whether what loads is not ready yet, as worker processes that import; a wait is silent from then on.
+    is_computing: whether a slot that is referred to comes back by itself, see `FrontEnd`.
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
@@ -221,6 +222,7 @@ class Engine:
         progress: Callable[[], list[str]] = list,
         peers: Peers | None = None,
         is_starting: Callable[[], bool] = lambda: False,
+        is_computing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
@@ -229,7 +231,8 @@ class Engine:
             fetcher, decoder, recorder, scheduler.where, is_plan_told=settings.is_plan_told
         )
         self._report, self._collect, self._when_finished = report, collect, finish
-        self._ahead, self._progress, self._peers, self._is_starting = ahead, progress, peers, is_starting
+        self._ahead, self._progress, self._peers = ahead, progress, peers
+        self._is_starting, self._is_computing = is_starting, is_computing
         #: None once the scheduler has the compiled decisions.
         self._compiled: Callable[[int, float], Loop | None] | None = compiled
         self._owner: _Owner | None = None
@@ -628,11 +631,18 @@ class Engine:
         # had when it got these: slots may come back by themselves.
         if self._lock.locked():
             return True
+        # Asked before slots are counted: one that is free by then is no error.
+        is_soon = not self._staging.can_grow and self._is_computing()
         # A slot may have come back since it was counted, and be lent again. Then it is missing from `_lent` until its
         # batch has arrived: asked in this order, `key` has, or has no slot.
-        if self._are_all_kept() and len(self._lent) >= self._slots and key not in self._arrived:
+        if (
+            not is_soon
+            and self._are_all_kept()
+            and len(self._lent) >= self._slots
+            and key not in self._arrived
+        ):
             self.add_slot()
-        return False
+        return is_soon
 
     def _are_all_kept(self) -> bool:
         slots = range(self._slots)
@@ -715,8 +725,7 @@ class Engine:
     def _message_for_own_thread(self) -> _Message:
         try:
             return self._loads.get_nowait()
-        except Empty:
-            assert self._staging.is_held, "the batch comes by what the scheduler has handed out"
+        except Empty:  # the batch comes once a slot is free that a device or the framework still reads
             time.sleep(_POLL_HELD_SECONDS)
             return self._poll_held
 

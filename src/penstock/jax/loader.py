@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Unpack, cast, final
@@ -67,9 +69,12 @@ class Loader(loader.Loader):
         """
         if not isinstance(dtype := arguments.get("dtype"), str | None):
             arguments["dtype"] = np.dtype(dtype).name
+        handed = _Handed()
         super().__init__(
             source,
-            front_end=FrontEnd(partial(_present, sharding), _as_array),
+            front_end=FrontEnd(
+                partial(_present, sharding, handed), _as_array, is_computing=handed.is_any_read
+            ),
             mesh=sharding,
             ranks=ranks,
             state=state,
@@ -95,15 +100,37 @@ class Loader(loader.Loader):
             ) from error
 
 
-def _present(sharding: jax.sharding.Sharding | None, batch: Any, dtype: str | None) -> Any:
+class _Handed:
+    """Arrays of NumPy that JAX was given, as long as it refers to them: it computes later than it is asked to."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[weakref.ref[NDArray[Any]], weakref.ref[Any]]] = []
+
+    def add(self, array: NDArray[Any], made: jax.Array) -> None:
+        """Take note of what JAX made of an array."""
+        self._pairs = [pair for pair in self._pairs if pair[0]() is not None]
+        # What refers to a view, refers to the array that it is of.
+        owner = array.base if isinstance(array.base, np.ndarray) else array
+        self._pairs.append((weakref.ref(owner), weakref.ref(made)))
+
+    def is_any_read(self) -> bool:
+        """Return whether JAX still computes with an array of which nobody has what was made of it."""
+        gc.collect(
+            0
+        )  # has JAX release arrays: threads that compute without the interpreter's lock leave that to others
+        return any(array() is not None and made() is None for array, made in self._pairs)
+
+
+def _present(sharding: jax.sharding.Sharding | None, handed: _Handed, batch: Any, dtype: str | None) -> Any:
     if dtype == "bfloat16":
         batch = with_images(batch, lambda images: images.view(jax.numpy.bfloat16))
     leaves, structure = jax.tree.flatten(batch)
     if any(map(is_dataclass_value, leaves)):  # which JAX does not know
-        each = partial(_present, sharding, dtype=None)
+        each = partial(_present, sharding, handed, dtype=None)
         leaves = [with_fields(leaf, each) if is_dataclass_value(leaf) else leaf for leaf in leaves]
     which = [index for index, leaf in enumerate(leaves) if _is_for_devices(leaf)]
     for index, array in zip(which, _on_devices([leaves[index] for index in which], sharding), strict=True):
+        handed.add(leaves[index], array)
         leaves[index] = array
     return jax.tree.unflatten(structure, leaves)
 

@@ -29,6 +29,11 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+def _is_not_computing() -> bool:
+    """Where it has computed when it returns."""
+    return False
+
+
 def _no_device() -> None:
     """Where memory that nobody refers to is free at once."""
 
@@ -68,6 +73,7 @@ class FrontEnd:
     begin_thread: what each thread that decodes does first.
     is_plain_thread: whether nothing is set for the calling thread that changes what a data set's code computes in it.
     as_workers: has the calling thread compute as those do that `begin_thread` was called in, while it lasts.
+    is_computing: whether the framework still computes with batches that nobody else refers to: they are free soon.
     device_event: asked when a loader is made for the `device_event` of its `StagingBuffer`.
     device: where batches are copied to, by one loader; None where they stay in their slots.
     pinning: locks the memory of its slots; None where it stays as it is.
@@ -84,6 +90,7 @@ class FrontEnd:
     pinning: Pinning | None = None
     is_plain_thread: Callable[[], bool] = _is_plain
     as_workers: Callable[[], AbstractContextManager[None]] = nullcontext
+    is_computing: Callable[[], bool] = _is_not_computing
 
 
 #: Batches as they are: NumPy arrays.

@@ -363,6 +363,7 @@ class Loader:
             ahead=self._ahead,
             peers=None if setup.sharing is None else setup.sharing.peers,
             is_starting=_starting_of(self._processes),
+            is_computing=self._front_end.is_computing,
         )
 
     # The loop
