@@ -194,9 +194,10 @@ SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
     IS_FORM,  #: 1: what a tier keeps is made by workers, perhaps for one epoch, and is read by workers alone
     ROW_COLUMNS,
 ) = range(13)
-# Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads, 0 before
-# the first; seconds that a worker waits for a read of its own; seconds that the rates count for a request, for each of
-# its bytes; the least observed over modelled seconds of late, at least 1; bytes/s of so many reads together.
+# Floats, from COSTS on: seconds before a read's bytes flow; observed over modelled seconds of readers' reads (see
+# `moved`), 0 before the first; seconds that a worker waits for a read of its own; seconds that the rates count for a
+# request, for each of its bytes; the least observed over modelled seconds of late, at least 1; bytes/s of so many reads
+# together.
 LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, LEAST_CORRECTION, RATES = 0, 1, 2, 3, 4, 5
 # The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
 COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
@@ -544,6 +545,10 @@ def moved(s: State, rank: int, count: int, seconds: float) -> None:
         m[row + BACKLOG] -= nbytes
         is_complete = is_complete and m[m[rank + MARKS] + k] == OK
     if is_complete and modelled > 0.0:
+        # Modelled for the reads that there are at its end: as many as at any time where all readers are busy. Of n that
+        # begin and end together, on one wire, the last counts as if it had been alone, and the mean comes out as
+        # 1 + 1/2 + ... + 1/n, 4 for 32; their number at the begin says as little. The place then seems slower than it
+        # is: groups are smaller, promises are waited for longer, and tiers are preferred to the source.
         ratio, known = seconds / modelled, f[cost + CORRECTION]
         f[cost + CORRECTION] = ratio if known == 0.0 else known + (ratio - known) / MEMORY
         least = min(ratio, OWN_SLOWER * f[cost + LEAST_CORRECTION])
