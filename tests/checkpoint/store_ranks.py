@@ -26,6 +26,7 @@ from penstock.ranks import Ranks, ranks_of_this_job
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.checkpoint.ranks_state import LAYERS, arrays_of, own_of, part_of, shard_of, state_of
+from tests.patience import brief
 
 Report = dict[str, Any]
 FOLDER, DUTY = Path(sys.argv[1]), sys.argv[2]
@@ -197,7 +198,9 @@ def be_killed(report: Report, ranks: Ranks, victim: int) -> None:
     folder = FOLDER / f"killed-{victim}"
     with SnapshotStore(folder, report=None) as store:
         store.save(1, state_of(1, rank, size)).wait()
-    store = SnapshotStore(folder, ranks=functools.partial(ranks_of_this_job, timeout_seconds=3), report=None)
+    store = SnapshotStore(
+        folder, ranks=functools.partial(ranks_of_this_job, timeout_seconds=brief(3)), report=None
+    )
     if rank == victim:
         local.LocalWriter.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     report["killed"] = outcome(store.save(2, state_of(2, rank, size)).wait)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.ranks_state import LAYERS, arrays_of
 from tests.for_each import for_each
 from tests.forking import Forks
+from tests.patience import brief, patient
 from tests.ranks.in_memory import MemoryJob, run
 from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, torchrun_job, wait_for
 
@@ -292,7 +293,7 @@ def test_a_rank_that_is_killed_during_a_save_is_named_and_the_store_is_whole(
         kind, message = report["killed"]
         assert kind == "WaitTimeout"
         assert message.startswith(
-            f"rank {victim} of {size} did not arrive at the commit of step 2 within 3 s"
+            f"rank {victim} of {size} did not arrive at the commit of step 2 within {brief(3):g} s"
         )
     store_folder = folder / f"killed-{victim}"
     assert not (store_folder / "step-000000000002").exists()
@@ -388,7 +389,7 @@ def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_wh
     asked, may_end = threading.Event(), threading.Event()
 
     def part(ranks: Ranks) -> Any:
-        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=5)]
+        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=patient(30))]
         store = SnapshotStore(
             tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, codec="stored", schedule=NeverDue()
         )
@@ -514,7 +515,7 @@ def test_a_rank_that_leaves_the_block_by_an_exception_is_named_by_the_others_at_
     left = threading.Event()
 
     def part(ranks: Ranks) -> str:
-        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=30)]
+        own = [ranks, Ranks(deciding.transport(ranks.rank), timeout_seconds=patient(30))]
         with SnapshotStore(
             tmp_path, ranks=lambda: own.pop(0), report=None, threads=1, schedule=schedule
         ) as store:

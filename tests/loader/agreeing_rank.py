@@ -18,6 +18,9 @@ from penstock.loader.transforms import DecodeRaw
 from penstock.ranks import ranks_of_this_job
 from penstock.store import open_source
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.patience import brief
+
 data, reports, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 mesh: Any = None
 if kind == "torch":
@@ -102,7 +105,7 @@ if rank == size - 1:
 report["a file appeared"] = load(listed)
 
 # The last rank makes no loader; its process stays alive.
-hasty = functools.partial(ranks_of_this_job, timeout_seconds=2)
+hasty = functools.partial(ranks_of_this_job, timeout_seconds=brief(2))
 report["missing"] = load(ranks=hasty) if rank != size - 1 else hasty().rank
 meeting.all_gather("the others gave up", None)
 report["afterwards"] = load(seed=3, batch_size=17)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.patience import brief
+from tests.patience import brief, patient
 from tests.ranks.in_memory import MemoryJob, run
 
 from penstock.errors import ConfigError, DataError, PenstockError, RankError, WaitTimeout
@@ -119,7 +119,7 @@ def test_a_file_that_appears_between_two_listings_is_found(folder: Path) -> None
 
     def part(ranks: Ranks) -> None:
         source = open_source(folder)
-        listed.wait(30)
+        listed.wait(patient(30))
         if ranks.rank == 2:
             (folder / "12.png").write_bytes(bytes(4))
             source = open_source(folder)

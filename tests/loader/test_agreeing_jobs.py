@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.forking import Forks
+from tests.patience import brief
 from tests.ranks.jobs import reports_in, start_mpi_jobs, torch_job, wait_for
 
 # By default, threads for ranks agree in test_agreeing.py, and real ones in the contract of ranks.
@@ -88,7 +89,7 @@ def test_a_rank_that_makes_no_loader_is_named_on_the_others_which_go_on_afterwar
         kind, message = report["missing"]
         assert kind == "WaitTimeout"
         assert message.startswith(
-            f"rank {last} of {last + 1} did not arrive at the start of a loader within 2 s"
+            f"rank {last} of {last + 1} did not arrive at the start of a loader within {brief(2):g} s"
         )
     assert sorted(number for report in reports for number in report["afterwards"][1]) == list(
         range(COUNT + 1)

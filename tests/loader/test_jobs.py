@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 from tests.interpreters import Interpreters
 from tests.loader.sharing_data import Counted, expected, loader
+from tests.patience import patient
 from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
@@ -53,7 +54,7 @@ def ids_of(share: str | None, source: Counted, together: threading.Barrier | Non
                 assert (rows == expected(ids)).all()
                 found.append(ids.tolist())
                 if together is not None:
-                    together.wait(60)
+                    together.wait(patient(60))
     return found
 
 

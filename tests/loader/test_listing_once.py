@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import patient
 from tests.ranks.in_memory import MemoryJob, run
 
 from penstock.cache_folders import Folders
@@ -183,7 +184,7 @@ def test_a_file_that_appears_after_rank_0_listed_is_in_no_ranks_run(folder: Fold
         if job.rank == 0:
             (folder.data / "cat" / "99.png").write_bytes(bytes(4))
             has_appeared.set()
-        assert has_appeared.wait(30)
+        assert has_appeared.wait(patient(30))
         return found
 
     with pytest.MonkeyPatch.context() as patch:

@@ -115,7 +115,7 @@ def train(
                     assert (rows == expected(ids)).all()
                     batches.append(ids.copy())
                     each_step(load)
-                    together.wait(patient(10))
+                    together.wait(patient(30))
             failing.pop_all()
         return batches
 
@@ -264,7 +264,7 @@ def test_nobody_waits_for_what_a_disk_was_to_keep_that_has_failed(
     write_all = disk._write_all
     monkeypatch.setattr("penstock.store.disk._write_all", write)
 
-    options: dict[str, Any] = {"memory": "9 kB", "local_disk": tmp_path, "timeout_seconds": patient(10)}
+    options: dict[str, Any] = {"memory": "9 kB", "local_disk": tmp_path, "timeout_seconds": patient(30)}
 
     batches, sources, _ = train(2, hosts=hosts, **options)
 
@@ -287,7 +287,7 @@ def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.Monk
     without_socket = set[int]()
     monkeypatch.setattr("penstock.loader.sharing.DescriptorExchange", exchange)
 
-    of_other, own = run(2, part, timeout_seconds=patient(5))
+    of_other, own = run(2, part)
 
     assert str(own) == "share= needs a local socket"
     assert isinstance(of_other, ConfigError)

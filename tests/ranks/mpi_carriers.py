@@ -72,7 +72,7 @@ both("messages")
 
 # Samples are read, and a rank that is stopped, also with a long message under way, costs time and is used again.
 with (
-    patch("penstock.policy.peer_patience.LEAST_SECONDS", patient(1)),
+    patch("penstock.policy.peer_patience.LEAST_SECONDS", patient(3)),
     patch("penstock.policy.peer_patience.MOST_SECONDS", patient(20)),
 ):
     shelf = Shelf(100 + rank, [0, 2, 3] if rank else [])

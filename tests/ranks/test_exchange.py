@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.patience import brief
+from tests.patience import brief, patient
 from tests.ranks.in_memory import MemoryJob, MemoryTransport, run
 
 from penstock.checkpoint.files.parts import TornError
@@ -144,7 +144,7 @@ def test_a_missing_rank_is_named_on_every_rank_that_came_and_on_it_when_it_comes
 
     def part(ranks: Ranks) -> Any:
         if ranks.rank == 2:
-            late.wait(30)
+            late.wait(patient(30))
         if ranks.rank == 0:
             job.wait_until_sent(1, by=[1, 3])
         try:
@@ -172,8 +172,8 @@ def test_a_missing_rank_0_is_named_by_the_others_and_fails_when_it_comes() -> No
 
     def part(ranks: Ranks) -> None:
         if ranks.rank == 0:
-            gone.acquire(timeout=30)
-            gone.acquire(timeout=30)
+            gone.acquire(timeout=patient(30))
+            gone.acquire(timeout=patient(30))
             ranks.gather_then_decide("the commit", lambda: 1, decided.append)
         try:
             ranks.all_gather("the commit", 1)
@@ -238,7 +238,7 @@ def test_a_rank_that_dies_while_it_works_is_named() -> None:
         transport = Dying(job, 1) if rank == 1 else job.transport(0)
         try:
             return Ranks(transport, timeout_seconds=0.6).gather_then_decide(
-                "writing", lambda: rank == 1 and ended.wait(30)
+                "writing", lambda: rank == 1 and ended.wait(patient(30))
             )
         except WaitTimeout as error:
             return str(error)
@@ -258,7 +258,7 @@ def test_a_rank_that_leaves_is_named_at_the_next_exchange_and_waits_for_nobody(l
             ranks.leave(ZeroDivisionError("no loss"))
             left.set()
             return "left"
-        assert left.wait(30)
+        assert left.wait(patient(30))
         return ranks.all_gather("step 2", 2)
 
     answers = run(3, part)

@@ -27,6 +27,9 @@ from penstock.errors import DataError, PenstockError
 from penstock.ranks import ranks_of_this_job
 from penstock.torch.dcp import StoreReader, StoreWriter
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.patience import brief
+
 FOLDER, DUTY, _, ADDRESS = Path(sys.argv[1]), *sys.argv[2:5]
 RANK, SIZE = int(sys.argv[5]), int(sys.argv[6])
 Report = dict[str, Any]
@@ -162,7 +165,7 @@ def go(report: Report) -> None:
     # The last rank comes once the others have given up.
     ranks = ranks_of_this_job()
     hasty = StoreWriter(
-        FOLDER / "late", report=None, ranks=functools.partial(ranks_of_this_job, timeout_seconds=2)
+        FOLDER / "late", report=None, ranks=functools.partial(ranks_of_this_job, timeout_seconds=brief(2))
     )
     if RANK == SIZE - 1:
         ranks.all_gather("the others gave up", None)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from tests.for_each import for_each
 from tests.forking import Forks
+from tests.patience import brief
 from tests.ranks.jobs import reports_in, torch_job, wait_for
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -1016,7 +1017,7 @@ def test_after_a_rank_was_refused_by_the_fast_tier_saves_go_to_the_slow_one(
 def test_a_rank_that_does_not_come_is_named_and_all_go_on(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["late"].startswith(
-            "WaitTimeout: rank 3 of 4 did not arrive at the beginning of a save within 2 s"
+            f"WaitTimeout: rank 3 of 4 did not arrive at the beginning of a save within {brief(2):g} s"
         )
     assert said(reports, "after being late") == 1
 
