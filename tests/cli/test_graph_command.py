@@ -52,6 +52,26 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     assert "--machine" in capsys.readouterr().err
     assert main(["graph", "place", str(path), "--device", "cpu:0"]) == 1
     assert "node 'far'" in capsys.readouterr().err
+    assert main(["graph", "place", str(path), "--device", "gpu0"]) == 1
+    assert "--device 'gpu0' is no name of a device: give one such as gpu:0" in capsys.readouterr().err
+
+
+def test_place_prints_short_times_with_their_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = Graph()
+    graph.constant(1.0, name="x")
+    path = tmp_path / "graph.json"
+    text = json.loads(graph.to_json())
+    text["nodes"][0]["cost"] = {"cpu:0": 5e-5, "gpu:0": 0.25}
+    path.write_text(json.dumps(text))
+
+    assert main(["graph", "place", str(path), "--device", "gpu:0", "--device", "cpu:0"]) == 0
+
+    said = capsys.readouterr().out
+    assert "1 node of " in said
+    assert "50 us" in said
+    assert "finishes at 50 us, against 250 ms on gpu:0" in said
 
 
 @pytest.mark.parametrize(

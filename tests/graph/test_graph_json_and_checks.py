@@ -345,3 +345,21 @@ def test_feeds_that_are_no_mapping_are_refused() -> None:
         pytest.raises(GraphError, match="arrays by edge or text"),
     ):
         session.run("a:0", np.ones(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("Relu", "did you mean 'ReLU', "), ("relu", "'ReLU'"), ("MATMUL", "'MatMul'")]
+)
+def test_an_operation_in_another_case_is_the_first_that_an_error_names(written: str, meant: str) -> None:
+    with pytest.raises(GraphError, match=f"there is no operation '{written}'; .*{meant}"):
+        Graph().add(written, 1.0)
+
+
+def test_the_inner_of_two_devices_holds_alone() -> None:
+    graph = Graph()
+    with graph.on_device("/job:a/task:0"):
+        with graph.on_device("cpu"):
+            inner = graph.constant(1.0)
+        outer = graph.constant(1.0)
+
+    assert [graph.nodes[each.endpoint.node].device for each in (inner, outer)] == ["cpu", "/job:a/task:0"]

@@ -1326,6 +1326,7 @@ def test_wrong_arguments_are_refused_before_a_worker_is_asked(workers: dict[str,
     with pytest.raises(MismatchError, match="seed is -1; give an integer"):
         SessionConfig(seed=-1)
     for wrong, match in (
+        (list(workers.values()), 'workers is .*; give addresses by task: {"/job:worker/task:0": "tcp:'),
         ({TASKS[0]: "tcp://here:99999"}, "'here:99999' is no address of a worker"),
         ({TASKS[0]: "over there"}, "'over there' is no address of a worker"),
         ({TASKS[0]: 7448}, "7448 is no address of a worker"),

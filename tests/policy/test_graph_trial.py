@@ -9,6 +9,7 @@ import pytest
 from penstock.policy.graph_placement import Devices, PlacedNode, Placement
 from penstock.policy.graph_search import place_searched, rivals
 from penstock.policy.graph_trial import MOST_STEPS, PlacementTrial
+from penstock.units import format_seconds
 
 DEVICES = Devices(["a", "b"], 0.01, 1e9, {"b": 4.0})
 
@@ -79,7 +80,7 @@ def test_the_placement_of_the_fastest_steps_stays(seconds: list[float], stays: i
     assert found.reason["x"] == (
         "first"
         if not stays
-        else f"a step took {seconds[stays]:g} s so, and 1 s where the simulation ends it first"
+        else f"a step took {format_seconds(seconds[stays])} so, and 1 s where the simulation ends it first"
     )
 
 

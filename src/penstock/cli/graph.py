@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, print_line, show
 from penstock.errors import ConfigError
-from penstock.units import parse_rate, parse_seconds
+from penstock.units import format_count, format_seconds, parse_rate, parse_seconds
 
 if TYPE_CHECKING:  # it imports PyTorch
     from penstock.graph.workers import Worker
@@ -34,6 +35,8 @@ examples:
   penstock graph place model.json --machine machine.toml --objective throughput
 JSON: results[] of node, device, finish_seconds, reason.
 """
+#: Of the command line; costs in Python may have any names.
+_DEVICE = re.compile(r"(/job:[\w.-]+(/replica:\d+)?/task:\d+/device:)?[A-Za-z_]+:\d+")
 
 
 def add_graph(commands: Any) -> None:
@@ -167,6 +170,12 @@ def _place(options: argparse.Namespace) -> None:
     from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
     from penstock.store.calls import Calls
 
+    for name in options.device or ():
+        if not _DEVICE.fullmatch(name):
+            raise ConfigError(
+                f"--device {name!r:.80} is no name of a device: give one such as gpu:0, or "
+                "/job:worker/task:0/device:cpu:0"
+            )
     graph = Graph.from_json(options.graph.read_text("utf-8"))
     machine = read_machine(options.machine, Calls())
     devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
@@ -186,9 +195,9 @@ def _place(options: argparse.Namespace) -> None:
         (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
     ]
     table = Table(
-        f"{len(rows)} nodes of {options.graph}",
+        f"{format_count(len(rows), 'node')} of {options.graph}",
         ("node", "device", "finish", "reason"),
-        [(node, device, f"{finish:.3g} s", reason) for node, device, finish, reason in rows],
+        [(node, device, format_seconds(finish), reason) for node, device, finish, reason in rows],
     )
     fields = ("node", "device", "finish_seconds", "reason")
     show(options, {"results": [dict(zip(fields, row, strict=True)) for row in rows]}, [table])

@@ -135,6 +135,10 @@ class WorkerLostError(GraphError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'a', 'b'?" for the names most like `name`, or ""."""
-    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    """Return "; did you mean 'a', 'b'?" for the names most like `name`, whatever their case, or ""."""
+    by_folded: dict[str, list[str]] = {}
+    for each in known:
+        by_folded.setdefault(each.casefold(), []).append(each)
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.5)
+    found = [each for folded in close for each in by_folded[folded]]
     return f"; did you mean {', '.join(map(repr, found))}?" if found else ""

@@ -23,6 +23,7 @@ from penstock.policy.graph_placement import (
     needs_of,
     place,
 )
+from penstock.units import format_seconds
 
 #: Of more devices, not all orders are tried: they are taken as they are preferred.
 _MOST_ORDERED = 8
@@ -58,7 +59,8 @@ def place_pipeline(
         load = line.load(each, names)
         for name in names:
             reason[name] = (
-                f"stage {number} of {len(stretches)}, {load:.6g} s a step; none needs above {most:.6g} s"
+                f"stage {number} of {len(stretches)}, {format_seconds(load)} a step; none needs above "
+                f"{format_seconds(most)}"
             )
     return replace(simulated, reason={node.name: reason[node.name] for node in nodes})
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
+from penstock.units import format_seconds
 
 
 def is_allowed(device: str, only: str) -> bool:
@@ -359,5 +360,11 @@ def _reason_to_follow(
 
 
 def _reason(device: str, ends: Mapping[str, float]) -> str:
-    others = ", ".join(f"{seconds:.6g} s on {each}" for each, seconds in ends.items() if each != device)
-    return f"finishes at {ends[device]:.6g} s, against {others}" if others else "the only device for it"
+    others = ", ".join(
+        f"{format_seconds(seconds)} on {each}" for each, seconds in ends.items() if each != device
+    )
+    return (
+        f"finishes at {format_seconds(ends[device])}, against {others}"
+        if others
+        else "the only device for it"
+    )

@@ -20,6 +20,7 @@ from penstock.policy.graph_placement import (
     groups_of,
     place,
 )
+from penstock.units import format_seconds
 
 #: Of all simulated executions, in nodes: about ten seconds.
 _MOST_NODES = 1_000_000
@@ -194,7 +195,8 @@ def _placed_with(
 
 def _explained(best: Placement, greedy: Placement) -> Placement:
     """Return a placement with a reason for each node that runs elsewhere than node by node."""
-    why = f"the step ends at {best.end_seconds:.6g} s so, and at {greedy.end_seconds:.6g} s node by node"
+    so, by_node = format_seconds(best.end_seconds), format_seconds(greedy.end_seconds)
+    why = f"the step ends at {so} so, and at {by_node} node by node"
     return replace(
         best,
         reason={

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from penstock.policy.graph_placement import Placement
 from penstock.policy.graph_search import MOST_RIVALS
+from penstock.units import format_seconds
 
 #: Steps of each that count, after one that does not: a worker compiles then what is new to it.
 _TRIES = 7
@@ -60,9 +61,8 @@ class PlacementTrial:
         first = self.placements[0]
         if medians[best] >= medians[0] * (1 - _LEAST_GAIN):
             return first
-        why = (
-            f"a step took {medians[best]:.6g} s so, and {medians[0]:.6g} s where the simulation ends it first"
-        )
+        so, simulated = format_seconds(medians[best]), format_seconds(medians[0])
+        why = f"a step took {so} so, and {simulated} where the simulation ends it first"
         found = self.placements[best]
         moved = {name: why for name, device in found.device.items() if device != first.device.get(name)}
         return replace(found, reason=first.reason | moved)

@@ -306,7 +306,10 @@ class Graph:
 
     @contextmanager
     def on_device(self, device: str) -> Iterator[None]:
-        """Give nodes that are added inside a device, such as "cpu" or "/job:a/task:0/device:cuda:0"."""
+        """Give nodes that are added inside a device, such as "cpu" or "/job:a/task:0/device:cuda:0".
+
+        Of two, one in the other, the inner one alone holds: it is not joined to the outer one.
+        """
         before, self._device = self._device, device
         try:
             yield

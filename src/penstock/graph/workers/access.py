@@ -36,6 +36,10 @@ def checked_workers(workers: Mapping[str, str], secret: bytes) -> dict[str, str]
 
     Raises: ConfigError for what is no name, no address or no secret; MismatchError for none, or two with one address.
     """
+    if not isinstance(workers, Mapping):
+        raise ConfigError(
+            f'workers is {workers!r:.80}; give addresses by task: {{"/job:worker/task:0": "tcp://host:{PORT}"}}'
+        )
     if not workers:
         raise MismatchError("workers is empty; give the address of each task")
     if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
