@@ -10,6 +10,8 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -985,6 +987,68 @@ def test_a_lost_worker_is_named_and_all_go_on_from_the_save(tmp_path: Any) -> No
         second = new_worker(TASKS[1], port)
         # All workers go on from the save: 2, and not from what the first one held.
         assert session.run(up) == 4.0
+    first.close()
+    second.close()
+
+
+class Killed:
+    """A worker that is a process of its own, at a port that stays, and can be killed."""
+
+    def __init__(self, task: str, port: int, key: Path) -> None:
+        words = ["graph", "worker", "--task", task, "--listen", f"127.0.0.1:{port}", "--key", str(key)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_training_inside_saving_goes_on_from_the_step_of_the_last_save(
+    is_killed: bool, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    key = tmp_path / "graph.key"
+    key.write_text(SECRET.hex())
+    key.chmod(0o600)
+
+    def start() -> Any:
+        return Killed(TASKS[1], port, key) if is_killed else new_worker(TASKS[1], port)
+
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    with graph.on_device(TASKS[1]):
+        v = graph.variable("float32", [], initial=0.0, name="v")
+        train = graph.add("AssignAdd", v, x)
+    init = graph.initialize_all()
+    first, second = new_worker(TASKS[0]), start()
+    addresses = {TASKS[0]: first.address, TASKS[1]: f"tcp://127.0.0.1:{port}"}
+    lost, went_on, lose_at = [], [], [1, 5]
+    with opened(graph, addresses) as session, session.saving(str(tmp_path / "run"), "2 steps") as saves:
+        step = saves.step
+        while step < 8:
+            try:
+                if not step:
+                    session.run(init)
+                if step in lose_at:
+                    lose_at.remove(step)
+                    second.close()
+                    second = start()
+                found = session.run(train, {x: float(step)})
+                step += 1
+                saves.after(step)
+            except WorkerLostError as error:
+                lost.append((step, "go on from saves.step" in str(error)))
+                step = saves.step
+                went_on.append(step)
+        # Each step has counted once, whatever was run twice.
+        assert found == sum(range(8))
+        assert saves.step == 8
+    assert set(lost) == {(1, True), (5, True)}
+    assert set(went_on) == {0, 4}
     first.close()
     second.close()
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.saving import Saving
 from penstock.graph.state.tensors import open_folder
 
 
@@ -21,18 +22,27 @@ class HasState(Protocol):
 
 
 class Saves:
-    """Saves the state of a session when it is due; made by `Session.saving`.
-
-    step: of the newest state of the folder, from which the session continued; 0 if there was none.
-    """
+    """Saves the state of a session when it is due; made by `Session.saving`."""
 
     def __init__(self, store: SnapshotStore, resources: HasState) -> None:
         self._store, self._resources = store, resources
-        self.step = 0
-        if store.list():
-            restored = store.restore()
-            resources.load(restored)
-            self.step = restored.step
+        self._step = 0
+        #: That of the last step, until somebody asked whether it is whole.
+        self._saving: tuple[int, Saving] | None = None
+        self.go_back()
+
+    @property
+    def step(self) -> int:
+        """The step of the newest whole save, from which the session continued; 0 if there is none.
+
+        After a WorkerLostError the session goes on from its state. A save that is under way is waited for. Raises:
+        DataError if it failed.
+        """
+        if self._saving is not None:
+            (step, under_way), self._saving = self._saving, None
+            under_way.wait()
+            self._step = step
+        return self._step
 
     def after(self, step: int) -> bool:
         """Save the state if the schedule says so after that many steps; return whether it did.
@@ -41,8 +51,15 @@ class Saves:
         """
         is_due = self._store.is_due(step)
         if is_due:
-            self._store.save(step, self._resources.state())
+            self._saving = step, self._store.save(step, self._resources.state())
         return is_due
+
+    def go_back(self) -> None:
+        """Let the session go on from the newest whole save, if there is one."""
+        if self.step or self._store.list():
+            restored = self._store.restore()
+            self._resources.load(restored)
+            self._step = restored.step
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -127,6 +127,8 @@ class WorkerSession:
         #: Whether a run ended with that.
         self._is_told = False
         self._folder: str | None = None
+        #: Of a `saving` that is open: what it saved is gone back to before that of `_folder`.
+        self._saves: Saves | None = None
         self._is_closed = False
         self._report = report
         self._trace = None if trace is None else StepWriter(trace, self.tasks)
@@ -447,14 +449,33 @@ class WorkerSession:
         self._folder = folder
 
     def saving(self, folder: str, schedule: Any, *, keep: int = 1) -> AbstractContextManager[Saves]:
-        """Continue from the newest state of a folder, and save there when the schedule says: see `Session.saving`."""
+        """Continue from the newest state of a folder, and save there when the schedule says: see `Session.saving`.
+
+        After a WorkerLostError inside of it, go on with `step` of what it gave: the next run begins with that state, or
+        anew where it is 0.
+        """
         self._check_open()
         self._recover(restores=False)
-        self._folder = folder
-        return saving(self, folder, schedule, keep)
+        return self._saving(folder, schedule, keep)
+
+    @contextmanager
+    def _saving(self, folder: str, schedule: Any, keep: int) -> Iterator[Saves]:
+        with saving(self, folder, schedule, keep) as saves:
+            self._saves = saves
+            try:
+                yield saves
+            finally:
+                self._saves = None
+                self._folder = folder if saves.step else self._folder
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all workers: variables, queues, positions of readers, counts of draws."""
+        """Return the state of all workers: variables, queues, positions of readers, counts of draws.
+
+        Raises: WorkerLostError if a worker was lost since the last run.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
         answers = self._ask({task: {"kind": "state"} for task in self.tasks}).wait(None)
         resources, runs = [], []
         for answer in answers.values():
@@ -578,7 +599,9 @@ class WorkerSession:
                 self._is_told = True
                 raise self._lost
         self._begin()
-        if restores and self._folder is not None:
+        if restores and self._saves is not None:
+            self._saves.go_back()
+        elif restores and self._folder is not None:
             self.load(read_state(self._folder))
 
     def _tell(self, task: str, message: Mapping[str, Any]) -> None:
@@ -697,7 +720,7 @@ class WorkerSession:
         node = held[0] if held else ""
         return WorkerLostError(
             f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}; the next "
-            "run begins with the last saved state, or anew: enter saving() again for its step",
+            "run begins with the last saved state, or anew: go on from saves.step of an open saving()",
             node=node,
             where=self.graph.nodes[node].where if node else "",
         )
