@@ -270,8 +270,9 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
     with opened(graph, workers) as session:
         session.run(init)
         session.learn(total, {x: 5.0})
-        homes = set[str]()
+        homes, simulated = set[str](), session.placement()
         for step in range(40):
+            assert session.placement() is simulated or not session._trials
             counted = Statistics()
             assert session.run(total, {x: 5.0}, statistics=counted) == 5 + 3 + 2 + step
             assert counted.kernels["double"] == 1

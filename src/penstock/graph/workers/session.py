@@ -274,7 +274,9 @@ class WorkerSession:
     def placement(self) -> Placement:
         """Return where each node of the graph runs, and why.
 
-        A node stays where it was placed first. Raises: InfeasibleError, UnsupportedError.
+        A node stays where it was placed first. While runs after `learn` try placements in turn, it is the one that all
+        other runs have; `Statistics.devices` of a run says where its nodes ran. Raises: InfeasibleError,
+        UnsupportedError.
         """
         with self.graph.lock:
             if self._placement is None or len(self._placement.device) < len(self.graph.nodes):
