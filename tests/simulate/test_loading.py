@@ -321,28 +321,32 @@ def test_a_tier_costs_what_the_machine_says_of_it() -> None:
     assert (hits["end"] - hits["start"]).min() == pytest.approx(0.25)
 
 
-def test_each_further_crop_of_a_decoding_costs_its_share_of_it() -> None:
+def test_each_further_crop_costs_its_share_of_a_decoding_and_each_that_is_used_is_finished() -> None:
     """Eight samples of 100 bytes, a batch each, in the same order in five epochs: crops of three epochs at a time.
 
-    Nothing takes time but decoding, 100 bytes/s, so that the run lasts as long as what is decoded.
+    Nothing takes time but decoding, 100 bytes/s, and finishing, 1,000 bytes/s of crops of 100 bytes: the run lasts as
+    long as both.
     """
     samples, epochs, together = 8, 5, 3
     plan = AccessPlan(Sequential(samples), 1, epochs)
     limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
     on = machine(read=MEMORY, preprocess=100.0, tier_bytes=10**6)
+    on = replace(on, storage=(replace(on.storage[0], write=Curve.flat(1_000.0)), *on.storage[1:]))
 
     trace = predict(
-        Job(plan, np.full(samples, 100), on, form=CropForm(1, together)), limits=limits, step_seconds=0.0
+        Job(plan, np.full(samples, 100), on, form=CropForm(100, together)), limits=limits, step_seconds=0.0
     )
 
-    expected = 0.0
+    expected = samples * epochs * 0.1
     for sample in range(samples):
         until = -1  # the last epoch that has a crop
         for epoch in range(epochs):
             if epoch > until:
                 # Sample k is decoded anew in the epochs e for which e + k is a multiple of K, and in the first.
                 until = next(e for e in range(epoch, epochs + together) if (e + 1 + sample) % together == 0)
-                expected += 1.0 + CROP_SHARE * (min(until, epochs - 1) - epoch)
+                more = min(until, epochs - 1) - epoch
+                expected += 1.0 + CROP_SHARE * more
+                expected -= 0.1 * (more == 0)  # a single crop is decoded to its place in the batch
     decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
     assert decoding["end"].max() == pytest.approx(expected, rel=1e-6)
 

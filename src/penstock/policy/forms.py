@@ -165,7 +165,7 @@ def choose_form(
     price = machine.source_price(machine.ranks, max(mean, 1.0))
 
     def costs(form: CropForm | None) -> FormCosts:
-        read, decoded, finished = 1 - min(1.0, capacity_bytes / max(total, 1)), 1.0, 0.0
+        read, decoded, kept = 1 - min(1.0, capacity_bytes / max(total, 1)), 1.0, 0.0
         if form is not None:
             count = form.samples_in(capacity_bytes, samples)
             # Crops are kept of the samples that take longest.
@@ -173,7 +173,8 @@ def choose_form(
             finished = kept * (1 - 1 / form.epochs) if form.epochs else kept
             read = 1 - finished
             decoded = read + (kept - finished) * CROP_SHARE * max(0, form.epochs - 1) + kept * form.left_share
-        written = 0 if form is None or form.is_decoded else finished * crop_bytes
+        # Also the crops that are used at once are finished.
+        written = 0 if form is None or form.is_decoded else kept * crop_bytes
         crops = written / machine.staging_rate()
         decoding = of_rank * (decoded * machine.write_seconds(1) * mean + crops)
         return FormCosts(

@@ -503,8 +503,9 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                     crops += 1
                     nbytes += int(s.sizes[m[at + count + k]] * c.floats[LEFT_SHARE])
                 else:
-                    nbytes += s.sizes[m[at + count + k]]
-                    nbytes += _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])
+                    more = _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])
+                    nbytes += s.sizes[m[at + count + k]] + more
+                    crops += more > 0  # of those made together this epoch's is finished, too
                 if origin != STAGING:
                     own += 1
                 else:
