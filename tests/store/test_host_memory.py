@@ -43,7 +43,9 @@ class Pair:
         return PeerMemory(memory, log, self.log.generation if generation is None else generation, KEPT)
 
     def told(self) -> list[int]:
-        return [sample for _, ids in self.host.take_news() if ids is not None for sample in ids.tolist()]
+        news = [ids for _, ids in self.host.take_news() if ids is not None]
+        assert {ids.dtype for ids in news} <= {np.dtype(np.int64)}
+        return [sample for ids in news for sample in ids.tolist()]
 
     def read(self, *samples: int) -> list[bytes | None]:
         found = self.host.read(3, np.array(samples))

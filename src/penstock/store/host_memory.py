@@ -171,7 +171,8 @@ class PeerMemory:
         self._rows[at[is_kept]] = self._seen + np.flatnonzero(is_kept)
         self._seen += len(records)
         self._is_over |= has_ended
-        return np.append(ids[is_kept], [-self._number] if has_ended else [])
+        ended = np.full(int(has_ended), -self._number, np.int64)
+        return np.concatenate([ids[is_kept], ended])
 
     def look_up(self, ids: Ids, sizes: Ids) -> list[tuple[Bytes, int] | None]:
         """Return the bytes of samples where they lie, read-only, and their checksum; None for one that is not there.
