@@ -237,7 +237,6 @@ class Engine:
         self._compiled: Callable[[int, float], Loop | None] | None = compiled
         self._owner: _Owner | None = None
         self._samples_of, self._pid = samples_of, os.getpid()
-
         self._lock = threading.Lock()
         self._inbox: deque[Event] = deque()
         self._moves: SimpleQueue[Move | Evict | None] = SimpleQueue()
@@ -258,7 +257,6 @@ class Engine:
         self._ring = recorder.ring(_SCHEDULER)
         #: Why samples could not be had for a batch, by its running number and the sample, until it is complete.
         self._failures: dict[int, dict[int, Exception]] = {}
-
         #: The sample that each worker is at and since when, by worker; for `waits` only.
         self._at: dict[int, tuple[int, float]] = {}
         #: The same within a Load of samples so quick that they are not timed one by one.
