@@ -10,8 +10,9 @@ Data sets as their users write them (Pillow and torch, as torchvision does): pho
 Sides: a DataLoader with 0, 1, 2 and 4 persistent workers, Penstock with its own number of threads, and with 1, 2, 4 and
 16. Each is a process of its own, in turn, in another order each round; nothing of the others runs meanwhile. First both
 must give the same samples. A turn times whole epochs for a second, at least one. Penstock's loader is made anew for it,
-and has run epochs for five seconds before, in which it finds its number of threads, and longer while it tries worker
-processes or the training's own thread; what it has read ahead when the time begins, it has read ahead when it ends.
+and has run epochs for ten seconds before, in which it finds its number of threads (for five with a fixed number), and
+longer while it tries worker processes or the training's own thread; what it has read ahead when the time begins, it has
+read ahead when it ends.
 Printed: samples per second (median, least, most over rounds), processor milliseconds a sample, and Penstock's ratios
 to the best DataLoader and to the best fixed number of threads, round by round.
 """

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from peer_protocol import CACHE, MEAN, SIZE, STD, arguments, serve
 from PIL import Image
-from promise import tries
+from promise import settle
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.loader.transforms import DecodeRaw, Normalize, ToTensor
@@ -26,8 +26,8 @@ from penstock.torch import Loader
 
 BATCH = 64
 SLEEP_SECONDS = 0.02
-#: Whole epochs, at least one: what is timed, and what Penstock has before, to find its number of threads.
-_TIMED_SECONDS, _SETTLING_SECONDS = 1.0, 5.0
+#: Of whole epochs, at least one, that are timed.
+_TIMED_SECONDS = 1.0
 ROW_NUMBERS = 256
 
 Sample = tuple[torch.Tensor, int]
@@ -193,10 +193,8 @@ def main() -> None:
     loaders: list[Loader] = []
 
     def prepare() -> None:
-        loaders[:] = [Loader(source, batch_size=BATCH, epochs=1000, report=None, **fixed, **settings)]
-        run_for(_SETTLING_SECONDS, loaders[0])
-        while tries(loaders[0]):
-            run_for(_TIMED_SECONDS, loaders[0])
+        loaders[:] = [Loader(source, batch_size=BATCH, epochs=None, report=None, **fixed, **settings)]
+        settle(loaders[0], 5.0 if fixed else 10.0)
 
     serve(lambda: run_for(_TIMED_SECONDS, loaders[0]), prepare, lambda: loaders[0].close())
 

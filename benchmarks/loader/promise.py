@@ -85,6 +85,15 @@ def tries(loader: penstock.torch.Loader) -> bool:
     return trial is not None and trial._starting is not None and not trial._is_settled
 
 
+def settle(loader: penstock.torch.Loader, seconds: float) -> None:
+    """Run whole epochs for so long, and until the loader has tried nothing for 2 s: one trial may follow another."""
+    begin = tried = time.perf_counter()
+    while (now := time.perf_counter()) - begin < seconds or now - tried < min(2.0, seconds):
+        for _ in loader:
+            pass
+        tried = time.perf_counter() if tries(loader) else tried
+
+
 def of_torch(kind: str, count: int, workers: int, made: Any = torch.utils.data.DataLoader) -> Side:
     """Return a DataLoader, PyTorch's or Penstock's."""
     data, _, collate = KINDS[kind]
@@ -119,11 +128,7 @@ def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, 
         for side in sides[1:]:
             if are_other(sums_of(side.batches), expected):
                 raise SystemExit(f"{kind}: {side.batches!r} gives other samples")
-        sides[2].run(7 * seconds)
-        decided = 0
-        while decided < 3:  # the own thread may be tried a second after worker processes were given up
-            sides[2].run(seconds)
-            decided = 0 if tries(loader) else decided + 1
+        settle(loader, 10 * seconds)
         for number in range(rounds):
             for side in random.Random(number).sample(sides, len(sides)):
                 side.rates.append(side.run(0.7 * seconds))

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from promise import tries
+from promise import settle
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
@@ -121,13 +121,6 @@ def check(data: Texts) -> None:
                 assert torch.equal(mine[1], labels), f"{how}: other labels"
 
 
-def warm_up(loader: pt.Loader, seconds: float) -> None:
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds or tries(loader):
-        for _ in loader:
-            pass
-
-
 def sides(data: Texts, how: str, warm_up_seconds: float) -> dict[str, Callable[[], Iterable[Any]]]:
     collate = padded if how == "padded" else ragged
     found: dict[str, Callable[[], Iterable[Any]]] = {}
@@ -142,7 +135,7 @@ def sides(data: Texts, how: str, warm_up_seconds: float) -> dict[str, Callable[[
         )
         found[f"DataLoader, {workers} workers"] = lambda theirs=theirs: theirs  # type: ignore[misc]
     ours = penstock_side(data, how)
-    warm_up(ours, warm_up_seconds)
+    settle(ours, warm_up_seconds)
     found["Penstock"] = lambda: ours
     found["__getitem__"] = lambda: samples_alone(data)
     found["bare"] = lambda: bare(data)
