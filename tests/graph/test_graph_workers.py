@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +43,7 @@ from penstock.graph import (
     Session,
     Statistics,
     UnsupportedError,
+    VersionError,
     WorkerLostError,
     gradients,
     place_graph,
@@ -51,6 +53,7 @@ from penstock.graph.ops.table import operation
 from penstock.graph.workers import LocalWorkers, SessionConfig, reaching, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
+from penstock.graph.workers.access import versions_here
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.mail import Mail
@@ -1379,6 +1382,19 @@ def test_a_worker_of_another_version_is_named(
     monkeypatch.setitem(hosting._ANSWERS, "hello", greet)
     with pytest.raises(
         WorkerLostError, match=r"/job:worker/task:\d .* of version 2, and this is version 1; the same"
+    ):
+        opened(Graph(), workers)
+
+
+@pytest.mark.parametrize("name", ["Penstock", "PyTorch"])
+def test_a_worker_with_other_versions_is_refused_with_both(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(hosting, "versions_here", lambda: {**versions_here(), name: "0.0.7"})
+    own = versions_here()[name]
+    with pytest.raises(
+        VersionError,
+        match=rf"^/job:worker/task:\d has .*{name} 0\.0\.7.*, and this process .*{name} {re.escape(own)}",
     ):
         opened(Graph(), workers)
 

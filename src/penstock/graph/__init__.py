@@ -25,6 +25,7 @@ from penstock.graph.errors import (
     UninitializedError,
     UnknownOperationError,
     UnsupportedError,
+    VersionError,
     WorkerLostError,
 )
 from penstock.graph.grad.gradients import gradients
@@ -70,6 +71,7 @@ __all__ = [
     "UninitializedError",
     "UnknownOperationError",
     "UnsupportedError",
+    "VersionError",
     "WorkerLostError",
     "add_module",
     "changed_variables",

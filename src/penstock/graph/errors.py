@@ -15,6 +15,7 @@ GraphError (PenstockError)
 ├── CorruptError (ValueError)        a damaged record or graph text
 ├── InfeasibleError (ValueError)     placement: no device can run a node
 ├── UnsupportedError (NotImplementedError)
+├── VersionError (RuntimeError)      a worker has another version of Penstock or PyTorch
 └── WorkerLostError (RuntimeError)
 """
 
@@ -126,6 +127,12 @@ class UnsupportedError(GraphError, NotImplementedError):
     """Refused on purpose."""
 
     kind = "unsupported"
+
+
+class VersionError(GraphError, RuntimeError):
+    """A worker has another version of Penstock or PyTorch than its client."""
+
+    kind = "version"
 
 
 class WorkerLostError(GraphError, RuntimeError):

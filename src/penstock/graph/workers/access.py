@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import version
+
+import torch
 
 from penstock.errors import ConfigError
-from penstock.graph.errors import MismatchError
+from penstock.graph.errors import MismatchError, VersionError
 from penstock.ranks.access import SECRET_BYTES, Address, SecretFile
 from penstock.ranks.access import address_of as any_address_of
 
@@ -19,6 +22,23 @@ KEY = SecretFile("graph's workers", "penstock graph worker", "PENSTOCK_GRAPH_KEY
 def address_of(text: object) -> Address:
     """Return the address of a worker that a text says. Raises: ConfigError."""
     return any_address_of(text, "worker", PORT)
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that a client and its workers have in common: builds of PyTorch for other devices do."""
+    return {"Penstock": version("penstock"), "PyTorch": torch.__version__.partition("+")[0]}
+
+
+def check_versions(task: str, versions: Mapping[str, str]) -> None:
+    """Refuse a worker of other versions than this process. Raises: VersionError."""
+    here = versions_here()
+    if versions != here:
+        there, own = (
+            " and ".join(f"{name} {each.get(name, 'unknown')}" for name in here) for each in (versions, here)
+        )
+        raise VersionError(
+            f"{task} has {there}, and this process {own}: install the same versions on each machine"
+        )
 
 
 #: As names of devices begin.

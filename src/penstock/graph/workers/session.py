@@ -33,7 +33,7 @@ from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.placing import devices_of, other_placements, place_graph, placed_nodes
-from penstock.graph.workers.access import checked_workers
+from penstock.graph.workers.access import check_versions, checked_workers
 from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
 from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
@@ -90,8 +90,8 @@ class WorkerSession:
         graph: None: an empty one, for `extend`. workers: addresses by task. secret: of the cluster, 32 bytes.
         config, arguments: a `SessionConfig`, or the arguments of one.
         trace: a file for the timeline of all workers, as of `Session`.
-        Raises: WorkerLostError naming the workers that do not answer, and why; MismatchError for those of another
-            secret or name, and for what the machine has and they have not; ConfigError for arguments next to
+        Raises: WorkerLostError naming the workers that do not answer, and why; VersionError; MismatchError for those of
+            another secret or name, and for what the machine has and they have not; ConfigError for arguments next to
             a config, and for what is no name, address or secret of workers.
         """
         self._addresses, self._secret = checked_workers(workers, secret), secret
@@ -526,6 +526,7 @@ class WorkerSession:
                 raise MismatchError(
                     f"the worker at {self._addresses[task]} is {answer.get('task')!r:.80}, and {task!r} was asked for"
                 )
+            check_versions(task, answer.get("versions", {}))
             peer = self._peers[task]
             peer.pid, peer.devices = int(answer["pid"]), list(answer["devices"])
             peer.brought = {

@@ -31,6 +31,7 @@ from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import name_of
 from penstock.graph.state.resources import Resources
+from penstock.graph.workers.access import versions_here
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.lanes import StepRecorder
 from penstock.graph.workers.link import CLIENT, Link, key_of, offers_of
@@ -202,6 +203,7 @@ class Worker:
                 "kind": "hello",
                 **_about(message),
                 "task": self.task,
+                "versions": versions_here(),
                 "pid": os.getpid(),
                 "devices": devices_here(self.task),
                 "functions": list(self._brought[0] or ()),
