@@ -226,7 +226,7 @@ class Engine:
     ) -> None:
         self._scheduler, self._fetcher, self._decoder = scheduler, fetcher, decoder
         self._staging, self._recorder, self._clock = staging, recorder, recorder.clock
-        self._settings, self._begin = settings, begin
+        self._ring, self._settings, self._begin = recorder.ring(_SCHEDULER), settings, begin
         self._groups = GroupWork(
             fetcher, decoder, recorder, scheduler.where, is_plan_told=settings.is_plan_told
         )
@@ -249,12 +249,10 @@ class Engine:
         self._lent: set[int] = set()
         #: How many slots the scheduler knows.
         self._slots = len(staging)
-        self._has_reported_retired = False
         #: Something for a waiting consumer to look at. Nothing is put here while it does not wait.
         self._wake: SimpleQueue[None] = SimpleQueue()
         #: What a thread raised that no sample is to blame for.
         self._fault: BaseException | None = None
-        self._ring = recorder.ring(_SCHEDULER)
         #: Why samples could not be had for a batch, by its running number and the sample, until it is complete.
         self._failures: dict[int, dict[int, Exception]] = {}
         #: The sample that each worker is at and since when, by worker; for `waits` only.
@@ -272,7 +270,7 @@ class Engine:
         self._settled = scheduler.settled
         self._consumer_waits: tuple[int, int, float] | None = None
         self._late = None if settings.ask_every_seconds is None else LateWakes(recorder.clock)
-        self._closed, self._readers, self._decoders = False, 0, 0
+        self._closed, self._has_reported_retired, self._readers, self._decoders = False, False, 0, 0
         #: What the consumer's thread does its work with, where it does all of it.
         self._own: _OwnThread | None = None
         #: Decode workers that are not parked, or will not be once they have looked. The consumer's thread is one.
