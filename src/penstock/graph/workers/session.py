@@ -175,6 +175,8 @@ class WorkerSession:
         As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; WorkerLostError when
         a worker ends, stops or lags, which names it and nodes that it had to run. The next run begins with the state
         of the last save, or anew where there is none.
+        A run that ends by an error, a time-out or Ctrl-C returns once all workers have ended it, so that the next one
+        finds their state at rest; it waits lost_seconds for that at most, as a kernel is not interrupted.
         """
         self._check_open()
         wanted, arrange = arranged(fetches)
