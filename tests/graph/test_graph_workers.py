@@ -588,6 +588,34 @@ def test_a_thread_that_slept_receives_all_that_has_come_for_others_too() -> None
     assert received.qsize() == 2
 
 
+def test_who_connected_while_receiving_was_left_to_steps_is_taken_once() -> None:
+    """The link's thread hears of a message and of a connection; it takes that while it sees whether steps receive."""
+    received: WakingQueue[int] = WakingQueue()
+    is_away, gate = threading.Event(), threading.Event()
+
+    def take(parts: list[Any]) -> None:
+        received.put(len(parts))
+        is_away.set()
+        gate.wait()
+
+    there = HostLink(SECRET, "there", take)
+    here, late = (HostLink(SECRET, name, lambda parts: None) for name in ("here", "late"))
+    here.connect(["there"])
+    here.send("there", [b"some"])
+    is_away.wait()
+    assert there.get_within(received, None) == 1  # a step receives, so that the thread looks whether more do
+    with pytest.raises(Empty):
+        there.get_within(received, 1e-9)
+    here.send("there", [b"some"])
+    late.connect(["there"])
+    gate.set()
+    for link in (late, here, there):
+        closing = threading.Thread(target=link.close, daemon=True)
+        closing.start()
+        closing.join(patient(5))
+        assert not closing.is_alive()
+
+
 class ClosingFirst:
     """The epoll of waiting steps, one of which receives the end of the first connection while that is accepted."""
 

@@ -86,6 +86,7 @@ class HostLink:
         try:
             self._listening.bind(self._name(address))
             self._listening.listen(socket.SOMAXCONN)
+            self._listening.setblocking(False)
         except OSError:  # another worker has this address, so nobody can mean this one
             self._listening.close()
             self._listening = None
@@ -273,7 +274,8 @@ class HostLink:
         return True
 
     def _accept(self, listening: socket.socket) -> None:
-        # Who connected has left; a step that listens may have closed the connection by now.
+        # Who connected was taken while this thread left what else it had heard of to steps, or has left by now; a step
+        # that listens may have closed the connection.
         with contextlib.suppress(OSError, ValueError):
             connection, _ = listening.accept()
             peer = peer_of(connection)
