@@ -97,8 +97,8 @@ def timed(action: Callable[[], int], least_seconds: float = 0.0) -> Seconds:
     return (time.perf_counter() - begin) / samples, (time.process_time() - worked) / samples
 
 
-def epochs_of(make: Callable[[], Any], **settings: Any) -> Callable[[], Seconds]:
-    """Return what times a new loader's epochs but its first: it is as far ahead at their end as at their begin."""
+def epochs_of(make: Callable[[], Any], seconds: float, **settings: Any) -> Callable[[], Seconds]:
+    """Return what times a new loader's epochs after its first for so long: it is as far ahead at the end as before."""
 
     def epoch(loader: Loader) -> int:
         return sum(len(batch[0] if isinstance(batch, tuple) else batch) for batch in loader)
@@ -107,7 +107,7 @@ def epochs_of(make: Callable[[], Any], **settings: Any) -> Callable[[], Seconds]
         options: dict[str, Any] = {"batch_size": BATCH, "policy": "staging", "memory": "400 MB"}
         with Loader(make(), report=None, epochs=None, **options, **settings) as loader:
             epoch(loader)
-            return timed(partial(epoch, loader), EPOCHS_SECONDS)
+            return timed(partial(epoch, loader), seconds)
 
     return run
 
@@ -213,6 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     rounds, samples, members = (
         (1, 1024, 400) if options.quick else (options.rounds, options.samples, options.members)
     )
+    seconds = 0.0 if options.quick else EPOCHS_SECONDS
     print(
         f"{date.today()}  {platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
         f"Python {platform.python_version()}, NumPy {np.__version__}; {samples:,} samples, {members:,} members"
@@ -226,12 +227,12 @@ def main(arguments: list[str] | None = None) -> None:
         DECISIONS.ask()  # else a worker of the first loader waits for the compiler, perhaps in an epoch that is timed
         tokens = partial(Tokens, place / "tokens.bin", length=WINDOW, dtype="<u2")
         cases: dict[str, Callable[[], Seconds]] = {
-            "records": epochs_of(partial(Records, place / "records.bin", "u1", SAMPLE_BYTES)),
-            "tokens, as stored": epochs_of(tokens, dtype="uint16"),
-            "tokens, int64": epochs_of(tokens),
-            "shards": epochs_of(partial(TarShards, place / "*.tar", member="bin"), **RAW),
-            "files": epochs_of(partial(FlatFolder, place / "files", extensions=None), **RAW),
-            "HDF5": epochs_of(partial(Hdf5, place / "rows.h5")),
+            "records": epochs_of(partial(Records, place / "records.bin", "u1", SAMPLE_BYTES), seconds),
+            "tokens, as stored": epochs_of(tokens, seconds, dtype="uint16"),
+            "tokens, int64": epochs_of(tokens, seconds),
+            "shards": epochs_of(partial(TarShards, place / "*.tar", member="bin"), seconds, **RAW),
+            "files": epochs_of(partial(FlatFolder, place / "files", extensions=None), seconds, **RAW),
+            "HDF5": epochs_of(partial(Hdf5, place / "rows.h5"), seconds),
             "HDF5, single gets": lambda: single_gets(place / "rows.h5"),
             "gather": lambda: gather(place / "records.bin", SAMPLE_BYTES),
             "gather of 2 KB": lambda: gather(place / "tokens.bin", 2 * WINDOW),
