@@ -19,12 +19,13 @@ from penstock.loader import Loader
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Machine
 from penstock.measure.calibrate import calibrate
+from penstock.measure.charts import Section
 from penstock.measure.explain import Reason, explain
 from penstock.measure.from_trace import learn
 from penstock.measure.outlook import look_ahead
 from penstock.measure.recorded import Part, Run, open_run, read_run
 from penstock.measure.replay import NO_CHANGE, Change, replay_of
-from penstock.measure.report import Section, report_of
+from penstock.measure.report import report_of
 from penstock.measure.slow_source import SlowSource
 from penstock.store import ImageFolder
 from penstock.trace import (

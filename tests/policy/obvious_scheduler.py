@@ -366,7 +366,7 @@ class ObviousScheduler:
                 sample = self.to_keep[tier][self.looked[tier]]
                 if chosen and len(chosen) >= self._group_size(SOURCE, chosen[0].sample):
                     break
-                is_pending = any(fetch.sample == sample and fetch.rest == tier for fetch in self.fetches)
+                is_pending = any(fetch.sample == sample for fetch in self.fetches)
                 if sample not in self.present and not is_pending:
                     fill = Fetch(sample, SOURCE, tier, "moving", is_fill=True)
                     if not self._fits([*chosen, fill]):

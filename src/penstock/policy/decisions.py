@@ -1355,7 +1355,8 @@ def _next_fill(s: State, rank: int) -> int:
             if m[rank + DROPS] != 0:
                 _drop_before(s, rank, sample, m[rank + COMING_NUMBER])
             copy = own_copy(s, rank, sample)
-            if _is_absent(s, copy):
+            # One that the tier has just lost may be on its way from there yet, for another place.
+            if _is_absent(s, copy) and find(s, rank, sample) == 0:
                 if not _fits(s, rank, s.sizes[sample]):
                     break
                 best = _best_origin(s, rank, sample, copy)
@@ -1440,9 +1441,9 @@ def is_kept(s: State, rank: int, sample: int) -> bool:
 
 
 def _is_to_be_read(s: State, rank: int, sample: int) -> bool:
-    """Return whether a tier has still to get a sample, and no other has it."""
+    """Return whether a tier has still to get a sample that no other has and that is not on its way."""
     state = s.copies[own_copy(s, rank, sample), COPY_STATE]
-    is_so: bool = state in (ABSENT, PROMISED)
+    is_so: bool = state in (ABSENT, PROMISED) and find(s, rank, sample) == 0
     return is_so
 
 
