@@ -22,7 +22,7 @@ from penstock.store import ArrowFiles, Manifest
     ("name", "message"),
     [
         ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
-        ("a.tfrecord", r"open them with penstock\.store\.TFRecords\('\S+/folder/\*\.tfrecord'\)"),
+        ("a.npy", r"open them with penstock\.store\.Arrays\('\S+/folder/\*\.npy'\), which reads their rows"),
         ("a.h5", r"open them with penstock\.store\.Hdf5\('\S+/folder/\*\.h5'\)"),
         (
             "train-00001-of-00002",
@@ -35,7 +35,11 @@ def test_a_folder_of_other_files_is_answered_with_what_reads_them(
     tmp_path: Path, name: str, message: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / name).write_bytes(b"1")
+    for each in (name, "features.json", "dataset_info.json"):
+        (tmp_path / "folder" / each).write_bytes(b"1")
+    if name.endswith((".npy", ".unknown")):  # more of these than of facts
+        for number in range(3):
+            (tmp_path / "folder" / f"{number}{name[1:]}").write_bytes(b"1")
 
     with pytest.raises(DataError, match=message):
         Loader(tmp_path / "folder", batch_size=2, epochs=1, report=None)

@@ -133,6 +133,23 @@ def test_names_are_numbered_over_all_files(tmp_path: Path) -> None:
     assert source.labels.tolist() == [2, 1, 0, 2]
 
 
+def test_a_folder_of_one_set_is_taken_and_one_of_several_is_not(tmp_path: Path) -> None:
+    """As TensorFlow Datasets leaves it."""
+    for name in ("features.json", "dataset_info.json"):
+        (tmp_path / name).write_text("{}")
+    for number in range(2):
+        write_records(tmp_path / f"x-train.tfrecord-{number:05}-of-00002", [{"image": b"%d" % number}])
+
+    for source in (open_source(tmp_path), TFRecords(tmp_path)):
+        assert isinstance(source, TFRecords)
+        assert contents(source) == [b"0", b"1"]
+
+    write_records(tmp_path / "x-test.tfrecord-00000-of-00001", [{"image": b"2"}])
+    message = rf"several sets .*\(x-test\.tfrecord, x-train\.tfrecord\): .*'{tmp_path}/x-train\.tfrecord-\*'"
+    with pytest.raises(ConfigError, match=message):
+        open_source(tmp_path)
+
+
 def test_a_loader_takes_a_pattern(tmp_path: Path) -> None:
     for number in range(3):
         records: list[dict[str, Feature]] = [

@@ -192,7 +192,7 @@ def open_source(
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
-    file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, TFRecord files `TFRecords`, a
+    file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, .tfrecord files `TFRecords`, a
     folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .npy files
     `Arrays`, .h5 files `Hdf5`, JSON lines and CSV files whose heading names a column of files a `Manifest`, any other
     file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C
@@ -260,7 +260,7 @@ def _list_any(place: str, asking: Asking) -> Catalog:
         return list_mosaic(place, None, "auto", asking)
     if is_litdata(front):
         return list_litdata(place, None, "auto", asking)
-    if asking.calls.one(place, lambda: are_records(place, objects)):
+    if asking.calls.one(place, lambda: are_records(place, objects, look)):
         return list_records(place, None, "auto", asking)
     ending = os.path.splitext(place)[1].lower()
     if ending in _NOT_READ and not os.path.isdir(place):

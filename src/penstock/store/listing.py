@@ -489,15 +489,15 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     """Return what to raise for a folder whose files, if any, are no samples."""
     if not names:
         return DataError(f"{folder} has no files: add some, or remove the folder")
-    found = Counter(os.path.splitext(name)[1].lower() for name in names)
-    # Of what is read otherwise, one is enough: notes and facts lie beside it.
-    commonest, count = max(found.items(), key=lambda each: (each[0] in _OTHER_FILES, each[1]))
+    found = Counter(map(_ending_of, names))
+    # Of shards, one is enough: notes and facts lie beside it, and arrays.
+    commonest, count = max(
+        found.items(), key=lambda each: (each[0] in _OTHER_FILES and each[0] != ".npy", each[1])
+    )
     advice = (
         f"pass extensions=({commonest!r},), or None for every file, to ImageFolder or FlatFolder, or "
         f"--extensions {commonest or 'any'} to penstock calibrate"
     )
-    if commonest == "" and all(_SHARD_NUMBERS.search(name) for name in names):
-        advice = f"open them with penstock.store.TFRecords('{folder}/*-of-*') if they are TFRecords"
     if commonest in _OTHER_FILES:
         advice = _OTHER_FILES[commonest].format(folder)
     return DataError(
@@ -506,18 +506,28 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     )
 
 
+def _ending_of(name: str) -> str:
+    """Return how a name ends, as `_OTHER_FILES` has it."""
+    stem = SHARD_NUMBERS.sub("", name)
+    return os.path.splitext(stem)[1].lower() or ("" if stem == name else _OF_SEVERAL)
+
+
 #: As the names of TFRecord files often end.
-_SHARD_NUMBERS = re.compile(r"-\d+-of-\d+$")
+SHARD_NUMBERS = re.compile(r"-\d+-of-\d+$")
+_OF_SEVERAL = "-of-"
 #: What opens files that are no samples by themselves, by their ending. {}: their folder.
 _OTHER_FILES = {
+    _OF_SEVERAL: "open them with penstock.store.TFRecords('{}/*-of-*') if they are TFRecords",
     ".mds": "MDS shards are read with index.json beside them, which is missing",
     ".parquet": "open them with penstock.store.ParquetFiles('{}/*.parquet')",
     ".arrow": "open them with penstock.store.ArrowFiles('{}/*.arrow')",
-    ".tfrecord": "open them with penstock.store.TFRecords('{}/*.tfrecord')",
-    ".tfrecords": "open them with penstock.store.TFRecords('{}/*.tfrecords')",
+    ".tfrecord": "open them with penstock.store.TFRecords('{}/*.tfrecord*')",
+    ".tfrecords": "open them with penstock.store.TFRecords('{}/*.tfrecords*')",
     ".tar": "open them with penstock.store.TarShards('{}/*.tar')",
     ".h5": "open them with penstock.store.Hdf5('{}/*.h5')",
     ".hdf5": "open them with penstock.store.Hdf5('{}/*.hdf5')",
+    ".npy": "open them with penstock.store.Arrays('{}/*.npy'), which reads their rows as samples; where each file is a "
+    "sample, pass extensions=('.npy',) to ImageFolder or FlatFolder",
 }
 
 

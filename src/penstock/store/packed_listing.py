@@ -24,6 +24,7 @@ from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     MOST_CLASSES,
     NO_LABEL,
+    SHARD_NUMBERS,
     Asking,
     Lister,
     ListingArguments,
@@ -220,7 +221,12 @@ def files_alone_in(folder: str, endings: tuple[str, ...], look: Look = files_alo
 
     look: what lists it.
     """
-    return [path for path in look(folder) if path.lower().endswith(endings)]
+    return [path for path in look(folder) if ends_in(path, endings)]
+
+
+def ends_in(path: str, endings: tuple[str, ...]) -> bool:
+    """Return whether a name ends so, also before the number of a shard, as in a.tfrecord-00000-of-00002."""
+    return SHARD_NUMBERS.sub("", path.lower()).endswith(endings)
 
 
 def are_of_kind(place: str, kinds: Sequence[tuple[str, ...]], objects: Objects | None, look: Look) -> bool:
@@ -231,8 +237,8 @@ def are_of_kind(place: str, kinds: Sequence[tuple[str, ...]], objects: Objects |
     """
     endings = tuple(chain(*kinds))
     if is_of_several(place):
-        return files_of(place, objects)[0].lower().endswith(endings)
-    is_file = place.lower().endswith(endings) and not os.path.isdir(place)
+        return ends_in(files_of(place, objects)[0], endings)
+    is_file = ends_in(place, endings) and not os.path.isdir(place)
     return is_file or any(files_alone_in(place, each, look) for each in kinds)
 
 
@@ -250,7 +256,7 @@ def files_below(
     Raises: DataError where a folder has none.
     """
     known = tuple(ending for each in endings for ending in each)
-    is_file = not os.path.isdir(path) if objects is None else path.lower().endswith(known)
+    is_file = not os.path.isdir(path) if objects is None else ends_in(path, known)
     if is_file:
         return [path]
     look = cache(look or partial(files_alone, objects=objects))

@@ -16,9 +16,20 @@ from penstock.store import examples
 from penstock.store.catalog import Catalog
 from penstock.store.columns import AUTO_LABEL, ColumnLabel, check_label
 from penstock.store.labels import check_names
-from penstock.store.listing import Asking, ListingArguments
-from penstock.store.packed_listing import CataloguedFiles, FoundLabels, Indexed, Opened, index_files, opened
-from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.listing import SHARD_NUMBERS, Asking, ListingArguments
+from penstock.store.packed_listing import (
+    CataloguedFiles,
+    FoundLabels,
+    Indexed,
+    Look,
+    Opened,
+    ends_in,
+    files_alone,
+    files_alone_in,
+    index_files,
+    opened,
+)
+from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.store.windows import readable
 
@@ -49,7 +60,8 @@ class TFRecords(CataloguedFiles):
 
     Samples are numbered as they lie in the files. TensorFlow is not needed.
 
-    files: a path, a pattern such as "train-*-of-00128" or "train-{000..127}.tfrecord", or a list of these.
+    files: a path, a pattern such as "train-*-of-00128" or "train-{000..127}.tfrecord", a folder whose .tfrecord files
+        are one set, or a list of these.
     sample: the feature that is the sample, such as "image/encoded". Unless given, the first that the first record has
         of image/encoded, image, image_raw, jpg, jpeg and png, or its only feature of bytes.
     label: the feature that is the label, an integer, a name, or numbers, as many in each record; "auto" is the first
@@ -79,11 +91,13 @@ class TFRecords(CataloguedFiles):
         super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
 
 
-def are_records(place: str, objects: Objects | None = None) -> bool:
+def are_records(place: str, objects: Objects | None, look: Look) -> bool:
     """Return whether the first file of a place, of `place_of_paths`, is called or begins as a TFRecord file is.
 
-    objects: what reads addresses.
+    It may be a folder of some that are called so. objects: what reads addresses. look: what lists a folder.
     """
+    if not is_of_several(place) and files_alone_in(place, RECORD_ENDINGS, look):
+        return True
     try:
         path = files_of(place, objects)[0]
         if objects is not None:
@@ -110,9 +124,26 @@ def _is_frame(front: bytes) -> bool:
     return is_whole and examples.masked_crc32c(front, at, 0, 8) == examples.little(front, at, 8, 4)
 
 
+def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
+    """Return the files at a place, of `place_of_paths`. Raises: ConfigError for a folder with several sets."""
+    files = files_of(place, objects)
+    # The name tells that an address is a file: a web server sends all of it as its list.
+    is_object = objects is not None and (ends_in(place, RECORD_ENDINGS) or SHARD_NUMBERS.search(place))
+    if is_of_several(place) or is_object:
+        return files
+    found = files_alone_in(place, RECORD_ENDINGS, partial(files_alone, objects=objects))
+    if len(sets := sorted({SHARD_NUMBERS.sub("", path) for path in found if SHARD_NUMBERS.search(path)})) > 1:
+        names = ", ".join(map(os.path.basename, sets))
+        raise ConfigError(
+            f"{place} has several sets of TFRecord files, such as training and test ({names}): give one, as in "
+            f"penstock.store.TFRecords('{sets[-1]}-*')"
+        )
+    return tuple(found) or files
+
+
 def list_records(place: str, sample: str | None, label: ColumnLabel, asking: Asking) -> Catalog:
     """Index TFRecord files; see `TFRecords`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: files_of(place, asking.objects))
+    files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
     names = asking.calls.one(files[0], partial(_names, files[0], sample, label, asking.objects))
     index = partial(_index, names, asking)
     return index_files(asking, files, index, kind="TFRecords", label=", ".join(names.labels))
