@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -84,7 +85,7 @@ from penstock.store.files import FileSource
 from penstock.store.remote import Objects, objects_in
 from penstock.store.selection import Selection
 
-pytestmark = pytest.mark.usefixtures("obstore_threads", "fsspec_threads", "signed_s3_options")
+pytestmark = pytest.mark.usefixtures("obstore_threads", "fsspec_threads", "signed_s3_options", "s3_options")
 
 Remote = FileSource | PackedFiles
 
@@ -96,6 +97,7 @@ KINDS: list[Any] = [
     (tar_shards, TarShards, "/{0..8}.tar"),
     pytest.param(tar_shards, TarShards, "", marks=pytest.mark.slow),
     (tf_records, TFRecords, "/*.tfrecord"),
+    pytest.param(tf_records, TFRecords, "", marks=pytest.mark.slow),
     (mosaic, MosaicShards, "/mds"),
     pytest.param(packed_mosaic, MosaicShards, "/mds", marks=pytest.mark.slow),
     (litdata, LitDataChunks, "/lit"),
@@ -177,20 +179,22 @@ class TestEachSource:
             source.close()
         assert no_request_threads()
 
+    @pytest.mark.parametrize("server_options", ["signed_s3_options", "s3_options"])
     def test_from_s3(
         self,
         build: Any,
         kind: Any,
         below: str,
-        signed_s3_options: dict[str, str],
+        server_options: str,
         tmp_path: Path,
         request: pytest.FixtureRequest,
     ) -> None:
         local = build(tmp_path)
+        options = request.getfixturevalue(server_options)
         place = f"s3://bucket/{abs(hash(request.node.name))}"
-        put_all(signed_s3_options, place.removeprefix("s3://bucket/"), tmp_path)
+        put_all(options, place.removeprefix("s3://bucket/"), tmp_path)
 
-        source = kind(place + below, storage_options=signed_s3_options)
+        source = kind(place + below, storage_options=options)
         check_reads(source, local)
         source.close()
 
@@ -205,6 +209,19 @@ class TestEachSource:
         source = kind(place + below)
         check_reads(source, local)
         source.close()
+
+
+@pytest.mark.parametrize("server_options", ["signed_s3_options", "s3_options"])
+def test_s3fs_reads_where_an_option_is_its_own(
+    server_options: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    local = tar_shards(tmp_path)
+    options = request.getfixturevalue(server_options)
+    put_all(options, "by-s3fs", tmp_path)
+
+    source = TarShards("s3://bucket/by-s3fs", storage_options={**options, "default_block_size": 1 << 20})
+    check_reads(source, local)
+    source.close()
 
 
 # -- One object, and what may happen to it -------------------------------------------------------------
@@ -767,6 +784,13 @@ def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
             {"usr": "me"},
             "has 'usr', which http:// does not take: 'username' is alike",
         ),
+        ("http://x/y", {"params": 5}, "http://x cannot be opened with these storage_options: "),
+        ("http://x/a.tar?sig=5", None, r"^http://x/a\.tar\?\.\.\.: what is behind the \? .*={'params': "),
+        (
+            "pipe:aws s3 cp s3://b/{0..9}.tar -",
+            None,
+            r"^pipe:aws s3 cp .* runs a command, .*: give the files",
+        ),
         ("s3://x/y", {"end_point_url": "me"}, "which s3:// does not take: 'endpoint_url' is alike"),
         ("nosuch://x/y", None, "nosuch://x cannot be opened"),
         (["s3://a/b.tar", "/c.tar"], None, "the list has paths and addresses"),
@@ -775,6 +799,24 @@ def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
 def test_what_cannot_be_opened_is_said(place: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_source(place, storage_options=options)
+
+
+@pytest.mark.parametrize("params", ["?sig=a%2Fb", {"sig": "a/b"}])
+def test_a_signature_of_get_reads_shards_and_is_shown_nowhere(
+    server: WebServer, tmp_path: Path, params: Any
+) -> None:
+    local = tar_shards(tmp_path)
+    server.objects = {f"{name}?sig=a/b": data for name, data in objects_of_folder(tmp_path).items()}
+    server.fault = lambda request: None if request.method == "GET" else Answer(status=403)
+
+    with closing(TarShards(f"{server.address}/{{0..8}}.tar", storage_options={"params": params})) as source:
+        check_reads(source, local)
+        with closing(pickle.loads(pickle.dumps(source))) as again:
+            check_reads(again, local)
+        server.objects.clear()
+        with pytest.raises(DataError, match=r"vanished .* asked as the params given") as caught:
+            source.read(0)
+    assert "sig=" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_the_key_that_finds_nothing_is_named_and_its_secret_is_not(signed_s3_options: dict[str, str]) -> None:

@@ -27,11 +27,17 @@ def without_secrets(address: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise ConfigError for an address with a password, which would be in messages and catalogs."""
+    """Raise ConfigError for an address with a password or a signature, which would be in messages and catalogs."""
     if _PASSWORD.search(address):
         raise ConfigError(
             f"{without_secrets(address)} has a password in it: give it apart, as storage_options={{'username': ..., "
             "'password': ...}, or as the driver of the address calls it"
+        )
+    if address.startswith("http") and "?" in address:
+        raise ConfigError(
+            f"{without_secrets(address)}: what is behind the ? is often a signature, and is given apart: leave it out, "
+            "and give storage_options={'params': {'NAME': 'VALUE'}}, with which every file is asked for. Where each "
+            "file has its own signature, use one of their folder, headers, or the store's own address (s3://, gs://)"
         )
 
 

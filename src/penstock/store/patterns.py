@@ -50,7 +50,7 @@ def place_of_paths(paths: Paths) -> str:
 def is_of_several(place: str) -> bool:
     """Return whether it is a list or a pattern, and not what exists under that name."""
     if is_address(place):
-        return _BETWEEN in place or bool(_BRACES.search(place)) or _has_stars(place)
+        return _BETWEEN in place or bool(_BRACES.search(place)) or glob.has_magic(place)
     return (
         _BETWEEN in place or bool(_BRACES.search(place)) or glob.has_magic(place)
     ) and not os.path.lexists(place)
@@ -69,7 +69,7 @@ def files_of(place: str, objects: Objects | None = None) -> tuple[str, ...]:
             continue
         for path in _without_braces(pattern):
             if objects is not None and is_address(path):
-                found += _fitting(path, objects) if _has_stars(path) else [path]
+                found += _fitting(path, objects) if glob.has_magic(path) else [path]
             elif glob.has_magic(path) and not os.path.lexists(path):
                 fitting = sorted(glob.iglob(path, recursive=True))
                 if not fitting:
@@ -109,11 +109,6 @@ def brief(place: str) -> str:
     """Return a place for people: of a list the first path, and how many there are."""
     first, *others = without_secrets(place).split(_BETWEEN)
     return f"{first} and {len(others):,} more" if others and is_of_several(place) else place
-
-
-def _has_stars(address: str) -> bool:
-    """Return whether an address has a pattern; a web server's may have a `?` of its own."""
-    return glob.has_magic(address.partition("?")[0] if address.startswith("http") else address)
 
 
 def _fitting(pattern: str, objects: Objects) -> list[str]:
@@ -168,6 +163,11 @@ def _absolute(path: Any) -> str:
         text = ""
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{path!r} is not the path of a folder or of a list of files: give one")
+    if text.startswith("pipe:"):
+        raise ConfigError(
+            f"{text:.80} runs a command, and samples are read at random: give the files or the address "
+            "that the command reads, such as s3://bucket/train-{000..099}.tar, or what it writes, as files"
+        )
     if is_address(text):
         if text.startswith("file://"):
             return os.path.abspath(text.removeprefix("file://"))

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, cast
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 import numpy as np
 
@@ -54,7 +54,7 @@ _HREF = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'#]+)["']""", re.IGNORECASE
 _S3_OPTIONS = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
 _S3_FLAGS = {"anon": "skip_signature", "requester_pays": "request_payer"}
 _S3_KNOWN = {*_S3_OPTIONS, *_S3_FLAGS, "endpoint_url", "profile", "client_kwargs"}
-_WEB_KNOWN = {"headers", "username", "password"}
+_WEB_KNOWN = {"headers", "username", "password", "params"}
 _S3_CLIENT_KNOWN = {"endpoint_url", "region_name", "verify"}
 
 
@@ -130,11 +130,16 @@ def _web_store(root: str, options: Mapping[str, Any], timeout_seconds: float) ->
         pair = f"{identity}:{options.get('password', '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     more = {"default_headers": headers} if headers else {}
-    store = _made(
-        root,
-        lambda obstore: obstore.store.HTTPStore.from_url(root, **_settings(timeout_seconds, True, more)),
-    )
-    return WebStore(root, store, identity)
+    if params := options.get("params"):
+        identity = "the params given" if identity == ANONYMOUS else identity
+
+    def make(obstore: Any) -> Any:
+        query = params.removeprefix("?") if isinstance(params, str) else urlencode(params or {})
+        # obstore puts paths before what is behind the ?.
+        url = f"{root}/?{query}" if query else root
+        return obstore.store.HTTPStore.from_url(url, **_settings(timeout_seconds, True, more))
+
+    return WebStore(root, _made(root, make), identity, is_signed=bool(params))
 
 
 def _s3_store(root: str, options: Mapping[str, Any], timeout_seconds: float) -> ByObstore:
@@ -235,8 +240,10 @@ class _Credentials:
 class ByObstore:
     """A store by obstore, whose calls do not hold the interpreter's lock."""
 
-    def __init__(self, root: str, store: Any, identity: str) -> None:
+    def __init__(self, root: str, store: Any, identity: str, *, is_signed: bool = False) -> None:
         self._root, self._store, self.identity = root, store, identity
+        #: Whether requests have a signature in their URLs, which errors of obstore show.
+        self._is_signed = is_signed
         import obstore
 
         self._obstore = obstore
@@ -247,11 +254,15 @@ class ByObstore:
     def _address_of(self, path: str) -> str:
         return f"{self._root}/{path}"
 
+    def _cause(self, error: Exception) -> Exception | None:
+        """Return what a traceback may show."""
+        return None if self._is_signed else error
+
     def facts(self, address: str) -> Facts:
         try:
             found = self._obstore.head(self._store, self._path_of(address))
         except Exception as error:
-            raise _of_obstore(error) from error
+            raise _of_obstore(error) from self._cause(error)
         return self._facts_of(found)._replace(address=address)
 
     def walk(self, address: str) -> Iterable[Facts]:
@@ -261,13 +272,13 @@ class ByObstore:
             ):
                 yield from (self._facts_of(each) for each in chunk)
         except Exception as error:
-            raise _of_obstore(error) from error
+            raise _of_obstore(error) from self._cause(error)
 
     def level(self, address: str) -> tuple[list[Facts], list[str]]:
         try:
             found = self._obstore.list_with_delimiter(self._store, self._path_of(address) or None)
         except Exception as error:
-            raise _of_obstore(error) from error
+            raise _of_obstore(error) from self._cause(error)
         objects = [self._facts_of(each) for each in found["objects"]]
         return objects, [self._address_of(each) for each in found["common_prefixes"]]
 
@@ -280,20 +291,20 @@ class ByObstore:
             raise
         except Exception as error:
             if is_whole or not _is_without_ranges(error):
-                raise _of_obstore(error) from error
+                raise _of_obstore(error) from self._cause(error)
             if piece.nbytes > _MOST_WHOLE_BYTES:
                 raise RequestError(
                     "final",
                     f"is on a server that does not answer with ranges, and has {piece.nbytes:,} bytes: up to "
                     f"{_MOST_WHOLE_BYTES:,} are read as a whole for a sample; use another server, or a copy",
-                ) from error
+                ) from self._cause(error)
             whole = np.empty(piece.nbytes, np.uint8)
             try:
                 self._read(piece._replace(begin=0, into=whole.data), None)
             except RequestError:
                 raise
             except Exception as again:
-                raise _of_obstore(again) from again
+                raise _of_obstore(again) from self._cause(again)
             piece.into[:] = whole[piece.begin : piece.begin + length].data
 
     def _read(self, piece: Piece, between: tuple[int, int] | None) -> None:
@@ -322,6 +333,15 @@ class ByObstore:
 class WebStore(ByObstore):
     """A web server: its objects are listed as far as it has index pages."""
 
+    def facts(self, address: str) -> Facts:
+        if not self._is_signed:
+            return super().facts(address)
+        try:  # a signature of GET is none of HEAD
+            found = self._obstore.get(self._store, self._path_of(address), options={"range": (0, 1)})
+        except Exception as error:
+            raise _of_obstore(error) from self._cause(error)
+        return self._facts_of(found.meta)._replace(address=address)
+
     def _path_of(self, address: str) -> str:
         return unquote(super()._path_of(address))
 
@@ -346,7 +366,7 @@ class WebStore(ByObstore):
         except RequestError:
             raise
         except Exception as error:
-            raise _of_obstore(error) from error
+            raise _of_obstore(error) from self._cause(error)
         objects: dict[str, None] = {}
         folders: dict[str, None] = {}
         for link in _HREF.findall(content):
