@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.store.web_server import serving
 
 from penstock.cli.main import INTERRUPTED, main
 from penstock.errors import ConfigError, DataError
@@ -69,6 +70,21 @@ def test_good_data_have_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "checked": 6,
         "results": [],
     }
+
+
+@pytest.mark.usefixtures("obstore_threads")
+def test_storage_options_go_to_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(12).reshape(6, 2))
+    options = ["--storage-options", 'headers={"x-key": "5"}', "--storage-options", "params=sig=a"]
+    with serving({"rows.npy?sig=a": (tmp_path / "rows.npy").read_bytes()}) as server:
+        address = f"{server.address}/rows.npy"
+        assert main(["check", address, *options]) == 0
+        assert main(["pack", address, str(tmp_path / "out"), "--to", "records", *options]) == 0
+        assert {request.headers["x-key"] for request in server.requests} == {"5"}
+    capsys.readouterr()
+
+    assert main(["check", address, "--storage-options", "anon"]) == 1
+    assert "--storage-options takes KEY=VALUE" in capsys.readouterr().err
 
 
 def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:

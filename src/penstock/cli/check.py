@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, long_work, show
+from penstock.cli.source_options import add_source, opened_source
 from penstock.errors import ConfigError
 from penstock.units import format_count
 
@@ -25,6 +26,7 @@ _EPILOG = """\
 examples:
   penstock check photos/train
   penstock check "shards/train-{000..099}.tar" --write-skips bad.jsonl --json
+  penstock check s3://bucket/train --storage-options anon=true --storage-options endpoint_url=http://host:9000
 
 The exit status is 1 if a sample is bad, 130 after Ctrl-C.
 JSON: source, samples, checked; and results[] of sample, name, reason.
@@ -35,9 +37,7 @@ _MOST_SHOWN = 100
 def add_check(commands: Any) -> None:
     summary = "read and decode every sample once, list the bad ones"
     parser = add_command(commands, "check", _run, summary, _DESCRIPTION, _EPILOG)
-    parser.add_argument(
-        "source", metavar="SOURCE", help="data set as a loader takes it: a folder, list, table, or shards"
-    )
+    add_source(parser)
     parser.add_argument(
         "--write-skips",
         type=Path,
@@ -54,11 +54,10 @@ def add_check(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from penstock.loader.checking import check_source
     from penstock.loader.skips import SkipList
-    from penstock.store import open_source
 
     if options.write_skips is not None:
         check_folder("--write-skips", options.write_skips)
-    source = open_source(options.source)
+    source = opened_source(options)
     found = _begun(options, source) or SkipList.of(source)
     try:
         with long_work(f"checking {options.source}", len(source), "samples") as done:

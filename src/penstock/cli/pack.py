@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import given, parsed_count, parsed_size
 from penstock.cli.output import Table, add_command, add_output_options, long_work, print_line, show
+from penstock.cli.source_options import add_source, opened_source
 from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ _BATCH = 256
 def add_pack(commands: Any) -> None:
     summary = "write a data set anew as tar shards or records"
     parser = add_command(commands, "pack", _run, summary, _DESCRIPTION, _EPILOG)
-    parser.add_argument(
-        "source", metavar="SOURCE", help="data set as a loader takes it: a folder, list, table, or shards"
-    )
+    add_source(parser)
     parser.add_argument("out", metavar="OUT", help="the new folder")
     parser.add_argument("--to", choices=("tar", "records"), required=True, help="format of the shards")
     parser.add_argument("--shard-size", metavar="SIZE", help="largest size of a shard (500 MB)")
@@ -60,11 +59,10 @@ def add_pack(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from penstock.loader.packing import SHARD_BYTES, pack
     from penstock.loader.skips import without_bad
-    from penstock.store import open_source
     from penstock.store.calls import Calls
 
     shard_bytes = given(options, "shard_size", parsed_size) or SHARD_BYTES
-    source: Source = open_source(options.source)
+    source = opened_source(options)
     if options.skip is not None:
         source = without_bad(source, options.skip, Calls().one)
     pays = None if options.machine is None else _pays(options, source)
