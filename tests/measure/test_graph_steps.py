@@ -12,7 +12,7 @@ from penstock.cli.main import main
 from penstock.measure.chains import largest_waits, longest_chain
 from penstock.measure.graph_steps import Doing, HeldBy, explain_graph, steps_of
 from penstock.measure.report import report_of
-from penstock.trace import NO_FLOW, NO_PEER, NO_PLACE, NO_SAMPLE, NO_STEP, Kind, Trace, TraceWriter
+from penstock.trace import JSON, NO_FLOW, NO_PEER, NO_PLACE, NO_SAMPLE, NO_STEP, Kind, Trace, TraceWriter
 
 TASKS = {rank: f"/job:worker/task:{rank}" for rank in range(3)}
 NAMES = {
@@ -144,11 +144,19 @@ def test_the_longest_chain_leads_from_worker_to_worker_and_waits_name_their_tens
     assert longest_chain(traced([])) is None
 
 
-def test_all_commands_speak_of_workers_and_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("has_saves", [False, True])
+def test_all_commands_speak_of_workers_and_nodes(
+    has_saves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.trace"
     with TraceWriter(path, META) as writer:
         writer.append(spans_of(SPANS))
         writer.name(NAMES, hosts=TASKS)
+    if has_saves:  # as `saving()` leaves them under penstock watch
+        meta: dict[str, JSON] = {"snapshots": True, "host": "box", "process": 7, "rank": 0}
+        with TraceWriter(tmp_path / "saves.trace", meta) as writer:
+            writer.append(spans_of([row(Kind.SAVE, 0, 3.0, 4.0), row(Kind.WRITE, 0, 4.0, 5.0)]))
+        path = tmp_path
     said = []
     for words in (
         ["explain", path],
@@ -172,6 +180,6 @@ def test_all_commands_speak_of_workers_and_nodes(tmp_path: Path, capsys: pytest.
     ]
     assert main(["explain", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [each["worker"] for each in found["results"]] == [TASKS[1], TASKS[0], TASKS[2]]
+    assert [each["task"] for each in found["results"]] == [TASKS[1], TASKS[0], TASKS[2]]
     assert found["results"][1]["received_seconds"] == {TASKS[1]: 7.0}
     assert found["moments"][0]["node"] == "train"

@@ -41,7 +41,7 @@ def add_explain(commands: Any) -> None:
         "read_seconds; changes[] of change, stall_seconds, gain_seconds; replayed_seconds, is_near, slow_rank,\n"
         "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
         "predicted_seconds, predicted_stall_seconds, notes[].\n"
-        "Of a graph on workers: run_seconds, steps, results[] of worker, held_seconds, seconds_by_activity{},\n"
+        "Of a graph on workers: run_seconds, steps, results[] of task, held_seconds, seconds_by_activity{},\n"
         "received_seconds{}; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times; moments[] of\n"
         "step, start_seconds, seconds, task, held_seconds, node; notes[].",
     )
@@ -147,7 +147,7 @@ def _explain_graph(options: argparse.Namespace, run: Run) -> None:
         "steps": found.steps,
         "results": [
             {
-                "worker": each.task,
+                "task": each.task,
                 "held_seconds": each.held_seconds,
                 "seconds_by_activity": {str(doing): seconds for doing, seconds in each.doing.items()},
                 "received_seconds": dict(each.received),

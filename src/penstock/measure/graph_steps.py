@@ -23,8 +23,8 @@ from penstock.units import format_count, format_seconds
 
 #: Steps and nodes that are listed.
 _MOST_LISTED = 5
-#: What takes less than this share of the steps is not worth a word.
-_WORTH_A_WORD = 0.005
+#: The verdict lists what takes at least this share of the steps.
+_LEAST_SHARE = 0.005
 
 
 class Doing(StrEnum):
@@ -147,7 +147,7 @@ class GraphExplanation:
         parts = [
             f"{what} {self.share(seconds)}"
             for what, seconds in _largest_first(done).items()
-            if seconds > _WORTH_A_WORD * self.seconds
+            if seconds > _LEAST_SHARE * self.seconds
         ]
         return f"{took}; {self._part(first.held_seconds)} they waited for {first.task}: {', '.join(parts)}."
 
@@ -313,7 +313,7 @@ def _tiles(rank: int, spans: Sequence[_Span], sends: dict[int, Tile]) -> list[Ti
 
 
 class _Ends:
-    """The ends of nodes of a worker's part of a step: with one of them, each of its waits ended."""
+    """Finds what a worker waited for in its part of a step: a wait ends as the node that it was for ends."""
 
     def __init__(self, spans: Sequence[_Span]) -> None:
         nodes = [

@@ -485,6 +485,9 @@ def _joined(traces: list[tuple[int, Trace]]) -> Trace:
     sources = {(rank, str(trace.meta["source"])) for rank, trace in traces if trace.meta.get("source")}
     # Samples of two data sets have the same numbers.
     have_one_source = len(sources) == len({rank for rank, _ in sources})
+    hosts = {rank: str(trace.meta.get("host", "")) for rank, trace in traces}
+    for trace in outlines:
+        hosts |= trace.hosts  # those of a graph's workers are all in one file, next to those of its saves
     return Trace(
         np.empty(0, SPAN),
         outlines[0].meta,
@@ -493,6 +496,6 @@ def _joined(traces: list[tuple[int, Trace]]) -> Trace:
         names={sample: name for trace in outlines for sample, name in trace.names.items()}
         if have_one_source
         else {},
-        hosts={rank: str(trace.hosts.get(rank, trace.meta.get("host", ""))) for rank, trace in traces},
+        hosts=hosts,
         choices={rank: line for trace in outlines for rank, line in trace.choices.items()},
     )
