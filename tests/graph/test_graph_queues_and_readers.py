@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import csv
+import errno
+import os
 import struct
 import sys
 import threading
@@ -17,7 +19,7 @@ from tests.for_each import for_each
 from tests.graph.graphs import constant, evaluate, node
 from tests.patience import patient
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.graph import Graph, GraphError, Session
 from penstock.graph.state import resources
 from penstock.graph.state.containers import shared_container
@@ -513,6 +515,40 @@ def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_pat
     with Session(Graph(nodes)) as session:
         session.restore(str(tmp_path))
         assert session.run("v:0") == 12
+
+
+def test_a_save_that_fails_is_raised_once_and_the_one_before_is_gone_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        node("v", "Variable", dtype="int32", shape=[]),
+        constant("zero", 0, "int32"),
+        constant("one", 1, "int32"),
+        node("start", "Assign", "v:0 zero:0"),
+        node("step", "AssignAdd", "v:0 one:0"),
+    ]
+
+    def is_full(descriptor: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Session(Graph(nodes)) as session, session.saving(str(tmp_path), "2 steps") as saves:
+        session.run("start")
+        session.run("step")
+        saves.after(2)
+        assert saves.has_any  # it is written
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", is_full)
+            saves.after(4)
+            with pytest.raises(DataError, match="step 4 was not saved"):
+                print(saves.step)
+            assert saves.step == 2
+            session.run("step")
+            saves.after(6)
+            assert saves.go_back()
+            assert session.run("step:0") == 2
+        with pytest.raises(DataError, match="step 6 was not saved"):
+            saves.after(8)
+        assert saves.step == 8
 
 
 def test_a_folder_of_a_state_and_one_of_tensors_are_told_apart_and_neither_replaces_the_other(

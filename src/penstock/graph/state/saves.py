@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from penstock.checkpoint import SnapshotStore
-from penstock.checkpoint.saving import Saving
+from penstock.checkpoint.saving import Saving, outcome_of
 from penstock.graph.state.tensors import open_folder
 
 
@@ -27,8 +27,8 @@ class Saves:
     def __init__(self, store: SnapshotStore, resources: HasState) -> None:
         self._store, self._resources = store, resources
         self._step = 0
-        #: That of the last step, until somebody asked whether it is whole.
-        self._saving: tuple[int, Saving] | None = None
+        #: The last one, until it is known to be whole, or somebody was told that it failed.
+        self._saving: Saving | None = None
         self.go_back()
 
     @property
@@ -36,13 +36,18 @@ class Saves:
         """The step of the newest whole save, from which the session continued; 0 if there is none.
 
         After a WorkerLostError the session goes on from its state. A save that is under way is waited for. Raises:
-        DataError if it failed.
+        DataError, once, if it failed.
         """
-        if self._saving is not None:
-            (step, under_way), self._saving = self._saving, None
-            under_way.wait()
-            self._step = step
+        if (saving := self._saving) is not None:
+            outcome_of(saving)  # who interrupts this wait finds the save under way as before
+            self._saving = None
+            self._step = saving.wait().step
         return self._step
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a whole save. One that is under way is waited for."""
+        return bool(self._step) or (self._saving is not None and outcome_of(self._saving) is not None)
 
     def after(self, step: int) -> bool:
         """Save the state if the schedule says so after that many steps; return whether it did.
@@ -51,15 +56,26 @@ class Saves:
         """
         is_due = self._store.is_due(step)
         if is_due:
-            self._saving = step, self._store.save(step, self._resources.state())
+            saving = self._store.save(step, self._resources.state())
+            before, self._saving = self._saving, saving
+            if before is not None:
+                self._step = before.wait().step  # it has ended; `go_back` may have found that it failed
         return is_due
 
-    def go_back(self) -> None:
-        """Let the session go on from the newest whole save, if there is one."""
-        if self.step or self._store.list():
-            restored = self._store.restore()
-            self._resources.load(restored)
-            self._step = restored.step
+    def go_back(self) -> bool:
+        """Let the session go on from the newest whole save, and return whether there is one.
+
+        One that failed is left out; `step` or `after` raises what it failed with.
+        """
+        if (saving := self._saving) is not None:
+            with suppress(Exception):
+                self._step, self._saving = saving.wait().step, None
+        if not self._step and not self._store.list():
+            return False
+        restored = self._store.restore()
+        self._resources.load(restored)
+        self._step = restored.step
+        return True
 
 
 @contextmanager
