@@ -54,6 +54,13 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     assert "node 'far'" in capsys.readouterr().err
     assert main(["graph", "place", str(path), "--device", "gpu0"]) == 1
     assert "--device 'gpu0' is no name of a device: give one such as gpu:0" in capsys.readouterr().err
+    text = json.loads(graph.to_json())
+    text["nodes"][0]["cost"] = {"gpu0": 1.0, "/job:b/task:1/device:cpu:0": 1.0}
+    path.write_text(json.dumps(text))
+    machine.write_text(MACHINE.replace("/job:b/task:17/device:cpu:0", "slow"))
+    named = ["graph", "place", str(path), "--machine", str(machine), "--device", "/job:b/task:1/device:cpu:0"]
+    for name in ("gpu0", "slow"):  # of a node's costs, and of the machine
+        assert main([*named, "--device", name]) == 0
 
 
 def test_place_prints_short_times_with_their_units(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -35,8 +34,6 @@ examples:
   penstock graph place model.json --machine machine.toml --objective throughput
 JSON: results[] of node, device, finish_seconds, reason.
 """
-#: Of the command line; costs in Python may have any names.
-_DEVICE = re.compile(r"(/job:[\w.-]+(/replica:\d+)?/task:\d+/device:)?[A-Za-z_]+:\d+")
 
 
 def add_graph(commands: Any) -> None:
@@ -165,20 +162,22 @@ def listening_worker(
 
 def _place(options: argparse.Namespace) -> None:
     from penstock.graph import Devices, Graph, place_graph
-    from penstock.graph.tools.placing import devices_of
+    from penstock.graph.tools.placing import devices_of, placed_nodes
+    from penstock.graph.workers.access import is_device
     from penstock.loader.setup import read_machine
     from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
     from penstock.store.calls import Calls
 
+    graph = Graph.from_json(options.graph.read_text("utf-8"))
+    machine = read_machine(options.machine, Calls())
+    devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
+    known = {*devices.names, *(name for node in placed_nodes(graph, ()) for name in node.cost_seconds)}
     for name in options.device or ():
-        if not _DEVICE.fullmatch(name):
+        if name not in known and not is_device(name):
             raise ConfigError(
                 f"--device {name!r:.80} is no name of a device: give one such as gpu:0, or "
                 "/job:worker/task:0/device:cpu:0"
             )
-    graph = Graph.from_json(options.graph.read_text("utf-8"))
-    machine = read_machine(options.machine, Calls())
-    devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
     latency = USUAL_LATENCY_SECONDS
     if options.latency is not None:
         latency = parsed_amount("--latency", parse_seconds, options.latency)

@@ -43,12 +43,18 @@ def check_versions(task: str, versions: Mapping[str, str]) -> None:
 
 #: As names of devices begin.
 _TASK = re.compile(r"/job:[\w.-]+(/replica:\d+)?/task:\d+")
+_DEVICE = re.compile(rf"({_TASK.pattern}/device:)?[A-Za-z_]+:\d+")
 
 
 def check_task(task: object, what: str = "") -> None:
     """Refuse what is no name of a worker. what: names it, for the error. Raises: ConfigError."""
     if not (isinstance(task, str) and _TASK.fullmatch(task)):
         raise ConfigError(f"{what}{task!r:.80} is no name of a worker: give one such as /job:worker/task:0")
+
+
+def is_device(name: str) -> bool:
+    """Return whether a text names a device as workers do: with its task, or without."""
+    return _DEVICE.fullmatch(name) is not None
 
 
 def checked_workers(workers: Mapping[str, str], secret: bytes) -> dict[str, str]:
