@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from penstock.policy.graph_placement import (
     Devices,
@@ -114,7 +115,8 @@ class _Search:
         pairs = (
             pair for apart in range(1, len(firsts)) for pair in zip(firsts, firsts[apart:], strict=False)
         )
-        for one, other in pairs:
+        # Of a large graph, few pairs may be on two devices.
+        for one, other in islice(pairs, _MOST_NODES):
             here, there = self.placed.device[one], self.placed.device[other]
             if here != there and there in self._feasible[one] and here in self._feasible[other]:
                 yield {member.name: there for member in self._groups[one]} | {

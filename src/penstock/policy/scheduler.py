@@ -417,7 +417,7 @@ class Scheduler:
         return self._event(now)
 
     def withdrawn(self, peer: int, now: float) -> list[Instruction]:
-        """Another rank gives nothing from now on; what it announces after that, it has again."""
+        """Another rank can no longer be read: forget what it keeps and promised, until it announces samples anew."""
         copies = self._state.copies
         states = copies[:, decisions.COPY_STATE]
         for tier in range(1, self._ints[decisions.TIERS] + 1):

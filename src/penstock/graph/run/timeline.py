@@ -136,7 +136,7 @@ class Lane:
 
 
 def name_of(unit: Unit) -> str:
-    """Return what spans of a unit are called. Of a Send, the name says who receives: that of its node has no colon."""
+    """Return the name of a unit's spans: of a Send, "w to /job:a/task:0". No node is called so: names have no colon."""
     node = unit.flat.node
     if node is not None and node.op == "Send":
         return f"{node.attr['node']} to {node.attr['to']}"

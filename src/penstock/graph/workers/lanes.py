@@ -92,8 +92,9 @@ class StepWriter:
     ) -> None:
         """Write what workers recorded of a step.
 
-        offset: seconds by which their clocks are behind, by task. home: task of a node, "" for what is no node of the
-        graph, such as a Send: of what has a flow, a Recv alone is called as a node, and has a peer.
+        offset: seconds by which their clocks are behind, by task. home: returns the task of a node, by name; "" for a
+        name that no node of the graph has, as those of Sends. A Recv has the name of the node whose output it receives,
+        and that node's task is its peer.
         """
         with self._lock:
             heapq.heappush(self._free, lane)
