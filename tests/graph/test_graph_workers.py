@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -31,7 +32,7 @@ from hypothesis import strategies as st
 from tests.graph.graphs import any_value
 from tests.patience import patient, wait_until
 
-from penstock.errors import ConfigError, WaitTimeout
+from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.graph import (
     CancelledError,
     CorruptError,
@@ -66,6 +67,7 @@ from penstock.policy import graph_search
 from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS, Placement
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.queues import WakingQueue
+from penstock.ranks import carrier_zmq
 from penstock.ranks.access import Address
 from penstock.store import ImageFolder
 from penstock.trace import read_trace
@@ -1023,6 +1025,43 @@ def test_a_lost_worker_is_named_and_all_go_on_from_the_save(tmp_path: Any) -> No
     second.close()
 
 
+def test_a_loss_is_raised_once_and_no_run_goes_on_before_the_save_is_loaded(
+    workers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        w = graph.variable("float32", [], initial=1.0, name="w")
+    up = graph.add("Assign", w, w * 2.0, name="up")
+    init = graph.initialize_all()
+    pretrained, folder = str(tmp_path / "pretrained"), str(tmp_path / "run")
+
+    def fail(path: str) -> Any:
+        raise DataError(f"{path} is away")
+
+    with opened(graph, workers) as session:
+        session.run(init)
+        assert session.run(up) == 2.0
+        session.save(pretrained)
+        for call in (session.state, lambda: session.restore(pretrained), lambda: session.run(up)):
+            assert session.run(up) == 4.0
+            session._lose(TASKS[1], "has ended")
+            with pytest.raises(WorkerLostError, match=f"{TASKS[1]} .* has ended"):
+                call()
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "read_state", fail)
+            with pytest.raises(DataError, match="is away"):
+                session.run(up)
+        assert session.run(up) == 4.0
+        with session.saving(folder, "2 steps") as saves:
+            session._lose(TASKS[1], "has ended")
+            with pytest.raises(WorkerLostError):
+                saves.after(2)
+            assert session.run(up) == 4.0  # nothing was saved there yet
+        session._lose(TASKS[1], "has ended")
+        with session.saving(folder, "2 steps") as saves:
+            assert (saves.step, session.run(up)) == (0, 4.0)
+
+
 class Killed:
     """A worker that is a process of its own, at a port that stays, and can be killed."""
 
@@ -1293,7 +1332,7 @@ def test_a_process_that_is_killed_or_stopped_is_lost_within_five_seconds(how: si
         why = (
             "has ended: nobody"
             if how is signal.SIGKILL
-            else r"did not answer for \d\.\d s: its process is there, and"
+            else r"did not answer for \d+\.\d s: its process is there, and"
         )
         with pytest.raises(WorkerLostError, match=rf"node 'far' .*{TASKS[1]} \(process .* {why}"):
             session.run(far, timeout_seconds=1 + patient(5))
@@ -1327,18 +1366,28 @@ def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looks_soon")
 def test_who_has_another_secret_or_other_addresses_reaches_nobody_and_is_told_which_it_is(
-    workers: dict[str, str],
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried: list[tuple[str, bool | None]] = []
+
+    def has_key(address: str, *rest: Any) -> bool | None:
+        tried.append((address, carrier_zmq.has_key(address, *rest)))
+        return tried[-1][1]
+
+    monkeypatch.setattr(reaching, "has_key", has_key)
     with pytest.raises(
         MismatchError, match=rf"^the worker at {workers[TASKS[0]]} has another secret than this"
     ):
         WorkerSession(Graph(), workers, os.urandom(32), report=None)
+    assert {address for address, _ in tried} == {workers[TASKS[0]]}  # which ends it
+    tried.clear()
     swapped = {TASKS[0]: workers[TASKS[1]], TASKS[1]: workers[TASKS[0]]}
     with pytest.raises(
         MismatchError,
         match=rf"^the worker at {workers[TASKS[1]]} is {TASKS[1]}, and {TASKS[0]} was asked for$",
     ):
         opened(Graph(), swapped)
+    assert [has for _, has in tried].index(True) == len(tried) - 1
 
 
 @pytest.mark.usefixtures("looks_soon")
@@ -1382,6 +1431,48 @@ def test_what_is_at_an_address_is_no_worker_unless_it_greets_as_one() -> None:
         assert reaching.look_at(f"tcp://127.0.0.1:{server.getsockname()[1]}")[0] == reaching.At.OTHER
         answering.join()
     assert reaching.look_at("tcp://no host:1")[0] == reaching.At.UNREACHED
+
+
+def test_a_look_takes_half_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], list[float]()
+
+    class Ending(contextlib.nullcontext[None]):
+        def settimeout(self, seconds: float) -> None:
+            given.append(seconds)
+
+        def recv(self, nbytes: int) -> bytes:
+            now[0] += 0.2
+            return b""
+
+        def __enter__(self) -> Any:
+            return self
+
+    def connect(place: tuple[str, int], seconds: float) -> Ending:
+        given.append(seconds)
+        now[0] += 0.2
+        return Ending()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(reaching, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(reaching, "socket", SimpleNamespace(create_connection=connect))
+    assert reaching.look_at("tcp://[::1]:7448") == (reaching.At.OTHER, "")
+    assert given == pytest.approx([0.5, 0.3, 0.05, 1e-3])
+
+
+def test_the_look_for_a_lost_worker_waits_for_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = WakingQueue[str]()
+
+    def look_at(address: str) -> tuple[reaching.At, str]:
+        looked.put(address)
+        return reaching.At.NOBODY, ""
+
+    monkeypatch.setattr(client, "look_at", look_at)
+    worker = new_worker(TASKS[0])
+    with opened(Graph(), {TASKS[0]: worker.address.replace("127.0.0.1", "localhost")}):
+        worker.close()
+        assert looked.get() == worker.address
 
 
 def test_a_client_of_another_version_is_answered(

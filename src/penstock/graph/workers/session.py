@@ -39,7 +39,7 @@ from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
-from penstock.graph.workers.reaching import At, look_at, look_for
+from penstock.graph.workers.reaching import At, look_at, look_for, resolved
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import (
@@ -54,7 +54,8 @@ from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.report import print_report
 from penstock.store.calls import Calls
 
-#: How long workers may take to answer at all when a session begins; after how long it is looked why they do not.
+#: How long workers may take to answer at all when a session begins; and after how long, and how long before the end of
+#: that, the session looks why they do not.
 HELLO_SECONDS, _LOOK_AFTER_SECONDS = 20.0, 1.0
 #: Time between two messages that keep a session: workers end one whose client says nothing for a minute.
 _PING_SECONDS = 5.0
@@ -124,7 +125,7 @@ class WorkerSession:
         self._placement: Placement | None = None
         self._device: dict[str, str] = {}
         self._lost: WorkerLostError | None = None
-        #: Whether a run ended with that.
+        #: Whether a caller was told, by an error.
         self._is_told = False
         self._folder: str | None = None
         #: Of a `saving` that is open: what it saved is gone back to before that of `_folder`.
@@ -237,7 +238,6 @@ class WorkerSession:
             recorded = {task: answer["recorded"] for task, answer in answers.items() if "recorded" in answer}
             return answers
         except BaseException as error:
-            self._is_told = self._is_told or isinstance(error, WorkerLostError)
             self._abort(ask, str(error) or type(error).__name__)
             raise
         finally:
@@ -447,7 +447,10 @@ class WorkerSession:
         self._folder = folder
 
     def restore(self, folder: str) -> None:
-        """Go on from what `save` of this or of a `Session` wrote; call it while no run is under way."""
+        """Go on from what `save` of this or of a `Session` wrote; call it while no run is under way.
+
+        Raises: WorkerLostError if a worker was lost since the last run.
+        """
         self._check_open()
         self.load(read_state(folder))
         self._folder = folder
@@ -459,7 +462,7 @@ class WorkerSession:
         anew where it is 0.
         """
         self._check_open()
-        self._recover(restores=False)
+        self._recover(is_asked=True)
         return self._saving(folder, schedule, keep)
 
     @contextmanager
@@ -470,17 +473,14 @@ class WorkerSession:
                 yield saves
             finally:
                 self._saves = None
-                self._folder = folder if saves.step else self._folder
+                self._folder = folder if saves.has_any else self._folder
 
     def state(self) -> dict[str, Any]:
         """Return the state of all workers: variables, queues, positions of readers, counts of draws.
 
         Raises: WorkerLostError if a worker was lost since the last run.
         """
-        with self._lock:
-            if self._lost is not None:
-                raise self._lost
-        answers = self._ask({task: {"kind": "state"} for task in self.tasks}).wait(None)
+        answers = self._ask({task: {"kind": "state"} for task in self.tasks}, holds={}).wait(None)
         resources, runs = [], []
         for answer in answers.values():
             resources += answer["state"]["resources"]
@@ -488,11 +488,13 @@ class WorkerSession:
         return {"graph_state": 1, "resources": resources, "runs": runs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned. Raises: CorruptError if this is no such state."""
+        """Go on from what `state` returned.
+
+        Raises: CorruptError if this is no such state; WorkerLostError if a worker was lost since the last run.
+        """
         check_state(state)
-        self._ask({task: {"kind": "load", "state": each} for task, each in self._shares(state).items()}).wait(
-            None
-        )
+        shares = self._shares(state)
+        self._ask({task: {"kind": "load", "state": shares[task]} for task in shares}, holds={}).wait(None)
 
     def _shares(self, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the state of each worker: what nodes that are placed on it hold."""
@@ -530,6 +532,7 @@ class WorkerSession:
                 )
             check_versions(task, answer.get("versions", {}))
             peer = self._peers[task]
+            peer.reached_at = resolved(self._addresses[task])
             peer.pid, peer.devices = int(answer["pid"]), list(answer["devices"])
             peer.brought = {
                 *(("Call", name) for name in answer["functions"]),
@@ -561,6 +564,7 @@ class WorkerSession:
         self._is_opened = True
         with self._lock:
             if self._lost is not None and not all(peer.is_here for peer in self._peers.values()):
+                self._is_told = True
                 raise self._lost
             self._lost = None
 
@@ -569,45 +573,50 @@ class WorkerSession:
 
         Raises: WorkerLostError; MismatchError for a worker of another secret or name, as soon as that is seen.
         """
+        begun = time.monotonic()
         greeted = self._ask({task: {"kind": "hello"} for task in self.tasks})
+        end, early = begun + HELLO_SECONDS, min(_LOOK_AFTER_SECONDS, HELLO_SECONDS / 2)
         try:
-            for seconds in (first := min(_LOOK_AFTER_SECONDS, HELLO_SECONDS), HELLO_SECONDS - first):
+            for is_first, until in ((True, begun + early), (False, end - early)):
                 try:
-                    return greeted.wait(seconds)
+                    return greeted.wait(until - time.monotonic())
                 except WaitTimeout:
-                    looks = [
-                        look_for(task, self._addresses[task], self._secret, self.tasks)
-                        for task in greeted.pending()
-                    ]
-                    for look in looks:
-                        if look.is_final:
-                            raise MismatchError(look.why) from None
-                    why = "; ".join(look.why for look in looks)
-                    if seconds == first and self._report is not None:
-                        self._report(f"the session waits up to {HELLO_SECONDS:.0f} s for its workers: {why}")
+                    look = look_for(greeted.pending(), self._addresses, self._secret, until + early)
+                    if look.is_final:
+                        raise MismatchError(look.why) from None
+                    if is_first and self._report is not None:
+                        self._report(
+                            f"the session waits up to {HELLO_SECONDS:.0f} s for its workers: {look.why}"
+                        )
+            return greeted.wait(end - time.monotonic())
+        except WaitTimeout:
+            raise WorkerLostError(
+                f"no answer in {HELLO_SECONDS:.0f} s: {look.why}; start each worker, and give, for each name, the "
+                "address that its own worker prints"
+            ) from None
         finally:
             self.forget(greeted.number)
-        raise WorkerLostError(
-            f"no answer in {HELLO_SECONDS:.0f} s: {why}; start each worker, and give, for each name, the address that "
-            "its own worker prints"
-        )
 
-    def _recover(self, *, restores: bool = True) -> None:
-        """Begin anew if a worker was lost, with the state of the last save.
+    def _recover(self, *, is_asked: bool = False) -> None:
+        """Begin anew if a worker was lost, with the state of the last save; where that fails, the next run tries again.
 
-        Raises: WorkerLostError if no run has ended with it yet, so that nobody goes back to a save unknowingly.
+        is_asked: whether to go back to a save is what the caller asks for.
+        Raises: else, WorkerLostError if nobody was told of the loss yet, so that nobody goes back unknowingly.
         """
         with self._lock:
-            if self._lost is None:
+            if (lost := self._lost) is None:
                 return
-            if restores and not self._is_told:
+            if not (is_asked or self._is_told):
                 self._is_told = True
-                raise self._lost
-        self._begin()
-        if restores and self._saves is not None:
-            self._saves.go_back()
-        elif restores and self._folder is not None:
-            self.load(read_state(self._folder))
+                raise lost
+        try:
+            self._begin()
+            if not (self._saves is not None and self._saves.go_back()) and self._folder is not None:
+                self.load(read_state(self._folder))
+        except BaseException:
+            with self._lock:
+                self._lost = self._lost or lost
+            raise
 
     def _tell(self, task: str, message: Mapping[str, Any]) -> None:
         self._send(task, packed({"session": self._name, **message}))
@@ -619,9 +628,14 @@ class WorkerSession:
     def _ask(
         self, messages: Mapping[str, Mapping[str, Any]], holds: Mapping[str, list[str]] | None = None
     ) -> _Ask:
-        """Send each worker a request, or none if one cannot be sent; what returns collects the answers."""
+        """Send each worker a request, or none if one cannot be sent; what returns collects the answers.
+
+        holds: nodes that each has to run for it; None: for a request of a session that begins.
+        Raises: WorkerLostError if one is lost, unless `holds` is None.
+        """
         with self._lock:
             if self._lost is not None and holds is not None:
+                self._is_told = True
                 raise self._lost
             self._next += 1
             number = self._next
@@ -696,7 +710,7 @@ class WorkerSession:
 
     def _why_silent(self, task: str, seconds: float, is_there: str) -> str:
         """Return why a worker does not answer, by what is at its address. is_there: why, if a worker still is."""
-        at, more = look_at(self._addresses[task])
+        at, more = look_at(self._peers[task].reached_at)
         silent = f"did not answer for {seconds:.1f} s"
         return {
             At.NOBODY: "has ended: nobody listens at its address",
@@ -729,6 +743,10 @@ class WorkerSession:
             node=node,
             where=self.graph.nodes[node].where if node else "",
         )
+
+    def note_raised(self, error: PenstockError) -> None:
+        """Take note of an error that is raised to the caller: who was told of a loss goes on by the next run."""
+        self._is_told = self._is_told or isinstance(error, WorkerLostError)
 
     def forget(self, number: int) -> None:
         """Drop a request that is over."""
@@ -787,10 +805,14 @@ class _Cut:
 
 
 class _Peer:
-    """What the client knows of a worker. is_here: between its first answer and its loss. brought: see `place_graph`."""
+    """What the client knows of a worker.
+
+    is_here: between its first answer and its loss. reached_at: its address, without a name that would be looked up.
+    brought: see `place_graph`.
+    """
 
     def __init__(self) -> None:
-        self.pid = 0
+        self.pid, self.reached_at = 0, ""
         self.is_here = False
         self.devices: list[str] = []
         self.brought: set[tuple[str, str]] = set()
@@ -896,6 +918,7 @@ class _Ask:
                         raise WaitTimeout(f"the run took longer than its timeout: {self._unfinished()}")
                     self._changed.wait(left)
                 if self._error is not None:
+                    self._session.note_raised(self._error)
                     raise self._error
                 return self._answers
         finally:
