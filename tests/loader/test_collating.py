@@ -105,6 +105,25 @@ def test_a_run_resumes_after_the_batches_that_were_handed_out() -> None:
     assert len(first) + len(rest) == 2 * 6
 
 
+def test_a_function_that_asks_for_a_generator_draws_the_same_in_any_thread_and_after_a_resume() -> None:
+    def noisy(samples: list[list[int]], rng: np.random.Generator, epoch: int) -> tuple[int, float]:
+        return epoch, float(rng.random())
+
+    runs = []
+    for decoders in (0, 1, 3):
+        with load(Unequal(), noisy, seed=3, decoders=decoders) as loader:
+            batches = iter(loader)
+            first, state = next(batches), loader.state_dict()
+            runs.append([first, *batches, *loader])
+
+    assert runs[0] == runs[1] == runs[2]
+    assert len({drawn for _, drawn in runs[0]}) == 12
+    assert [epoch for epoch, _ in runs[0]] == 6 * [0] + 6 * [1]
+    with load(Unequal(), noisy, seed=3, state=state) as resumed:
+        assert [*resumed, *resumed] == runs[0][1:]
+    assert state["draws"] == {"seed": 3}
+
+
 def test_samples_that_are_skipped_are_not_in_the_list_and_the_rest_of_their_step_is() -> None:
     with load(Unequal(5, 16, 17, 18, 19), firsts, shuffle=False, epochs=1, on_error="skip") as loader:
         batches = list(loader)
@@ -206,7 +225,9 @@ def test_a_batch_without_samples_cannot_be_made() -> None:
 
 
 def test_what_another_process_has_made_is_put_in_its_slot() -> None:
-    there, here = (pickle.loads(pickle.dumps(CollatingDecoder(firsts, leaves_out=False))) for _ in range(2))
+    decoder = CollatingDecoder(firsts, leaves_out=False)
+    decoder.put(0, range(3), lambda: "a batch that threads have made")
+    there, here = (pickle.loads(pickle.dumps(decoder)) for _ in range(2))
     there.put(2, range(3), [7, 8, 9])
 
     here.put(5, range(3), there.take(2, range(3)))

@@ -18,11 +18,16 @@ from penstock.errors import DataError
 from penstock.loader import Loader
 from penstock.loader.global_draws import global_states
 from penstock.loader.transforms import ToTensor
+from penstock.torch import DataLoader
 
 
-def load(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
+def make(sample: Callable[[int], Any], **arguments: Any) -> Loader:
     chosen = {"batch_size": 8, "epochs": 1, "shuffle": False, "report": None, **arguments}
-    with Loader(Made(make, 40), **chosen) as loader:
+    return Loader(Made(sample, 40), **chosen)
+
+
+def load(sample: Callable[[int], Any], **arguments: Any) -> list[Any]:
+    with make(sample, **arguments) as loader:
         return list(loader)
 
 
@@ -37,13 +42,32 @@ def load(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
 def test_draws_from_a_global_generator_are_warned_about_where_threads_share_it(
     draw: Any, library: str
 ) -> None:
-    with pytest.warns(RuntimeWarning, match=f"global random generator of {library}.*parameter rng"):
-        load(draw)
+    def collate(samples: list[Any]) -> list[Any]:
+        return [draw(sample) for sample in samples]
+
+    of_sample = (
+        f"Made.__getitem__ draws from the global random generator of {library}.*__getitem__ a parameter rng"
+    )
+    of_batch = f"collate_fn, .* draws from the global random generator of {library}.*Loader a parameter rng"
+    before = global_states()
+    for arguments in ({}, {"collate_fn": list}):
+        with pytest.warns(RuntimeWarning, match=of_sample), make(draw, **arguments):
+            assert global_states() == before, "looking at a sample drew nothing"
+    with pytest.warns(RuntimeWarning, match=of_batch) as caught:
+        load(int, collate_fn=collate, decoders=3)
+    assert len(caught) == 1
+    plain: Any = Made(int, 40)
+    drawing: Any = Made(draw, 40)
+    with pytest.warns(RuntimeWarning, match=of_batch):
+        list(DataLoader(plain, 8, num_workers=2, workers="threads", collate_fn=collate))
+    with pytest.warns(RuntimeWarning, match=of_sample):
+        list(DataLoader(drawing, 8, num_workers=2, workers="threads"))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(draw, decoders=0)  # one thread draws in the order of the plan
-        load(lambda index: np.random.default_rng(index).random())
+        load(int, collate_fn=collate, decoders=0)
+        load(lambda index: np.random.default_rng(index).random(), collate_fn=list)
 
 
 def test_a_callable_among_transforms_that_draws_from_one_is_warned_about(tmp_path: Path) -> None:
@@ -78,14 +102,14 @@ def test_a_callable_among_transforms_that_draws_from_one_is_warned_about(tmp_pat
 def test_a_buffer_that_is_filled_again_is_an_error_and_no_batch_of_equal_rows(arguments: Any) -> None:
     buffer = np.zeros(4)
 
-    def make(index: int) -> Any:
+    def sample(index: int) -> Any:
         buffer[:] = index
         return {"x": buffer}
 
     with pytest.raises(DataError, match=r"Made\[\d+\] changed after it was returned.*buffer\.copy"):
-        load(make, decoders=1, **arguments)
+        load(sample, decoders=1, **arguments)
 
-    batches = load(lambda index: {"x": make(index)["x"].copy()}, decoders=1)
+    batches = load(lambda index: {"x": sample(index)["x"].copy()}, decoders=1)
     assert np.concatenate([batch["x"][:, 0] for batch in batches]).tolist() == list(range(40))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,10 +14,17 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import ROW
 from penstock.flow.work import Brought
+from penstock.loader.asked import SampleCode
+from penstock.loader.global_draws import drawn_since, global_states
 from penstock.policy import Load
 
-#: What makes a batch of the samples of a step.
-Collate = Callable[[list[Any]], Any]
+#: What makes a batch of the samples of a step; it may ask for `epoch` and `rng`, see `penstock.loader.asked`.
+Collate = Callable[..., Any]
+
+#: What the generators of batches are for; another text is other numbers.
+DRAWS = "collate_fn"
+# So many batches all draw from a global generator, before it is said: during one, the training may have drawn.
+_WATCHED = 2
 
 _NAMED_SAMPLES = 8
 # Of a batch, so many parts are looked at to know what it takes.
@@ -31,16 +40,40 @@ class CollatingDecoder:
     collate: gets a list of the samples in the order of the batch.
     leaves_out: whether samples that failed are left out of that list, where there are others. Otherwise the function
         is not called for a step that has such samples.
+    seed: of the generator that the function may ask for, which belongs to the epoch and the batch's first sample.
+    on_global_draws: called once, with the libraries whose global generators it draws from; None where it may.
     """
 
     fields = (ROW,)
 
-    def __init__(self, collate: Collate, *, leaves_out: bool) -> None:
+    def __init__(
+        self,
+        collate: Collate,
+        *,
+        leaves_out: bool,
+        seed: int = 0,
+        on_global_draws: Callable[[set[str]], None] | None = None,
+    ) -> None:
         self._collate = collate
         self._leaves_out = leaves_out
+        self._seed = seed
+        self._make = SampleCode(collate, seed, DRAWS)
+        self._on_global_draws = on_global_draws
+        #: What each of the first batches drew from.
+        self._drawn: list[set[str]] = []
+        self._drawn_lock = threading.Lock()
         #: Batches that are made and not finished, by slot; and the one that was finished last.
         self._made: dict[int, Any] = {}
         self._latest: Any = None
+
+    def __reduce__(self) -> Any:
+        """Pickle what it was made of: in a worker process, global generators are seeded for each sample."""
+        return partial(CollatingDecoder, leaves_out=self._leaves_out, seed=self._seed), (self._collate,)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the function asks for a generator."""
+        return "rng" in self._make.asks
 
     def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
         """Samples are objects, whose bytes lie elsewhere."""
@@ -53,7 +86,7 @@ class CollatingDecoder:
         if len(rows) < load.samples.size and not self._leaves_out:
             return []
         try:
-            made = self._collate(list(data))
+            made = self._made_of(list(data), load.epoch, int(ids[0]))
             if made is None:
                 raise DataError(f"collate_fn {_name_of(self._collate)} returned None: return the batch")
         except Exception as error:
@@ -65,6 +98,20 @@ class CollatingDecoder:
             return [(index, error) for index in range(len(rows))]
         self._made[load.slot] = made
         return []
+
+    def _made_of(self, data: list[Any], epoch: int, first: int) -> Any:
+        """Return the batch of some samples. first: of them."""
+        if self._on_global_draws is None or len(self._drawn) >= _WATCHED:
+            return self._make(data, epoch, first)
+        before = global_states()
+        made = self._make(data, epoch, first)
+        drawn = drawn_since(before)
+        with self._drawn_lock:
+            self._drawn.append(drawn)
+            is_last = len(self._drawn) == _WATCHED
+        if is_last and (by_all := set.intersection(*self._drawn)):
+            self._on_global_draws(by_all)
+        return made
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         """Return the batch; the same again, if it is asked for again before another one, as after Ctrl-C."""

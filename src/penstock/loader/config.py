@@ -60,7 +60,7 @@ class LoaderArguments(TypedDict, total=False):
     steps: int | None
     transforms: Sequence[Transform]
     mix_images: Any
-    collate_fn: Callable[[list[Any]], Any] | None
+    collate_fn: Callable[..., Any] | None
     optional: Mapping[Any, Any] | None
     ragged: Sequence[Any]
     padded: Mapping[Any, Any] | None
@@ -199,7 +199,7 @@ class LoaderConfig:
     steps: int | None = None
     transforms: Sequence[Transform] = ()
     mix_images: Any = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Callable[..., Any] | None = None
     optional: Mapping[Any, Any] | None = None
     ragged: Sequence[Any] = ()
     padded: Mapping[Any, Any] | None = None

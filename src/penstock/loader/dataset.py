@@ -19,7 +19,7 @@ from penstock.flow.work import Brought, Failed, Request
 from penstock.loader.asked import ListCode, SampleCode, list_code
 from penstock.loader.beside import Beside, lists
 from penstock.loader.gather import find
-from penstock.loader.global_draws import drawn_since, global_states
+from penstock.loader.global_draws import keeping_global_states
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.reused import Reused
@@ -164,10 +164,9 @@ class DatasetFetcher:
 
     def _first(self, sample: int) -> Any:
         """Return a sample, before the training begins and threads are started: nobody else draws meanwhile."""
-        before = global_states()
-        value = self._one(sample, 0)
-        self.global_draws |= drawn_since(before)
-        return value
+        made: list[Any] = []
+        self.global_draws |= keeping_global_states(lambda: made.append(self._one(sample, 0)))
+        return made[0]
 
     def _one(self, sample: int, epoch: int) -> Any:
         value = self._get(sample, epoch, sample)

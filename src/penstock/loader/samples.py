@@ -450,9 +450,18 @@ def samples_of_data_set(
         processes = process_plan(dataset, config, front_end.reducers, int(config.workers))
     fetcher = DatasetFetcher(dataset, seed_of(config), defaults)
     decoder: CollatingDecoder | SampleDecoder
-    beside_bytes = 0
+    beside_bytes, draws = 0, fetcher.draws
+    are_shared = processes is None and config.decoders != 0
     if config.collate_fn is not None:
-        decoder = CollatingDecoder(config.collate_fn, leaves_out=config.on_error != "raise")
+        if are_shared:
+            _more_of(fetcher, probes[:1], calls)
+        decoder = CollatingDecoder(
+            config.collate_fn,
+            leaves_out=config.on_error != "raise",
+            seed=seed_of(config),
+            on_global_draws=None if fetcher.global_draws or not are_shared else _warn_of_collate_draws,
+        )
+        draws = draws or decoder.draws
     else:
         example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
         more = _more_of(fetcher, [each for each in probes if each != example[0]], calls) if unequal else []
@@ -462,7 +471,7 @@ def samples_of_data_set(
         beside_bytes = decoder.beside_bytes
         if defaults:
             _check_defaults(defaults, example[1], decoder)
-    if fetcher.global_draws and processes is None and config.decoders != 0:
+    if fetcher.global_draws and are_shared:
         _warn_of_global_draws(f"{fetcher.place}.__getitem__ draws", "__getitem__", fetcher.global_draws)
     pickler = RowPickler(front_end.reducers)
     row = _row_bytes(fetcher, probes, calls, pickler) if config.cache else 0
@@ -483,7 +492,7 @@ def samples_of_data_set(
         np.full(plan.samples, row, np.int64),
         decoder.fields,
         parts,
-        draws_seed=seed_of(config) if fetcher.draws else None,
+        draws_seed=seed_of(config) if draws else None,
         processes=processes,
         beside_bytes=beside_bytes,
     )
@@ -494,10 +503,17 @@ def _warn_of_global_draws(who: str, whom: str, libraries: set[str]) -> None:
     warnings.warn(
         f"{who} from the global random generator of {' and '.join(sorted(libraries))}, which all threads share: "
         f"what a sample gets depends on their timing, and no seed repeats it. Give {whom} a parameter rng, a NumPy "
-        "generator of the sample's own, or take workers=1 or more, processes whose global generators are seeded for "
-        "each sample",
+        "generator of its own, or take worker processes, whose global generators are seeded for each sample: workers=1 "
+        'or more, or workers="processes" of a DataLoader',
         RuntimeWarning,
         stacklevel=2,
+    )
+
+
+def _warn_of_collate_draws(libraries: set[str]) -> None:
+    """Warn, from the thread that has made a batch."""
+    _warn_of_global_draws(
+        "what makes batches (collate_fn, or __getitems__) draws", "collate_fn of a Loader", libraries
     )
 
 
