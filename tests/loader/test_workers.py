@@ -465,6 +465,44 @@ def test_a_script_that_holds_the_class_of_its_data_set_without_a_guard_is_refuse
     assert "Own is defined in a notebook, on the command line or at a prompt" in typed.stderr
 
 
+CHOSEN = """
+import os
+import penstock
+
+class Own:
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        return index, os.getpid()
+
+def main():
+    lines = []
+    with penstock.Loader(Own(), batch_size=4, epochs=1, prefetch=2, report=lines.append) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader._switching._start()  # as it does where threads leave processors idle
+        found = {pid for _, pids in batches for pid in pids.tolist()}
+    print(len(found - {os.getpid()}), *[line for line in lines if "and stay" in line])
+
+"""
+
+
+def test_processes_are_chosen_for_a_data_set_of_the_script_itself_if_that_does_not_run_again(
+    tmp_path: Path, interpreters: Interpreters
+) -> None:
+    told = []
+    for number, end in enumerate(("if __name__ == '__main__':\n    main()\n", "main()\n")):
+        script = tmp_path / f"{number}.py"
+        script.write_text(CHOSEN + end)
+        run = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+        told.append(interpreters.run(run).stdout)
+
+    assert int(told[0]) > 0
+    assert told[1].startswith("0 ")
+    assert "1.py', which has no `if __name__ == '__main__':`: put what the script does under that" in told[1]
+
+
 def test_processes_of_a_script_with_a_guard_end_when_the_training_is_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(GUARDED))
     with subprocess.Popen(

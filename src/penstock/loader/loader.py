@@ -1009,10 +1009,9 @@ def _make_processes(
     most_bytes = memory_limit_bytes() / _COPY_SHARE
     plan = process_plan(cast(MapDataset, setup.source), config, front_end.reducers, count, most_bytes)
     processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
-    if processes.needs_main:
+    if reason := processes.repeats_script:
         raise ConfigError(
-            f"what {setup.data.place} needs is defined in the script itself, which a process would have to run to find "
-            f"it: move it to a module, or give workers={count}"
+            f"{reason}: put what the script does under that line, or {setup.data.place} into a module"
         )
     return processes
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,9 +163,23 @@ class Processes(FetcherOver):
         return not self._reads_here and not any(each.is_ready for each in known)
 
     @property
-    def needs_main(self) -> bool:
-        """Whether the processes import the program's own script, for what is defined there."""
-        return bool(self._plan.dataset.main or self._parts.main)
+    def repeats_script(self) -> str:
+        """Why the processes would run the program's script once more, which they import; empty if they would not.
+
+        They import it for what is defined there. It runs again unless a line of it looks at `__name__`.
+        """
+        path = getattr(sys.modules["__main__"], "__file__", None)
+        if path is None or not (self._plan.dataset.main or self._parts.main):
+            return ""
+        try:
+            is_guarded = "__name__" in Path(path).read_text("utf-8")
+        except (OSError, ValueError):  # it may be no text
+            return ""
+        return (
+            ""
+            if is_guarded
+            else f"worker processes import {path!r}, which has no `if __name__ == '__main__':`"
+        )
 
     def renew(self) -> None:
         """Have each process begin its next Load as a new one would, if the data set has changed or there is an init.

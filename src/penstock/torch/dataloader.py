@@ -6,7 +6,6 @@ import copy
 import itertools
 import operator
 import os
-import sys
 import warnings
 import weakref
 import zlib
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -657,10 +655,11 @@ def _new_loader(
     if of.workers != "threads":
         try:
             made = make(collate, workers=of.num_workers, worker_init_fn=init)
-            if of.workers == "processes" or not _repeats_the_script(made):
+            assert made._processes is not None, "they were asked for"
+            reason = made._processes.repeats_script
+            if of.workers == "processes" or not reason:
                 return made
             made.close()
-            reason = f"worker processes import {sys.argv[0]!r}, which has no `if __name__ == '__main__':`"
         except ConfigError as error:
             if of.workers == "processes" or of.worker_init_fn is not None:
                 raise
@@ -671,18 +670,6 @@ def _new_loader(
             stacklevel=7,
         )
     return make(replace(collate, device=pinning), workers="threads", decoders=of.num_workers)
-
-
-def _repeats_the_script(made: loader.Loader) -> bool:
-    """Whether worker processes would run the program's script once more, as it has no line that keeps them from it."""
-    processes = made._processes
-    if processes is None or not processes.needs_main:
-        return False
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    try:
-        return path is not None and "__name__" not in Path(path).read_text("utf-8")
-    except (OSError, ValueError):
-        return False
 
 
 def _begin_worker(init: Callable[[int], None] | None, number: int) -> None:
