@@ -35,6 +35,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -44,6 +45,7 @@ from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.loader import Loader
+from penstock.loader.local_disk import disk_classes
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure.slow_source import SlowSource
@@ -258,7 +260,7 @@ def machine_of(job: dict[str, Any], tier_bytes: int) -> Machine:
 
 
 def simulated_reads(job: dict[str, Any]) -> float:
-    """Return how many samples a simulated run of the same plan reads from the store, on all ranks."""
+    """Return how many samples a simulated run of the same plan, policy and tiers reads from the store, on all ranks."""
     sizes = np.full(job["samples"], job["sample_bytes"])
     tier_bytes = math.ceil(job["share_of_data"] * int(sizes.sum()) / job["ranks"])
     with Loader(
@@ -273,8 +275,13 @@ def simulated_reads(job: dict[str, Any]) -> float:
         ranks=alone,
     ) as loader:
         plan = loader.plan
-    policy = policy_named("first-reader" if job["shares"] else "frequency-alone")
-    result = simulate_job(Job(plan, sizes, machine_of(job, tier_bytes)), policy)
+    shares = job["shares"] is not None and job["ranks"] > 1
+    policy = policy_named(job.get("policy", "first-reader") if shares else "frequency-alone")
+    disks = disk_classes(job.get("disk"), None, int(sizes.sum()))
+    machine = machine_of(job, tier_bytes)
+    machine = replace(machine, storage=(*machine.storage, *disks))
+    sharing = range(job["ranks"]) if shares else None
+    result = simulate_job(Job(plan, sizes, machine, sharing=sharing), policy)
     store_bytes = float(result.store_bytes.sum())
     return store_bytes / float(job["sample_bytes"])
 

@@ -70,7 +70,7 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
     if how == 0 or not isinstance(how, int):  # what DataLoader's processes read is not counted in the rank's
         found["reads"] = sum(each["reads"] for each in of_ranks) / samples
     if not isinstance(how, int):
-        found["simulated"] = simulated_reads(job | {"share_of_data": 1.2}) / samples
+        found["simulated"] = simulated_reads(job) / samples
     return found
 
 
