@@ -366,6 +366,36 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
     assert rank_of_this_process() == 3
 
 
+#: What a task of `srun --mpi=pmi2 -n 4` has.
+PMI2 = {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("others", "remedies", "rank"),
+    [
+        ({}, ["init_process_group", "jax.distributed", "mpi4py"], 2),
+        # Of `mpiexec -n 4` on two hosts, which it reaches by a step of its own with a task for each.
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, ["mpi4py"], 2),
+        ({"RANK": "1", "WORLD_SIZE": "8"}, ["init_process_group"], 1),
+    ],
+)
+def test_pmi_under_slurm_is_of_mpi_only_where_mpiexec_started_the_process(
+    monkeypatch: pytest.MonkeyPatch, others: dict[str, str], remedies: list[str], rank: int
+) -> None:
+    known = {"init_process_group", "jax.distributed", "mpi4py"}
+    for number, size, _ in transport_of_job.LAUNCHERS:
+        monkeypatch.delenv(number, raising=False)
+        monkeypatch.delenv(size, raising=False)
+    for name, value in (PMI2 | others).items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigError) as refused:
+        transport_of_this_job()
+
+    assert {each for each in known if each in str(refused.value)} == set(remedies)
+    assert rank_of_this_process() == rank
+
+
 @pytest.mark.parametrize(
     "variables",
     [
@@ -374,6 +404,7 @@ def test_one_of_several_processes_that_knows_no_other_is_told(
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NPROCS": "4"},
         {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
         {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "WORLD_SIZE": "1"},
+        {**PMI2, "WORLD_SIZE": "1"},
     ],
 )
 def test_a_launcher_of_one_process_leaves_it_alone(

@@ -13,15 +13,17 @@ from penstock.ranks.transport import TIMEOUT_SECONDS, NoTransport, RankTransport
 _SRUN = (
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
-    "call torch.distributed.init_process_group or jax.distributed.initialize",
+    "call torch.distributed.init_process_group or jax.distributed.initialize, or import mpi4py.MPI",
 )
+#: Of mpiexec, and of srun --mpi=pmi2.
+_PMI = ("PMI_RANK", "PMI_SIZE", "import mpi4py.MPI")
 
 #: What launchers of several processes call a process's number and how many there are, and what makes the processes know
 #: each other.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "call torch.distributed.init_process_group"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "import mpi4py.MPI"),
-    ("PMI_RANK", "PMI_SIZE", "import mpi4py.MPI"),
+    _PMI,
     _SRUN,
 )
 
@@ -86,6 +88,11 @@ def rank_of_this_process() -> int:
 def launcher_of_several() -> tuple[str, str, str] | None:
     """Return that of `LAUNCHERS` which started this process as one of several; None where none did."""
     given = [launcher for launcher in LAUNCHERS if os.environ.get(launcher[1])]
+    # srun sets PMI's variables for programs of torch and JAX, too. Those of mpiexec differ: its step has a task a host.
+    if all(
+        os.environ.get(pmi) == os.environ.get(srun) for pmi, srun in zip(_PMI[:2], _SRUN[:2], strict=True)
+    ):
+        given = [launcher for launcher in given if launcher is not _PMI]
     for launcher in given:
         # A task of srun may be a launcher of its own, even if of one process: torchrun on each host.
         if os.environ[launcher[1]] not in ("0", "1") and (launcher is not _SRUN or given == [_SRUN]):
