@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.patience import brief, patient
 from tests.ranks.in_memory import MemoryJob, run
 
 from penstock.errors import ConfigError, DataError, PenstockError, RankError, WaitTimeout
-from penstock.loader import Loader, LoaderConfig, predict
+from penstock.loader import Loader, LoaderConfig, predict, resume
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import BundleShuffle, FullShuffle
 from penstock.policy.loading import Staging
@@ -111,6 +112,22 @@ def test_a_difference_is_named_on_all_ranks_with_both_values(folder: Path, name:
     assert message.startswith("the ranks of this job would not read one run: ")
     assert expected in message
     assert "on rank 1" in message
+
+
+def test_another_version_on_a_rank_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = set[int]()
+    monkeypatch.setattr(
+        resume, "version", lambda name: "99.0" if threading.get_ident() in newer else version(name)
+    )
+
+    def options_of(rank: int) -> dict[str, Any]:
+        if rank == 1:
+            newer.add(threading.get_ident())
+        return {}
+
+    message = said(together(folder, options_of))
+
+    assert f"penstock is {version('penstock')!r} on ranks 0, 2 and '99.0' on rank 1" in message
 
 
 def test_a_file_that_appears_between_two_listings_is_found(folder: Path) -> None:

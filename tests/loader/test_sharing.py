@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ from penstock.loader.transforms.geometry import pixel_bytes
 from penstock.loader.transforms.pipeline import compile_pipeline
 from penstock.measure.replay import replay_of
 from penstock.measure.slow_source import SlowSource
+from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.serialise import read_plan
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
@@ -52,6 +54,8 @@ from penstock.trace import Kind, read_trace
 SAMPLES, EPOCHS = 200, 3
 #: Each rank reads the first sample before it is known what all keep.
 PROBES = 1
+#: In which ranks are killed; the last one is left.
+ORDERS = list(itertools.permutations(range(3)))
 
 
 def sharing_of(load: Loader) -> Sharing:
@@ -194,6 +198,67 @@ def test_ranks_of_torch_distributed_and_of_mpiexec_read_each_sample_once_and_giv
         reports = reports_in(tmp_path, kind, size)
         check_batches([list(map(np.array, report["batches"])) for report in reports])
         assert sum(report["reads"] for report in reports) == SAMPLES + size * PROBES
+
+
+#: A rank under torchrun, which goes on where the last life of the job was; rank 1 is killed in the first.
+RESTARTED = """
+import json, os, signal, sys
+from pathlib import Path
+
+import torch.distributed as distributed
+from tests.loader.sharing_data import Counted, expected, loader
+
+from penstock.ranks import ranks_of_this_job
+
+folder, rank, life = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+distributed.init_process_group("gloo")
+saved, source = folder / "saved", Counted(200)
+ranks, state = ranks_of_this_job(), json.loads(saved.read_text()) if life else None
+with loader(source, ranks, state=state) as load, (folder / f"{life}-{rank}").open("w") as notes:
+    while load.position[0] < load.plan.epochs:
+        for rows, ids in load:
+            assert (rows == expected(ids)).all()
+            print(json.dumps(ids.tolist()), file=notes, flush=True)
+            ranks.all_gather("a step", None)
+            if rank == 0:
+                (folder / "new").write_text(json.dumps(load.state_dict()))
+                (folder / "new").rename(saved)
+            ranks.all_gather("saved", None)
+            if (life, rank) == (0, 1) and load.position >= (0, 5):
+                os.kill(os.getpid(), signal.SIGKILL)
+    ranks.all_gather("the end", None)
+(folder / f"reads-{rank}").write_text(str(source.reads.sum()))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_torchrun_restarts_after_a_rank_was_killed_shares_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (tmp_path / "rank.py").write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    ended = subprocess.run(
+        [*torchrun, "--max-restarts", "1", str(tmp_path / "rank.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lives = [[(tmp_path / f"{life}-{rank}").read_text() for rank in range(2)] for life in range(2)]
+    batches = []
+    for rank in range(2):
+        before, after = ([np.array(json.loads(line)) for line in life[rank].splitlines()] for life in lives)
+        # The rank that was not killed may have had one more, which is not saved.
+        assert len(before) in (5, 6)
+        batches.append([*before[:5], *after])
+    check_batches(batches)
+    assert sum(int((tmp_path / f"reads-{rank}").read_text()) for rank in range(2)) <= SAMPLES + 40
 
 
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
@@ -525,6 +590,51 @@ def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(
         assert batch == sorted(np.concatenate(of_ranks).tolist())
     # What the killed rank kept stays where it is mapped.
     assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
+
+
+#: One of three ranks: gives a batch for each line that comes in.
+RANK_OF_3 = """
+    import json, sys
+    from pathlib import Path
+    from tests.loader.sharing_data import Counted, expected, loader, ranks_in
+    with loader(Counted(200), ranks_in(Path(sys.argv[1]), int(sys.argv[2]), 3)) as load:
+        for _ in range(load.plan.epochs):
+            for rows, ids in load:
+                sys.stdin.readline()
+                print(json.dumps([ids.tolist(), bool((rows == expected(ids)).all())]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "order",
+    [order if order == (1, 0, 2) else pytest.param(order, marks=pytest.mark.slow) for order in ORDERS],
+)
+def test_ranks_that_are_killed_in_any_order_take_none_down(
+    order: tuple[int, ...], tmp_path: Path, interpreters: Interpreters
+) -> None:
+    """In the first epoch, while those left count on what the killed ones have promised to read."""
+    plan = AccessPlan(FullShuffle(SAMPLES, 0), 32, EPOCHS, 3)
+    steps = list(itertools.product(range(EPOCHS), range(plan.steps(0))))
+    children = [interpreters.start(RANK_OF_3, str(tmp_path), str(rank), **PIPES) for rank in range(3)]
+    left = list(order)
+    try:
+        for epoch, step in steps:
+            for rank in left:
+                child = children[rank]
+                assert child.stdin is not None
+                assert child.stdout is not None
+                print(file=child.stdin, flush=True)
+                ids, is_right = json.loads(child.stdout.readline())
+                assert is_right
+                assert ids == plan.local_batch(rank, epoch, step).tolist()
+            if step in (0, 2) and epoch == 0:
+                children[left[0]].kill()
+                assert children[left.pop(0)].wait(patient(30)) == -signal.SIGKILL
+        assert children[left[0]].wait(patient(30)) == 0
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 RANDOM, FIXED = (RandomResizedCrop(20), RandomHorizontalFlip()), (Resize(24), CenterCrop(20))
