@@ -79,6 +79,9 @@ class NumberWork:
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return ()
 
+    def ended_tiers(self) -> Sequence[int]:
+        return ()
+
     def evict(self, ids: Any) -> None:
         pass
 

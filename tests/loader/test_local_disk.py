@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig, local_disk, predict, setup
@@ -253,6 +253,33 @@ def test_a_disk_that_fails_in_the_middle_of_a_run_is_reported_once_and_changes_n
             of_disk.pop()
         assert len(of_disk) == 2, "the start line and the fault"
         assert any(line in each for each in lines)
+
+
+def test_nothing_is_read_for_a_disk_that_has_failed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: int, content: bytes, begin: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    source, lines = CountedFolder(data), list[str]()
+    with Loader(
+        source,
+        batch_size=BATCH,
+        epochs=2,
+        memory="200 kB",
+        prefetch=1,
+        readers=2,
+        decoders=1,
+        transforms=[DecodeRaw("uint8", (NBYTES,))],
+        dtype="uint8",
+        report=lines.append,
+        local_disk=tmp_path / "disk",
+    ) as loader:
+        next(iter(loader))
+        wait_until(lambda: any("cannot be written any more" in line for line in lines))
+        wait_until(lambda: loader._engine is not None and not loader._engine._scheduler.moves_running)
+        assert len(source.reads) < SAMPLES / 2
 
 
 def test_a_disk_that_is_full_or_broken_at_the_start_is_left_out_and_a_network_file_system_named(

@@ -1127,6 +1127,17 @@ def test_a_fill_ends_as_one_though_a_batch_that_waited_for_it_was_given_up() -> 
     assert (following.batch, following.samples) == (-1, [6])
 
 
+def test_a_tier_that_has_failed_is_not_filled_any_more() -> None:
+    limits = StagingLimits(slots=1, readers=2, decoders=1, undecoded_bytes=10**6)
+    scheduler = scheduler_of(Sequential(8), 1, limits, [5, 6])
+    (fill,) = moves_in(scheduler.start(0.0))
+    assert (fill.batch, fill.samples) == (-1, [5])
+
+    scheduler.ended(1)
+
+    assert moves_in(scheduler.moved(fill, 0.001, [], 0.0)) == []
+
+
 def test_moves_go_out_by_due_time_after_a_batch_was_given_up_too() -> None:
     """Sample 1 was due first, for the batch that is given up; now it is due after 2 and 3."""
     limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=10**6)

@@ -885,6 +885,8 @@ class Engine:
             else:
                 self._groups.waiting[move.entries[index]] = each, flow if len(data) == 1 else NO_FLOW
         data.clear()  # as in `_loaded`
+        for tier in self._fetcher.ended_tiers() if move.batch < 0 else ():
+            self._scheduler.ended(tier)
         return self._scheduler.moved(move, seconds, failed, now)
 
     def _use(self, loop: Loop, now: float) -> None:

@@ -109,6 +109,10 @@ class Fetcher(Protocol):
         """
         ...
 
+    def ended_tiers(self) -> Sequence[int]:
+        """Return the numbers of the tiers that have failed, and keep no more samples."""
+        ...
+
     def evict(self, ids: NDArray[np.int64]) -> None:
         """Keep samples in no tier any longer, which no other call is about. ids: int64[n]."""
         ...
@@ -157,6 +161,9 @@ class FetcherOver(ABC):
 
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return self._fetcher.take_lost()
+
+    def ended_tiers(self) -> Sequence[int]:
+        return self._fetcher.ended_tiers()
 
     def evict(self, ids: NDArray[np.int64]) -> None:
         self._fetcher.evict(ids)

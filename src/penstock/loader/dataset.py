@@ -176,6 +176,10 @@ class DatasetFetcher:
         """What is tried again is the data set's own matter."""
         return ()
 
+    def ended_tiers(self) -> Sequence[int]:
+        """There are none."""
+        return ()
+
     def evict(self, ids: NDArray[np.int64]) -> None:
         """Nothing is kept."""
 

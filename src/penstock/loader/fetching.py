@@ -131,6 +131,9 @@ class SourceFetcher:
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return [lost for objects in self._objects for lost in objects.take_lost()]
 
+    def ended_tiers(self) -> Sequence[int]:
+        return [number for number, behind in self._slow.items() if not behind.tier.is_written]
+
     def describe(self, sample: int) -> str:
         return self._source.describe(sample)
 

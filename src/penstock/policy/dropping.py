@@ -75,6 +75,10 @@ class Dropping:
             if self._is_spare[sample]:
                 self._free_bytes[rest - 1] -= s.sizes[sample]
 
+    def ended(self, tier: int) -> None:
+        """Let no spare have space in a tier from now on."""
+        self._free_bytes[tier - 1] = _NO_SPACE
+
     def to_evict(self, s: State, oldest: int) -> list[int]:
         """Return the samples to evict now; no spare has their space before `evicted`.
 

@@ -1,7 +1,7 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
 Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `divided`, `loaded`, `announced`, `withdrawn`,
-`waited`, `evicted`, `seek`, `extended`), and each returns instructions. It does no I/O and never asks for the time.
+`ended`, `waited`, `evicted`, `seek`, `extended`), and most return instructions. It does no I/O and never asks the time.
 Threads drive it over real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`);
 neither has a rule of its own.
 
@@ -432,6 +432,13 @@ class Scheduler:
         is_its = (copies[:, decisions.COPY_RANK] == peer) & (copies[:, decisions.COPY_TIER] == tier)
         states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
         decisions.withdrawn(self._views, 0, peer, tier)
+
+    def ended(self, tier: int) -> None:
+        """A tier of this rank keeps no more samples: it is not filled any more. Said twice, it is harmless."""
+        row = self._ints[decisions.ROWS] + (tier + 1) * decisions.ROW_COLUMNS
+        self._ints[row + decisions.FILL_NEXT] = self._ints[row + decisions.FILL_END]
+        if self._dropping is not None:
+            self._dropping.ended(tier)
 
     def waited(self, seconds: float, now: float) -> list[Instruction]:
         """The training has waited so long for the earliest batch: what others promised is read, if that is too long."""

@@ -161,6 +161,11 @@ class DiskTier:
         """Return the number of samples kept."""
         return len(self._places)
 
+    @property
+    def is_written(self) -> bool:
+        """See `SlowTier.is_written`."""
+        return self._is_written
+
     def held(self) -> Ids:
         """Return the samples that are kept, ascending."""
         return self._places.kept()

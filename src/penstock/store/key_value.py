@@ -93,6 +93,11 @@ class KeyValueTier:
     def used_bytes(self) -> int:
         return self._used_bytes
 
+    @property
+    def is_written(self) -> bool:
+        """See `SlowTier.is_written`."""
+        return self._is_written
+
     def held(self) -> Ids:
         with self._lock:
             return np.array(sorted(self._held), np.int64)

@@ -100,6 +100,11 @@ class SlowTier(Protocol):
         """Most bytes that it holds."""
         ...
 
+    @property
+    def is_written(self) -> bool:
+        """Whether it keeps more samples, where they fit; False once it has failed, and from then on."""
+        ...
+
     def held(self) -> Ids:
         """Return the samples that it has, ascending; from the start those that an earlier run left there."""
         ...
