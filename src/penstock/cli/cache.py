@@ -10,25 +10,26 @@ from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import DataError
 from penstock.units import format_bytes, format_count
 
-_DESCRIPTION = """\
-Lists what loaders keep in a folder on a local disk (local_disk= of Loader). See docs/howto/local-disk.md.
-"""
 _EPILOG = """\
-examples:
-  penstock cache /scratch/penstock
-  penstock cache /scratch/penstock --clear
+Example: penstock cache {name} /scratch/penstock
+See docs/howto/local-disk.md.
 
-JSON: results[], of each tier, path, data (what it is of; "" where its header is damaged), disk_bytes, used_seconds
-(since 1970), is_used (by a process, now).
+JSON: results[], of each tier{those}, path, data (what it is of; "" where its header is damaged), disk_bytes,
+used_seconds (since 1970), is_used (by a process, now).
 """
 
 
 def add_cache(commands: Any) -> None:
-    summary = "list or clear the samples that a local disk keeps"
-    parser = add_command(commands, "cache", _run, summary, _DESCRIPTION, _EPILOG)
-    parser.add_argument("folder", metavar="FOLDER", help="the folder that loaders were given as local_disk")
-    parser.add_argument("--clear", action="store_true", help="remove those that no process uses")
-    add_output_options(parser, plot=False)
+    group = commands.add_parser("cache", help="list or clear the samples that loaders keep on a local disk")
+    kinds = group.add_subparsers(required=True, metavar="WHAT")
+    for name, summary, those in (
+        ("list", "what is there, and who uses it", ""),
+        ("clear", "remove what no process uses", " that was removed"),
+    ):
+        parser = add_command(kinds, name, _run, summary, epilog=_EPILOG.format(name=name, those=those))
+        parser.add_argument("folder", metavar="FOLDER", help="folder that loaders were given as local_disk")
+        parser.set_defaults(clear=name == "clear")
+        add_output_options(parser, plot=False)
 
 
 def _run(options: argparse.Namespace) -> None:
