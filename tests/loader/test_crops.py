@@ -16,7 +16,7 @@ import pytest
 from tests.loader.pictures import CountedFolder, drawn
 
 from penstock.errors import ConfigError
-from penstock.loader import Loader, LoaderConfig, predict
+from penstock.loader import Loader, LoaderConfig, pixels_on_disk, predict
 from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.transforms import (
     CenterCrop,
@@ -304,7 +304,12 @@ def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_a
     ],
 )
 def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_decodes_none_of_it(
-    alike: Path, tmp_path: Path, transforms: Any, keep: str, memory_bytes: int
+    alike: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transforms: Any,
+    keep: str,
+    memory_bytes: int,
 ) -> None:
     # Decoding takes longer than reading pixels.
     machine = replace(
@@ -351,6 +356,15 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
 
     if keep == "crops":  # other steps make others
         assert run(Resize(30))[1] >= 16
+
+    another: Any = lambda *_: {"turbojpeg": "another"}  # noqa: E731
+    for whose in ("decoder_versions", "version"):
+        with monkeypatch.context() as patched:
+            patched.setattr(pixels_on_disk, whose, another)
+            is_equal, reads, _ = run()
+        assert is_equal
+        assert reads >= 16, "of another decoder or version nothing is found"
+    assert run()[:2] == (True, 0)
 
 
 @pytest.mark.parametrize(
