@@ -18,7 +18,7 @@ import pytest
 from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader import Loader, LoaderConfig, local_disk, predict, setup
+from penstock.loader import NUMPY, Loader, LoaderConfig, local_disk, predict, setup
 from penstock.loader.local_disk import Content, Disk, fingerprint_of, kept_on, open_disks
 from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -363,6 +363,30 @@ def test_the_disks_of_a_machine_are_used(data: Path, tmp_path: Path) -> None:
         warm, cold = loader.predict(step_seconds=0.01), predict(config, step_seconds=0.01)
     assert [each.reads_by_place.get(SOURCE, 0) for each in warm.epochs()] == [0, 0, 0]
     assert cold.epochs()[0].reads_by_place[SOURCE] >= SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("share", "left_out"), [("jobs", "'ssd', 'own'"), ("host", "'own'"), ("hosts", "'own'")]
+)
+def test_disks_of_a_machine_that_share_leaves_out_are_named(
+    data: Path, tmp_path: Path, share: str, left_out: str
+) -> None:
+    fast = Curve.flat(1e9)
+    storage = (
+        StorageClass("staging", 10**6, 1, fast),
+        StorageClass("ssd", 10**6, 2, fast, backend="filesystem", path=str(tmp_path / "ssd")),
+        StorageClass("own", 10**6, 2, fast, backend="builtins:dict", path="7"),
+    )
+    machine = Machine(SharedStore(None, Curve.flat(1e6), 0.01), storage)
+    source, lines = FlatFolder(data, extensions=None), list[str]()
+    how: dict[str, Any] = {"transforms": [DecodeRaw("uint8", (NBYTES,))], "dtype": "uint8", "share": share}
+    config = LoaderConfig(source, batch_size=BATCH, epochs=2, machine=machine, **how)
+
+    with ExitStack() as closing:
+        setup.drafted(config, NUMPY, Calls(report=lines.append), closing, opened=None)
+
+    (line,) = (line for line in lines if line.startswith("machine.storage"))
+    assert f'nothing is kept by {left_out}, as share is "{share}": ' in line
 
 
 @pytest.mark.parametrize(

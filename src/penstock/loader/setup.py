@@ -243,10 +243,12 @@ def drafted(
     runs: bool = True,
 ) -> Draft:
     """Do the first part of `set_up`. closing: closes the disks that are opened."""
-    source, plan = opened or open_run(config, calls)
+    source, plan = opened = opened or open_run(config, calls)
     machine = read_machine(config.machine, calls)
     memory_bytes = _memory_bytes(config.memory, is_taken=runs)
     policy, rank = config.loading_policy, config.rank or 0
+    if runs and (line := _left_out(config, machine)):
+        calls.report(line)
     classes, contents = _disks_of(config, machine, source, policy, front_end, calls)
     cpus, cpu_reason = cpu_limit()
     threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
@@ -295,8 +297,6 @@ def drafted(
     if form is not None:
         form = replace(form, disks=sum(each.part.is_in_form for each in disks))
     on = with_memory(machine, budget, threads.decoders, plan.ranks, [each.storage for each in disks])
-    is_measured = machine is not None
-    opened = Opened(source, plan)
     return Draft(
         config,
         runs,
@@ -309,7 +309,7 @@ def drafted(
         disks,
         queue_bytes,
         budget,
-        is_measured,
+        machine is not None,
         on,
         form,
     )
@@ -467,6 +467,19 @@ def _disks_of(
         return none, content_of
     sizes_bytes = np.full(len(source), -1)
     return classes, lambda *_: Content(code.fingerprint, sizes_bytes, code.about, code.changed_since)
+
+
+def _left_out(config: LoaderConfig, machine: Machine | None) -> str:
+    """Return a line that names the storage classes of a machine that share= has keep nothing; "" if there are none."""
+    is_any = config.share is None or isinstance(config.loading_policy, Staging)
+    found = [] if is_any else disk_classes(config.local_disk, machine, 1)
+    if config.share == JOBS:
+        why = "jobs share memory alone, as a disk tier has one process that writes it"
+    else:
+        found = [each for each in found if each.backend != "filesystem"]
+        why = "ranks read each other's disks by their files, which a backend of your own has none of"
+    names = ", ".join(repr(each.name) for each in found)
+    return names and f'machine.storage: nothing is kept by {names}, as share is "{config.share}": {why}'
 
 
 def _read_bytes(draft: Draft) -> tuple[int, int]:
