@@ -8,8 +8,10 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from tests.interpreters import Interpreters
 
 from penstock.errors import ClosedError, ConfigError, DataError
-from penstock.store.disk import DiskTier, disk_tiers, remove_tier
+from penstock.store.disk import DiskTier, disk_tiers, is_fault_of_disk, remove_tier
 from penstock.store.places import SamplePlaces
 
 SIZES = np.array([5, 300, 0, 4096, 17, 100_000, 1, 999], np.int64)
@@ -48,6 +50,10 @@ def found_in(tier: DiskTier) -> dict[int, bytes]:
         for index, sample in enumerate(ids)
         if index not in failed
     }
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def put_all(tier: DiskTier) -> None:
@@ -507,6 +513,52 @@ class TestDisks:
 
         monkeypatch.setattr(os, "open", read_only)
         assert [(each.about, each.is_used) for each in disk_tiers(tmp_path)] == [("photos", False)]
+
+    def test_a_tier_on_a_disk_that_is_read_only_is_read_by_several_and_gets_nothing_new(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with closing(DiskTier(tmp_path, ENOUGH, DATA, SIZES)) as tier:
+            put_all(tier)
+            tier.evict(np.array([3]))
+            index = tier.path
+        index.write_bytes(index.read_bytes() + b"half an entry")
+        writes = DiskTier(
+            tmp_path, ENOUGH, OTHER, SIZES
+        )  # such as a process that has the disk under another mount
+        before, lines, calls = files_in(tmp_path), list[str](), list[str]()
+        log: Any = SimpleNamespace(
+            add=lambda *_: calls.append("add"), end=lambda: calls.append("end"), close=lambda: None
+        )
+        real = os.open
+
+        def read_only(path: str | Path, flags: int, mode: int = 0o777) -> int:
+            if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return real(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", read_only)
+        with ExitStack() as stack:
+            # The number of the second is that of no tier.
+            tiers = [
+                stack.enter_context(
+                    closing(DiskTier(tmp_path, ENOUGH, DATA, SIZES, number=number, report=lines.append))
+                )
+                for number in (0, 7)
+            ]
+            for tier in tiers:
+                assert found_in(tier) == {each: content for each, content in enumerate(CONTENTS) if each != 3}
+                assert not tier.put(3, CONTENTS[3])
+                assert tier.capacity_bytes == ENOUGH
+            tiers[0].evict(np.array([5]))
+            assert 5 not in found_in(tiers[0])
+            tiers[1].tell(log)
+            assert calls == ["add", "end"]
+        with closing(writes), pytest.raises(DataError, match="Read-only file system") as raised:
+            DiskTier(tmp_path, ENOUGH, OTHER, SIZES)
+
+        assert is_fault_of_disk(raised.value)
+        assert lines == 2 * [f"{tmp_path} is read-only: it has 7 of the samples and gets no others"]
+        assert files_in(tmp_path) == before
 
     def test_a_tier_that_is_made_where_another_was_removed_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,7 +62,7 @@ class DiskTier:
     """Samples in a file on a local disk, which later runs over the same data find again. Any thread may call anything.
 
     A disk that is full or fails makes the tier smaller, and is reported once; what it kept is read as long as it can.
-    So are files that somebody removes meanwhile.
+    So are files that somebody removes meanwhile. One on a read-only disk is read, by any number of processes.
 
     folder: made where it is missing; several jobs may share it.
     capacity_bytes: that samples may take, reserved at once; fewer where the disk has not so much free.
@@ -106,9 +106,9 @@ class DiskTier:
         try:
             os.makedirs(folder, exist_ok=True)
             self._index, self.path = _open_index(Path(folder), fingerprint, about, number, report)
-            self._file = os.open(
-                self.samples_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
+            self._is_written = _is_writable(self._index)
+            how = os.O_RDWR | os.O_CREAT if self._is_written else os.O_RDONLY
+            self._file = os.open(self.samples_path, how | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             if is_own:
                 _check_owner(self._index, self._file)
             # What lies behind a sample is not read soon: cold ones of 100 KB get 1.2 times the rate, four at once 1.06.
@@ -120,7 +120,7 @@ class DiskTier:
                     _check_owner(self._direct.file)
             self._file_bytes = self._reserve(capacity_bytes + padding_bytes)
             self._capacity_bytes = min(capacity_bytes, self._file_bytes)
-            if self._capacity_bytes < capacity_bytes:
+            if self._capacity_bytes < capacity_bytes and self._is_written:
                 report(
                     f"{self.path.parent} has {format_bytes(self._capacity_bytes)} free of the "
                     f"{format_bytes(capacity_bytes)} that samples were to have: fewer are kept there"
@@ -132,6 +132,10 @@ class DiskTier:
             self._is_unread = np.zeros(0, bool)
             self._unread_count = 0
             self._restore()
+            if not self._is_written:
+                report(
+                    f"{self.path.parent} is read-only: it has {len(self):,} of the samples and gets no others"
+                )
         except OSError as error:
             self.close()
             raise DataError(
@@ -261,6 +265,8 @@ class DiskTier:
         self._log, held = log, self.held()
         if held.size:
             log.add(held, self._places.of(held), self._checksums[held])
+        if not self._is_written:
+            log.end()
 
     def close(self) -> None:
         """Let other processes have the files, which stay. Twice is harmless."""
@@ -367,6 +373,8 @@ class DiskTier:
     def _reserve(self, wanted_bytes: int) -> int:
         """Have so many bytes of the disk, or as many as are free; return how many."""
         has_bytes = os.fstat(self._file).st_size
+        if not self._is_written:
+            return max(1, has_bytes)
         if has_bytes > wanted_bytes:
             os.ftruncate(self._file, wanted_bytes)
         most_bytes = os.fstat(self._file).st_blocks * 512 + free_bytes(self.path.parent)
@@ -404,7 +412,8 @@ class DiskTier:
         """Find again what earlier runs wrote."""
         size = os.fstat(self._index).st_size
         count = (size - _HEADER_BYTES) // _ENTRY.itemsize
-        os.ftruncate(self._index, _HEADER_BYTES + count * _ENTRY.itemsize)  # half an entry
+        if self._is_written:
+            os.ftruncate(self._index, _HEADER_BYTES + count * _ENTRY.itemsize)  # half an entry
         content = bytearray(count * _ENTRY.itemsize)
         if not count or not _read_all(self._index, memoryview(content), _HEADER_BYTES):
             return
@@ -531,10 +540,19 @@ def _name_of(fingerprint: bytes, number: int) -> str:
 def _open_index(
     folder: Path, fingerprint: bytes, about: str, first: int, report: Callable[[str], None]
 ) -> tuple[int, Path]:
-    """Return the index of a tier that no other process uses, locked, and its path: one that is there, or a new one."""
+    """Return the index of a tier that no other process uses, locked, and its path: one that is there, or a new one.
+
+    On a disk that is read-only: one that is there and that others only read, open for reading.
+    """
     for number in range(first, first + _MOST_TIERS):
         path = folder / f"{_name_of(fingerprint, number)}.index"
-        index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            found = _open_to_read(folder, fingerprint, first) if error.errno == errno.EROFS else None
+            if found is None:
+                raise
+            return found
         try:
             fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(index, path):  # it was removed before the lock was had
@@ -553,6 +571,27 @@ def _open_index(
             os.write(index, _header({"fingerprint": fingerprint.hex(), "about": about, "made": time.time()}))
         return index, path
     raise OSError(errno.EMFILE, "too many processes use it")
+
+
+def _open_to_read(folder: Path, fingerprint: bytes, first: int) -> tuple[int, Path] | None:
+    """Return the index of a tier that no process writes, if there is one, and its path. first: is preferred."""
+    tiers = folder.glob(f"penstock-{fingerprint.hex()}-*.index")
+    for path in sorted(tiers, key=lambda each: (each.stem != _name_of(fingerprint, first), each)):
+        try:
+            index = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except PermissionError:  # another user's
+            continue
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(index, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            facts, samples = _read_header(index), path.with_suffix(".samples")
+            if facts is not None and facts.get("fingerprint") == fingerprint.hex() and samples.exists():
+                return index, path
+        os.close(index)
+    return None
+
+
+def _is_writable(file: int) -> bool:
+    return fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _is_at(index: int, path: Path) -> bool:
