@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import penstock
 import penstock.jax as pj
 from penstock.errors import ConfigError, DataError, StagingError
+from penstock.jax.loader import _Handed
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.ranks import place_in_mesh
 
@@ -131,6 +133,49 @@ def test_batches_that_jax_still_computes_with_are_waited_for_and_kept_ones_are_a
         pytest.raises(StagingError, match="copy what you"),
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("decoders", [None, 0])
+@pytest.mark.parametrize(
+    "share",
+    [np.asarray, lambda x: x.addressable_data(0), lambda x: jax.device_put(x, jax.devices()[0])],
+    ids=["asarray", "addressable_data", "device_put"],
+)
+def test_what_shares_the_memory_of_batches_without_their_arrays_is_an_error_too(
+    share: Callable[[Any], Any], decoders: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.jax.loader._RELEASED_SECONDS", 0.2)
+    options: dict[str, Any] = {"batch_size": 8, "epochs": 1, "memory": "128 KiB", "decoders": decoders}
+    with (
+        pj.Loader(Numbers(80, full=np.full), report=None, timeout_seconds=60, **options) as loader,
+        pytest.raises(StagingError, match="copy what you"),
+    ):
+        _ = [share(batch["x"]) for batch in loader]
+
+
+def test_arrays_are_read_while_they_are_released_or_jax_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed takes longer than it takes to release what it was computed with."""
+    now, is_ready = [100.0], [True]
+    live = SimpleNamespace(is_deleted=lambda: False, is_ready=lambda: is_ready[0])
+    monkeypatch.setattr(jax, "live_arrays", lambda: [live])
+    handed, arrays = _Handed(clock=lambda: now[0]), [np.zeros(8), np.zeros(8)]
+    for array in arrays:
+        handed.add(array, jnp.zeros(8))
+    del array
+
+    def look(seconds: float) -> bool:
+        now[0] += seconds
+        return handed.is_any_read()
+
+    assert [look(0.0), look(4.9), look(0.2)] == [True, True, False]
+    arrays.pop()  # one is released
+    assert [look(1.0), look(4.9), look(0.2)] == [True, True, False]
+    is_ready[0] = False
+    assert [look(0.0), look(60.0)] == [True, True]
+    is_ready[0] = True
+    assert [look(4.9), look(0.2)] == [True, False]
+    arrays.pop()
+    assert not look(0.0)
 
 
 def test_donating_a_batch_writes_nothing_into_the_loaders_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,6 +24,9 @@ from penstock.loader.structure import is_dataclass_value, with_fields
 from penstock.ranks import Ranks
 from penstock.report import print_report
 from penstock.store import Source
+
+#: What JAX has computed with is released in less time than this.
+_RELEASED_SECONDS = 5.0
 
 
 class JaxArguments(LoaderArguments, total=False):
@@ -101,10 +105,17 @@ class Loader(loader.Loader):
 
 
 class _Handed:
-    """Arrays of NumPy that JAX was given, as long as it refers to them: it computes later than it is asked to."""
+    """Arrays of NumPy that JAX was given, as long as it refers to them: it computes later than it is asked to.
 
-    def __init__(self) -> None:
+    clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._pairs: list[tuple[weakref.ref[NDArray[Any]], weakref.ref[Any]]] = []
+        #: Which arrays were read when that was last asked, by `id` of their references; and since when, or since when
+        #: JAX was last seen to compute.
+        self._read, self._since = set[int](), 0.0
 
     def add(self, array: NDArray[Any], made: jax.Array) -> None:
         """Take note of what JAX made of an array."""
@@ -114,11 +125,24 @@ class _Handed:
         self._pairs.append((weakref.ref(owner), weakref.ref(made)))
 
     def is_any_read(self) -> bool:
-        """Return whether JAX still computes with an array of which nobody has what was made of it."""
-        gc.collect(
-            0
-        )  # has JAX release arrays: threads that compute without the interpreter's lock leave that to others
-        return any(array() is not None and made() is None for array, made in self._pairs)
+        """Return whether JAX still computes with an array of which nobody has what was made of it.
+
+        What else shares its memory, such as `batch["x"].addressable_data(0)`, looks the same, but does not go by
+        itself: False once none of them was released for some seconds in which JAX computed nothing.
+        """
+        # JAX releases arrays here: threads that compute without the interpreter's lock leave that to others.
+        gc.collect(0)
+        read = {id(array) for array, made in self._pairs if array() is not None and made() is None}
+        now = self._clock()
+        is_late = now - self._since >= _RELEASED_SECONDS
+        if read != self._read or (is_late and _is_computing()):
+            self._read, self._since, is_late = read, now, False
+        return bool(read) and not is_late
+
+
+def _is_computing() -> bool:
+    live: Callable[[], list[Any]] = jax.live_arrays
+    return not all(array.is_deleted() or array.is_ready() for array in live())
 
 
 def _present(sharding: jax.sharding.Sharding | None, handed: _Handed, batch: Any, dtype: str | None) -> Any:
