@@ -9,6 +9,8 @@ from penstock.policy.decisions import OWN_BYTES
 from penstock.policy.runnable import LEAST_SLOTS, why_too_small
 from penstock.units import format_bytes
 
+#: Of several steps in one slot, at most; and that a thread reads by itself to its place there.
+STAGED_TOGETHER_BYTES = 16 << 20
 _USUAL_SLOTS = 8
 _USUALLY_IN_PASSING_BYTES = 256 << 20
 
@@ -41,11 +43,15 @@ class MemoryBudget:
         others = self.undecoded_bytes + self.tier_bytes + self.decoding_bytes + self.jobs_bytes
         return self.limit_bytes - others
 
-    def read_bytes(self, decoders: int) -> tuple[int, int]:
+    def read_bytes(self, decoders: int, *, in_place: bool = False) -> tuple[int, int]:
         """Return the parts of undecoded_bytes: for readers, and for what each of so many decode threads reads itself.
 
-        Decode threads together have a quarter at most. Readers have the rest, more than one sample of the largest.
+        Decode threads together have a quarter at most, each at least one sample, whatever its size. Readers have the
+        rest, more than one sample of the largest. in_place: bytes are read to their slot: those of a decode thread
+        take no memory beside it.
         """
+        if in_place:
+            return self.undecoded_bytes, STAGED_TOGETHER_BYTES
         own_bytes = min(OWN_BYTES, self.undecoded_bytes // 4 // max(1, decoders))
         return self.undecoded_bytes - decoders * own_bytes, own_bytes
 

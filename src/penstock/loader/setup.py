@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.cpus import cpu_limit, default_readers, memory_limit_bytes, ranks_on_this_host
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.beside import Beside
-from penstock.loader.budget import MemoryBudget, share_memory
+from penstock.loader.budget import STAGED_TOGETHER_BYTES, MemoryBudget, share_memory
 from penstock.loader.config import HOST, HOSTS, JOBS, LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.decode_servers import given_together
@@ -66,7 +66,7 @@ _MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
 
 # Small steps share a slot up to these: more gain little. The eight slots that are usual take a quarter of the memory at
 # most, and half as much where samples are kept in the rest.
-_STAGED_TOGETHER, _STAGED_TOGETHER_BYTES = 4096, 16 << 20
+_STAGED_TOGETHER = 4096
 _STAGED_SHARE, _STAGED_SHARE_BESIDE_TIERS = 1 / 32, 1 / 64
 
 
@@ -485,9 +485,8 @@ def _left_out(config: LoaderConfig, machine: Machine | None) -> str:
 def _read_bytes(draft: Draft) -> tuple[int, int]:
     """Return the bytes that readers read ahead, as stored, and those that a thread reads itself for a Load."""
     samples, threads = draft.samples, draft.threads
-    if samples.reads_in_place:  # which takes no memory beside its slot
-        return samples.stored_for(draft.budget.undecoded_bytes), _STAGED_TOGETHER_BYTES
-    readers_bytes, own_bytes = draft.budget.read_bytes(max(threads.decoders, threads.most_decoders))
+    decoders = max(threads.decoders, threads.most_decoders)
+    readers_bytes, own_bytes = draft.budget.read_bytes(decoders, in_place=samples.reads_in_place)
     return samples.stored_for(readers_bytes), own_bytes
 
 
@@ -543,7 +542,7 @@ def _steps_of_a_slot(config: LoaderConfig, batch_bytes: int, local_batch: int, m
         each is not None for each in (config.prefetch, config.collate_fn, config.mix_images)
     ):
         return 1
-    most_bytes = min(_STAGED_TOGETHER_BYTES, most_bytes)
+    most_bytes = min(STAGED_TOGETHER_BYTES, most_bytes)
     return max(1, min(most_bytes // max(1, batch_bytes), _STAGED_TOGETHER // max(1, local_batch)))
 
 

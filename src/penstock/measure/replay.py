@@ -20,6 +20,7 @@ from penstock.plan import AccessPlan
 from penstock.plan.recorded import with_planned_ids
 from penstock.plan.serialise import read_plan
 from penstock.policy import StagingLimits
+from penstock.policy.decisions import OWN_BYTES
 from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job
 from penstock.simulate import predict
@@ -171,7 +172,7 @@ class Replay:
         if change.decoders is not None:
             limits = replace(limits, decoders=change.decoders, most_decoders=0)
         if change.memory_bytes is None and change.readers is None:
-            return was, limits
+            return was, self._with_reads(limits, was)
         limit_bytes = was.limit_bytes if change.memory_bytes is None else change.memory_bytes
         if limit_bytes <= was.decoding_bytes:
             raise ConfigError(
@@ -193,8 +194,19 @@ class Replay:
             limit_bytes=budget.limit_bytes + was.decoding_bytes,
             decoding_bytes=budget.decoding_bytes + was.decoding_bytes,
         )
-        readers_bytes, _ = budget.read_bytes(max(limits.decoders, limits.most_decoders))
-        return budget, replace(limits, slots=budget.slots, undecoded_bytes=readers_bytes)
+        return budget, self._with_reads(replace(limits, slots=budget.slots), budget)
+
+    def _with_reads(self, limits: StagingLimits, budget: MemoryBudget) -> StagingLimits:
+        """Return the limits with what a budget has for reads, of which bytes are as much larger here as in the run."""
+        in_place = self.limits.own_bytes > OWN_BYTES  # as only bytes that take no memory beside their slot
+        readers_bytes, own_bytes = budget.read_bytes(_most_decoders(limits), in_place=in_place)
+        of_run, _ = self.budget.read_bytes(_most_decoders(self.limits), in_place=in_place)
+        stored_bytes = max(1, readers_bytes * self.limits.undecoded_bytes // max(1, of_run))
+        return replace(limits, undecoded_bytes=stored_bytes, own_bytes=own_bytes)
+
+
+def _most_decoders(limits: StagingLimits) -> int:
+    return max(limits.decoders, limits.most_decoders)
 
 
 def refuse_enough(reads: Mapping[int, int], rank: int) -> None:
