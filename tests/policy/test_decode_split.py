@@ -70,6 +70,23 @@ def test_a_server_whose_first_groups_were_slow_is_used_again_though_a_read_takes
     assert rate > 0.8 * (2 / 2e-3)
 
 
+@pytest.mark.parametrize(("samples", "came", "next_samples"), [(8, 8, 16), (8, 7, 2), (1, 1, 4)])
+def test_a_trial_is_followed_by_twice_as_many_if_all_came_and_a_small_one_by_no_fewer_than_before(
+    samples: int, came: int, next_samples: int
+) -> None:
+    split = DecodeSplit(1, 0.0)
+    here, server = split.places
+    here.line, here.seconds = 100, 1e-3
+    server.seconds, server.passed_over, server.tried_with = 1.0, TRIED_EVERY, max(4, samples)
+    trial = split.give(samples, 0.0, ())
+    assert (trial.place, trial.samples) == (1, samples)
+
+    split.done(trial, 0.05, came)
+
+    server.passed_over = TRIED_EVERY
+    assert split.give(64, 0.1, ()).samples == next_samples
+
+
 def test_one_late_group_says_little_and_a_fast_one_after_slow_ones_much() -> None:
     """A server that loads what it decodes with, or was stopped for a moment, is not out of use for long."""
     split = DecodeSplit(1, 0.0)

@@ -109,8 +109,9 @@ class DecodeSplit:
         if given.place != HERE:
             self._unfinished.append((now, given.samples if came is None else came))
             # Of a few most of the time may be a read of the store: what held up nothing is followed by twice as many.
-            if self.is_worth_sending and now - given.began < self.places[HERE].done_in(0):
-                place.tried_with, place.passed_over = 2 * given.samples, TRIED_EVERY
+            held_up = came not in (None, given.samples) or now - given.began >= self.places[HERE].done_in(0)
+            if self.is_worth_sending and not held_up:
+                place.tried_with, place.passed_over = max(place.tried_with, 2 * given.samples), TRIED_EVERY
             else:
                 place.tried_with = _TRIED_TOGETHER
 
