@@ -500,6 +500,28 @@ class TestDisks:
         (line,) = lines
         assert "was removed: this run still reads from it; no later run will find it" in line
 
+    def test_closing_closes_the_files_where_a_server_of_files_has_lost_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tier = DiskTier(tmp_path, ENOUGH, DATA, SIZES)
+        files = [tier._file, tier._index]
+        real = os.fstat
+
+        def stale(file: int) -> os.stat_result:
+            if file in files:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return real(file)
+
+        monkeypatch.setattr(os, "fstat", stale)
+        with pytest.raises(OSError, match="Stale file handle"):
+            tier.close()
+        tier.close()
+        monkeypatch.undo()
+
+        for file in files:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(file)
+
     def test_tiers_on_a_disk_that_is_read_only_are_listed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

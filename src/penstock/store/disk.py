@@ -275,13 +275,15 @@ class DiskTier:
         with self._lock:
             mismatches = self.mismatches if self._file >= 0 else 0
             file, index, self._file, self._index = self._file, self._index, -1, -1
-        if file >= 0:
-            self._check_there(file)
-        for descriptor in (file, index):
-            if descriptor >= 0:
-                os.close(descriptor)
-        if self._direct is not None:
-            self._direct.close()
+        try:
+            if file >= 0:
+                self._check_there(file)
+        finally:
+            for descriptor in (file, index):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            if self._direct is not None:
+                self._direct.close()
         if mismatches > 1:  # one was reported when it was found
             self._report(
                 f"{mismatches:,} samples in {self.samples_path} were damaged or lost, and were read anew"
