@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpans
+from penstock.trace import read_trace
 from penstock.trace.schema import NO_PLACE, Kind
 
 FIELDS = ["kind", "start", "end", "bytes", "epoch", "step", "place"]
@@ -46,6 +49,21 @@ def test_what_runs_beside_comes_in_pieces_of_a_second_that_follow_each_other(kin
 
     (rest,) = recorder.drain()[FIELDS].tolist()
     assert rest == (kind, 3.0, 3.25, 100, -1, 7, 1)
+
+
+def test_a_relative_path_is_one_in_the_folder_where_the_store_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spans = SnapshotSpans("saves.trace")
+    monkeypatch.chdir(tmp_path / "other")
+
+    with spans.span(Kind.SAVE, step=1):
+        pass
+    spans.close()
+
+    assert len(read_trace(tmp_path / "saves.trace").spans) == 1
 
 
 def test_what_fails_is_recorded_as_far_as_it_came() -> None:

@@ -80,8 +80,9 @@ class SnapshotStore:
         folder, arguments: those of `StoreConfig`; or such a configuration alone.
         ranks: None: all ranks of the job use the store together and write one snapshot, where torch.distributed is
             initialised, or mpi4py.MPI imported in a job of several; `alone`: this process works by itself.
-        trace: a file to record saves, drains and restores of this rank in; or `loader.recorder`, for the trace of a
-            loader. None: under `penstock watch` a file in the folder of the run, else none.
+        trace: a file to record saves, drains and restores of this rank in, which is replaced: another one on each rank,
+            and none that a loader writes; or `loader.recorder`, for the trace of a loader. None: under `penstock watch`
+            a file in the folder of the run, else none.
         report: called with one line for each save; None: reports nothing.
 
         Raises: ConfigError naming the argument; DataError if the trace cannot be written.
@@ -358,7 +359,7 @@ class SnapshotStore:
         only: names or patterns such as "model/*" of what to restore; None: all.
         framework: "numpy" or "torch" for all arrays; None: each as it was saved. NumPy has bfloat16 and 8-bit floats
             only where the package ml_dtypes is installed.
-        fallback: whether to take the newest whole snapshot before it where this one is damaged; the report says so.
+        fallback: whether to take the newest intact snapshot before it where this one is damaged; the report says so.
         strict: whether `into` and the snapshot must have the same names (of those that `only` chooses), as for
             `load_state_dict` of PyTorch; False: what only one of them has is reported and left as it is.
 

@@ -47,8 +47,10 @@ class SnapshotSpans:
         """
         self._recorder, self._report = trace if isinstance(trace, Recorder) else None, report
         self._collector: Collector | None = None
-        self._path = None if isinstance(trace, Recorder) else path_in_run() if trace is None else trace
-        if self._path is not None:
+        path = None if isinstance(trace, Recorder) else path_in_run() if trace is None else trace
+        #: Absolute, as the process may be in another folder by the first span. None once the file is made, or without.
+        self._path = None if path is None else os.path.abspath(path)
+        if path is not None:
             self._recorder = Recorder(_RING_SPANS, rank)
             self._collector = Collector(self._recorder, None, report)
             #: Ends the file; also if the store is never closed.
