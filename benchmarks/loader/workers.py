@@ -116,7 +116,7 @@ class Side:
                 )
             )
 
-    def warm_up(self, seconds: float) -> None:
+    def settle(self, seconds: float) -> None:
         begin = time.perf_counter()
         while True:
             self.epoch()
@@ -171,7 +171,7 @@ def measure(
             expected = expected or sums
             if not side.is_bare and are_other(sums, expected):
                 raise SystemExit(f"{kind}: {name} gives other samples")
-            side.warm_up(5 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
+            side.settle(5 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
         for number in range(rounds):
             for side in random.Random(number).sample(list(sides.values()), len(sides)):
                 side.time()
