@@ -55,6 +55,16 @@ def test_reads_that_take_less_than_the_machine_says_are_merged_over_smaller_hole
     assert closer.merged(TEN) is not None
 
 
+def test_now_and_then_a_millisecond_of_reads_is_tried_one_by_one_and_one_at_least() -> None:
+    found = near(hole_bytes=0)
+    found.observe(10, 10 * 100e-6)
+    slow = near(hole_bytes=0)
+    slow.observe(10, 10 * 5e-3)
+
+    assert [found.count_to_try() for _ in range(6)] == [0, 10, 10, 0, 10, 0]
+    assert [slow.count_to_try() for _ in range(6)] == [0, 1, 1, 0, 1, 0]
+
+
 def test_samples_were_resident_if_they_are_copied_from_mapped_pages_that_nobody_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

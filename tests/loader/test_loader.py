@@ -1388,16 +1388,7 @@ class TestChunks:
     def test_reads_are_hardly_more_than_the_chunks_that_the_staged_batches_touch(
         self, chunks: Chunks
     ) -> None:
-        """Two of them take long, as if their thread had waited for a processor."""
         order = BundleShuffle(self.SAMPLES, 5, bundle_ratio=2 / 16)
-        read_ranges, pauses = chunks.read_ranges, [0.3, 0.3]
-
-        def pausing(unit: int, ranges: Any, into: Any) -> None:
-            if len(into[0]) > 256 and pauses:
-                time.sleep(pauses.pop())
-            read_ranges(unit, ranges, into)
-
-        chunks.read_ranges = pausing  # type: ignore[method-assign]
         with SlowSource(chunks, 5e-3, 5e-3, 1e9) as slow:
             self.load(slow, shuffle=order, readers=1)
 

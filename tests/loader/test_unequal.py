@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.for_each import for_each
 from tests.loader.made import Made
+from tests.patience import patient
 from torch.nn.utils.rnn import pad_sequence
 
 from penstock.errors import ConfigError, DataError
@@ -186,7 +187,7 @@ def test_fewer_batches_are_loaded_ahead_where_samples_grow_beyond_the_memory_giv
 
     def make(index: int) -> np.ndarray:
         if index >= 20:
-            assert has_small_ones.wait(60)
+            assert has_small_ones.wait(patient(60))
         with asked:
             made.add(index)
             asked.notify_all()
