@@ -296,7 +296,7 @@ def test_a_baseline_saved_again_is_not_the_one_that_differences_are_to(folder: P
         assert {one.step: one.condition for one in store.list()} == {1: "intact", 2: "damaged"}
 
 
-# -- The newest whole one --------------------------------------------------------------------------------------
+# -- The newest intact one -------------------------------------------------------------------------------------
 
 
 def test_fallback_takes_the_newest_whole_one_and_says_so(folder: Path) -> None:

@@ -242,7 +242,7 @@ def test_every_copy_is_verified(folder: Path, tier: str) -> None:
 
         assert [each.condition for each in (one, two, three)] == ["intact"] * 3
         assert [each.broken_tiers for each in (one, two, three)] == [(), (), (str(folder / tier),)]
-        assert three.why.startswith(f"whole on {folder / other}, damaged on {folder / tier}: ")
+        assert three.why.startswith(f"intact on {folder / other}, damaged on {folder / tier}: ")
         assert same(store.restore().state, training(3))
     told = [line for line in lines if line.startswith("step 3 is read from another copy: ")]
     # The fast copy is the nearest: the other one is not looked at.
@@ -270,7 +270,7 @@ def test_damage_in_what_a_snapshot_needs_says_so_and_what_to_do(folder: Path) ->
     with pytest.raises(FormatError, match=r"^step 60 needs step 40: .*step-000000000040/part-") as told:
         store.restore()
 
-    assert str(told.value).endswith("; step 30 is the newest whole one: restore(fallback=True) takes it")
+    assert str(told.value).endswith("; step 30 is the newest intact one: restore(fallback=True) takes it")
     assert store.restore(fallback=True).step == 30
     assert [one.why[:22] for one in store.verify()[3:]] == [
         f"{folder}"[:22],
@@ -279,7 +279,7 @@ def test_damage_in_what_a_snapshot_needs_says_so_and_what_to_do(folder: Path) ->
     ]
 
 
-def test_where_nothing_is_whole_nothing_is_advised(folder: Path) -> None:
+def test_where_nothing_is_intact_nothing_is_advised(folder: Path) -> None:
     save_all(folder, [1, 2])
     break_part(folder, 1)
 

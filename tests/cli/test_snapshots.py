@@ -122,7 +122,7 @@ def test_verify_reads_every_copy_and_says_which_one_is_damaged(tmp_path: Path, c
         assert run("verify", slow, "--fast", fast) == 1
 
         printed = capsys.readouterr()
-        assert f"\nstep 3,000: whole on {other}, damaged on {damaged}: " in printed.out
+        assert f"\nstep 3,000: intact on {other}, damaged on {damaged}: " in printed.out
         assert f"{damaged} (damaged)" in printed.out
         assert "all intact" not in printed.out
         assert (

@@ -128,7 +128,7 @@ def _listed(catalog: Catalog, step: int, judged: Sequence[Judged]) -> Listed:
     elif broken:
         fine = [names[copy.tier] for copy, fault in judged if fault is None]
         faults = "; ".join(f"{name}: {fault}" for name, fault in broken.items())
-        why = f"whole on {', '.join(fine)}, damaged on {faults}"
+        why = f"intact on {', '.join(fine)}, damaged on {faults}"
     why = "; ".join(filter(None, (why, catalog.describe_other_versions(step))))
     return Listed(
         step,

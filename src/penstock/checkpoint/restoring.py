@@ -209,7 +209,7 @@ class Restorer:
 
         older = self._ranks.on_rank_zero("the choice of another snapshot", on_first)
         return (
-            "" if older is None else f"step {older} is the newest whole one: restore(fallback=True) takes it"
+            "" if older is None else f"step {older} is the newest intact one: restore(fallback=True) takes it"
         )
 
     def chains(self, step: int) -> list[list[Link]]:

@@ -396,7 +396,7 @@ def _copies(
     if ids.size:  # else the zeros stay pages that nobody has written, which take no memory
         np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
     at = begin[ids]
-    if np.diff(begin).max(initial=0) > 1:  # else no sort: of 10^7 samples it takes a second, on each rank
+    if ids.size and np.diff(begin).max() > 1:  # else no sort: of 10^7 samples it takes a second, on each rank
         at[np.argsort(ids, kind="stable")] = np.arange(ids.size)
     copies = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32)
     copies[at, d.COPY_RANK] = np.repeat([rank for rank, _, _ in parts], counts)

@@ -68,14 +68,14 @@ class ReadAhead:
         """How many may be in use now."""
         return self._candidate if self._candidate is not None and self._is_trying else self.settled
 
-    def freed(self, now: float, waited_seconds: float) -> None:
+    def freed(self, now: float, stall_seconds: float) -> None:
         """Take note that the training has released a batch, and has waited so long in all."""
-        before, self._before = self._before, (now, waited_seconds)
+        before, self._before = self._before, (now, stall_seconds)
         if self._filling or before is None:
             self._filling = max(0, self._filling - 1)
             return
         window = self._window
-        window.add(1, now - before[0], waited_seconds - before[1])
+        window.add(1, now - before[0], stall_seconds - before[1])
         if window.batches < _WINDOW_BATCHES * self.slots or window.seconds < _WINDOW_SECONDS:
             return
         self._window = _Sums()

@@ -27,13 +27,13 @@ class Saves:
     def __init__(self, store: SnapshotStore, resources: HasState) -> None:
         self._store, self._resources = store, resources
         self._step = 0
-        #: The last one, until it is known to be whole, or somebody was told that it failed.
+        #: The last one, until it is known to be intact, or somebody was told that it failed.
         self._saving: Saving | None = None
         self.go_back()
 
     @property
     def step(self) -> int:
-        """The step of the newest whole save, from which the session continued; 0 if there is none.
+        """The step of the newest intact save, from which the session continued; 0 if there is none.
 
         After a WorkerLostError the session goes on from its state. A save that is under way is waited for. Raises:
         DataError, once, if it failed.
@@ -63,7 +63,7 @@ class Saves:
         return is_due
 
     def go_back(self) -> bool:
-        """Let the session go on from the newest whole save, and return whether there is one.
+        """Let the session go on from the newest intact save, and return whether there is one.
 
         One that failed is left out; `step` or `after` raises what it failed with.
         """
