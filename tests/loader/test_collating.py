@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 import penstock
 import penstock.torch
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.loader import Loader
 from penstock.loader.collating import CollatingDecoder
 from penstock.plan import FullShuffle
@@ -147,6 +147,23 @@ def test_a_sample_that_fails_is_its_own_error_and_the_function_is_not_called_wit
 
     assert "while loading Unequal[5]" in caught.value.__notes__
     assert [4, 6, 7] not in calls
+
+
+def test_a_sample_that_hangs_is_an_error_of_its_batch_and_keeps_no_loader_from_being_made() -> None:
+    released = threading.Event()
+
+    class Hanging(Unequal):
+        def __getitem__(self, index: int) -> list[int]:
+            released.wait()
+            return super().__getitem__(index)
+
+    with pytest.warns(RuntimeWarning, match=r"left while a store does not answer: Hanging\[0\]"):
+        loader = load(Hanging(), firsts, shuffle=False, timeout_seconds=0.1)
+    with loader:
+        batches = iter(loader)
+        with pytest.raises(WaitTimeout):
+            next(batches)
+        released.set()
 
 
 def test_a_function_that_raises_names_itself_the_step_and_the_samples() -> None:

@@ -98,11 +98,19 @@ class DatasetFetcher:
         return f"{self.place}[{sample}]"
 
     def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:
-        """Return the first of some samples that can be had, with its number. calls: what it is fetched with."""
+        """Return the first of some samples that can be had, with its number. calls: what it is fetched with.
+
+        Before the training begins and threads are started: nobody else draws from global generators meanwhile.
+        """
 
         def look(sample: int) -> tuple[int, Any]:
+            made: list[Any] = []
             try:
-                return sample, calls.one(self.describe(sample), lambda: self._first(sample))
+                # In this thread: a call that hangs and ends later must not set them back then.
+                self.global_draws |= keeping_global_states(
+                    lambda: made.append(calls.one(self.describe(sample), lambda: self._one(sample, 0)))
+                )
+                return sample, made[0]
             except Exception as error:
                 error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
                 raise
@@ -161,12 +169,6 @@ class DatasetFetcher:
                 return
             except Exception as error:
                 add(Failed(_noted(error, self.describe(samples[len(values)]))))
-
-    def _first(self, sample: int) -> Any:
-        """Return a sample, before the training begins and threads are started: nobody else draws meanwhile."""
-        made: list[Any] = []
-        self.global_draws |= keeping_global_states(lambda: made.append(self._one(sample, 0)))
-        return made[0]
 
     def _one(self, sample: int, epoch: int) -> Any:
         value = self._get(sample, epoch, sample)

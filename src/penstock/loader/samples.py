@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -454,7 +455,8 @@ def samples_of_data_set(
     are_shared = processes is None and config.decoders != 0
     if config.collate_fn is not None:
         if are_shared:
-            _more_of(fetcher, probes[:1], calls)
+            with suppress(WaitTimeout):  # its batch waits for it, too, and says so
+                _more_of(fetcher, probes[:1], calls)
         decoder = CollatingDecoder(
             config.collate_fn,
             leaves_out=config.on_error != "raise",
