@@ -350,6 +350,27 @@ def test_a_worker_runs_nodes_in_the_order_of_the_placement_and_lets_no_other_wai
     assert events == ["away", "send away", "n0", "n1", "n2", "ask for there", "n3"]
 
 
+def test_a_worker_offers_its_cpu_alone_and_who_asks_for_a_gpu_is_told_what_there_is(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    graph = Graph()
+    x = graph.constant(1.0, name="x")
+    cpus = [f"{task}/device:cpu:0" for task in TASKS]
+    with opened(graph, workers) as session:
+        assert session.devices == cpus
+        assert session.run(x) == 1
+        assert session.placement().device["x"] == cpus[0]
+        for asked in ("/device:gpu:0", "/job:worker/task:1/device:cuda:0", "cuda"):
+            graph = Graph()
+            y = graph.add("Neg", graph.constant(1.0), name="y", device=asked)
+            with opened(graph, workers) as other, pytest.raises(InfeasibleError) as refused:
+                other.run(y)
+            assert str(refused.value).endswith(
+                f"'y' asks for {asked!r}, and nobody has that: there are {', '.join(cpus)}"
+            )
+
+
 def test_what_links_take_is_learned_from_chains_of_hops(workers: dict[str, str]) -> None:
     """Each hop takes 2 ms and a second for 1 MB on a clock of its own; each run 5 ms besides, whatever it is."""
     probe, now = LinkProbe(TASKS), 0.0

@@ -306,7 +306,7 @@ class Graph:
 
     @contextmanager
     def on_device(self, device: str) -> Iterator[None]:
-        """Give nodes that are added inside a device, such as "cpu" or "/job:a/task:0/device:cuda:0".
+        """Give nodes that are added inside a device, such as "/job:a/task:0" or "/job:a/task:0/device:cpu:0".
 
         Of two, one in the other, the inner one alone holds: it is not joined to the outer one.
         """

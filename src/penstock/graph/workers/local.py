@@ -1,4 +1,4 @@
-"""Workers of this host, started and ended with a program: for a first try, tests, and machines with several devices."""
+"""Workers of this host, started and ended with a program: for a first try and for tests."""
 
 from __future__ import annotations
 

@@ -263,10 +263,9 @@ class WorkerSession:
 
     @property
     def devices(self) -> list[str]:
-        """Return the devices of all workers, the preferred ones first: the machine's, then those that are no CPU."""
+        """Return the devices of all workers, those of the machine first, which are preferred."""
         found = [device for peer in self._peers.values() for device in peer.devices]
-        rest = [device for device in found if device not in self._known.names]
-        return [*self._known.names, *sorted(rest, key=lambda device: "/device:cpu" in device)]
+        return [*self._known.names, *(device for device in found if device not in self._known.names)]
 
     @property
     def processes(self) -> dict[str, int]:

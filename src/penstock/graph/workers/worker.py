@@ -205,7 +205,8 @@ class Worker:
                 "task": self.task,
                 "versions": versions_here(),
                 "pid": os.getpid(),
-                "devices": devices_here(self.task),
+                # Kernels run on no GPU: a node that asks for one is refused.
+                "devices": [f"{self.task}/device:cpu:0"],
                 "functions": list(self._brought[0] or ()),
                 "batches": list(self._brought[1] or ()),
                 "reference_seconds": self._reference_seconds,
@@ -494,12 +495,6 @@ def _reference_seconds() -> float:
         torch.mm(matrix, matrix)
         took.append(time.perf_counter() - begin)
     return min(took)
-
-
-def devices_here(task: str) -> list[str]:
-    """Return the names of a task's devices on this machine, those first that are preferred."""
-    kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return [f"{task}/device:{kind}" for kind in (*kinds, "cpu:0")]
 
 
 def _about(message: Mapping[str, Any]) -> dict[str, Any]:
