@@ -1605,7 +1605,8 @@ def test_constraints_that_contradict_each_other_are_refused_by_name(workers: dic
     graph = Graph()
     with graph.on_device(TASKS[0]):
         (out,) = graph.while_loop(lambda i: i < 3, body, [0])
-    with opened(graph, workers) as session, pytest.raises(UnsupportedError, match=r"runs on one device"):
+    match = rf"'{TASKS[2]}'; make all of them in one with graph.on_device\('/job:worker/task:\d'\):$"
+    with opened(graph, workers) as session, pytest.raises(UnsupportedError, match=match):
         session.run(out)
 
 
@@ -1633,7 +1634,7 @@ def test_a_loop_or_condition_over_variables_of_two_workers_is_refused_with_what_
             )
         return graph
 
-    with opened(built(TASKS[1]), workers) as session, pytest.raises(InfeasibleError) as refused:
+    with opened(built(TASKS[1]), workers) as session, pytest.raises(UnsupportedError) as refused:
         session.run("both")
     text = str(refused.value)
     assert text.startswith("node 'both' (")
@@ -1647,6 +1648,28 @@ def test_a_loop_or_condition_over_variables_of_two_workers_is_refused_with_what_
         assert session.run(["v:0", "w:0"]) == ([3, 3] if kind == "loop" else [1, 1])
 
 
+def test_control_flow_made_by_hand_over_two_workers_is_refused_with_what_to_do(
+    workers: dict[str, str],
+) -> None:
+    def built(second: str) -> Graph:
+        graph = Graph()
+        with graph.on_device(TASKS[0]):
+            graph.add("Switch", graph.constant(2.0), graph.constant(True), name="way")
+        with graph.on_device(second):
+            graph.add("Neg", "way:1", name="after")
+        return graph
+
+    with opened(built(TASKS[1]), workers) as session, pytest.raises(UnsupportedError) as refused:
+        session.run("after")
+    assert refused.value.node == "way"
+    assert refused.value.text == (
+        "Switch made by hand runs on one device, with all that follows from it, and these are on several: "
+        f"'way' on {TASKS[0]!r}, 'after' on {TASKS[1]!r}; make all of them in one with graph.on_device({TASKS[0]!r}):"
+    )
+    with opened(built(TASKS[0]), workers) as session:
+        assert session.run("after:0") == -2
+
+
 def test_a_loop_over_variables_that_two_workers_hold_already_is_refused(workers: dict[str, str]) -> None:
     graph = Graph()
     made = [graph.variable("int32", [], initial=0, name=name) for name in ("v", "w")]
@@ -1658,7 +1681,7 @@ def test_a_loop_over_variables_that_two_workers_hold_already_is_refused(workers:
         return i + 1
 
     graph.while_loop(lambda i: i < 3, body, [0], name="both")
-    with pytest.raises(InfeasibleError, match=r"'both'.*'v' on '/job:worker/task:0/device:cpu:0', 'w' on"):
+    with pytest.raises(UnsupportedError, match=r"'both'.*'v' on '/job:worker/task:0/device:cpu:0', 'w' on"):
         place_graph(graph, list(placed.values()), fixed=placed)
 
 

@@ -17,7 +17,7 @@ from penstock.graph.model.node import Endpoint, Node
 from penstock.graph.ops.table import operation
 from penstock.graph.run.reach import inner_nodes, is_replaced, needed_nodes, representatives
 
-_BY_HAND = ("Switch", "Merge", "Enter", "Leave", "NextIteration")
+BY_HAND = ("Switch", "Merge", "Enter", "Leave", "NextIteration")
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ def neighbours(graph: Graph) -> dict[str, tuple[str, ...]]:
     """Return, for each node, nodes that have to be on its device: what it takes is a handle, or may be dead."""
     nodes = graph.nodes
     found = {node.name: tuple(_handles(graph, node)) for node in nodes.values()}
-    by_hand = [node.name for node in nodes.values() if node.op in _BY_HAND]
+    by_hand = [node.name for node in nodes.values() if node.op in BY_HAND]
     if by_hand:
         users: dict[str, list[str]] = {name: [] for name in nodes}
         for node in nodes.values():
@@ -89,12 +89,22 @@ def constraint_of(node: Node) -> str:
     asked = {only for each in inner_nodes(node) if (only := each.placement.get("only") or each.device)}
     if len(asked) > 1:
         raise UnsupportedError(
-            f"its nodes ask for {', '.join(map(repr, sorted(asked)))}: a loop or condition runs on one device; give "
-            "all of its nodes one, and let what surrounds it run elsewhere",
+            f"a {kind_of_flow(node)} runs on one device, and its nodes ask for {', '.join(map(repr, sorted(asked)))}; "
+            + to_one_device(min(asked)),
             node=node.name,
             where=node.where,
         )
     return asked.pop() if asked else ""
+
+
+def kind_of_flow(node: Node) -> str:
+    """Return what errors call a node with bodies."""
+    return "loop" if node.op == "While" else "condition"
+
+
+def to_one_device(device: str) -> str:
+    """Return what to do where nodes that have to be on one device are not."""
+    return f"make all of them in one with graph.on_device({device!r}):"
 
 
 def parts_of(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.graph.errors import InfeasibleError, MismatchError
+from penstock.graph.errors import InfeasibleError, MismatchError, UnsupportedError
 from penstock.graph.model.check import control_dependencies, dependencies, is_back_edge
 from penstock.graph.model.dtypes import is_known, numpy_dtype
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
-from penstock.graph.run.partition import constraint_of, neighbours
+from penstock.graph.run.partition import BY_HAND, constraint_of, kind_of_flow, neighbours, to_one_device
 from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
 from penstock.policy.graph_pipeline import place_pipeline
@@ -21,6 +22,7 @@ from penstock.policy.graph_placement import (
     NoFeasibleDevice,
     PlacedNode,
     Placement,
+    groups_of,
     is_allowed,
     place,
 )
@@ -46,8 +48,8 @@ def place_graph(
     "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a search; "throughput" of
     steps that follow each other. brought: by device, what Call and NextBatch nodes find there: ("Call", name of a
     function), ("NextBatch", name of batches). What no device has may go to any.
-    Raises: InfeasibleError naming the node that no device can run; MismatchError if a cost is no number, or a name
-    no text.
+    Raises: InfeasibleError naming the node that no device can run; UnsupportedError for control flow that would have to
+    run on several; MismatchError if a cost is no number, or a name no text.
     """
     devices = devices if isinstance(devices, Devices) else Devices(devices)
     if twice := [name for place, name in enumerate(devices.names) if name in devices.names[:place]]:
@@ -55,7 +57,7 @@ def place_graph(
     nodes = placed_nodes(graph, devices.names, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
-    _check_bodies(graph, nodes, devices.names, fixed or {})
+    _check_flow(graph, nodes, devices.names, fixed or {})
     try:
         return _RULES[objective](nodes, devices, fixed=fixed)
     except NoFeasibleDevice as error:
@@ -64,26 +66,41 @@ def place_graph(
         raise MismatchError(str(error)) from error
 
 
-def _check_bodies(
+def _check_flow(
     graph: Graph, nodes: Sequence[PlacedNode], devices: Sequence[str], fixed: Mapping[str, str]
 ) -> None:
-    """Refuse a loop or condition whose variables have to be on several devices. Raises: InfeasibleError naming all."""
-    only = {node.name: fixed.get(node.name) or node.only for node in nodes}
-    for node in nodes:
-        own = graph.nodes[node.name]
-        if len(list(inner_nodes(own))) == 1:
-            continue
-        asked = {name: only[name] for name in dict.fromkeys((*node.beside, node.name)) if only[name]}
-        allowed = [{d for d in devices if is_allowed(d, each)} for each in asked.values()]
-        if all(allowed) and allowed and not set.intersection(*allowed):
-            there = ", ".join(f"{name!r} on {each!r}" for name, each in asked.items())
-            raise InfeasibleError(
-                f"a {'loop' if own.op == 'While' else 'condition'} runs on one device, with the variables that its "
-                f"nodes change, and these are on several: {there}; make all of them in one "
-                f"with graph.on_device({next(iter(asked.values()))!r}):",
-                node=node.name,
-                where=own.where,
+    """Refuse loops, conditions, and Switch and Merge made by hand that would have to run on several devices.
+
+    Raises: UnsupportedError naming what is where.
+    """
+    rules = {name: rule for name, node in graph.nodes.items() if (rule := _rule_of(node))}
+    if not rules:
+        return
+    groups = groups_of([replace(node, only=fixed.get(node.name) or node.only, group="") for node in nodes])
+    # The first node of control flow of each group, by the group's first node.
+    first_of = {groups[name][0].name: name for name in reversed(rules)}
+    for first, name in first_of.items():
+        asked = dict[str, str]()  # the first node of each device
+        for member in groups[first]:
+            if member.only:
+                asked.setdefault(member.only, member.name)
+        allowed = [{d for d in devices if is_allowed(d, only)} for only in asked]
+        if allowed and all(allowed) and not set.intersection(*allowed):
+            there = [f"{each!r} on {only!r}" for only, each in asked.items()]
+            raise UnsupportedError(
+                f"{rules[name]}, and these are on several: {', '.join(there)}; {to_one_device(next(iter(asked)))}",
+                node=name,
+                where=graph.nodes[name].where,
             )
+
+
+def _rule_of(node: Node) -> str:
+    """Return what has to be on one device with a node of control flow; "" for another node."""
+    if node.op in BY_HAND:
+        return f"{node.op} made by hand runs on one device, with all that follows from it"
+    if any(True for _ in node.subgraphs()):
+        return f"a {kind_of_flow(node)} runs on one device, with the variables that its nodes change"
+    return ""
 
 
 def other_placements(

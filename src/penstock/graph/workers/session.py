@@ -173,8 +173,9 @@ class WorkerSession:
     ) -> Any:
         """Run what the fetches and targets need, on all workers that it needs, and return the fetched values.
 
-        As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; WorkerLostError when
-        a worker ends, stops or lags, which names it and nodes that it had to run. The next run begins with the state
+        As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; UnsupportedError for
+        control flow that would have to run on several devices; WorkerLostError when a worker ends, stops or lags, which
+        names it and nodes that it had to run. The next run begins with the state
         of the last save, or anew where there is none.
         A run that ends by an error, a time-out or Ctrl-C returns once all workers have ended it, so that the next one
         finds their state at rest; it waits lost_seconds for that at most, as a kernel is not interrupted.
