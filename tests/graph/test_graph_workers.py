@@ -51,7 +51,7 @@ from penstock.graph import (
     write_tfrecords,
 )
 from penstock.graph.ops.table import operation
-from penstock.graph.workers import LocalWorkers, SessionConfig, reaching, wire
+from penstock.graph.workers import LocalWorkers, SessionConfig, lanes, reaching, wire
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.access import versions_here
@@ -70,7 +70,7 @@ from penstock.queues import WakingQueue
 from penstock.ranks import carrier_zmq
 from penstock.ranks.access import Address
 from penstock.store import ImageFolder
-from penstock.trace import read_trace
+from penstock.trace import Kind, read_trace
 
 SECRET = os.urandom(32)
 TASKS = [f"/job:worker/task:{number}" for number in range(3)]
@@ -825,6 +825,26 @@ def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for
     tensors = [(e["ph"], e["pid"]) for e in events if e["name"] == "tensor"]
     assert tensors == [("s", 0), ("f", 2)] * 4
     assert trace.is_complete
+
+
+def test_a_trace_of_workers_that_misses_spans_is_not_complete(
+    workers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "_MOST_SPANS", 16)
+    graph = Graph()
+    x = graph.constant(1.0)
+    few, many = x, x
+    for number in range(20):
+        many = graph.add("Neg", many, name=f"n{number}")
+    found = []
+    for fetches in ([few], [few, many], [many, few]):
+        with opened(graph, workers, regions=False, trace=tmp_path / "run.trace") as session:
+            for fetched in fetches:
+                session.run(fetched)
+        trace = read_trace(tmp_path / "run.trace")
+        found.append((trace.is_complete, sum(trace.spans["kind"] == Kind.NODE)))
+    assert [is_complete for is_complete, _ in found] == [True, False, False]
+    assert found[1][1] < 21
 
 
 class Counting:

@@ -22,7 +22,7 @@ from penstock.graph.run.plan import Unit
 from penstock.graph.run.timeline import Lane, name_of
 from penstock.trace import NO_FLOW, NO_PEER, SPAN, TraceWriter
 
-#: Of one step on one worker; of more, the last are kept.
+#: Of one step on one worker; of more, the last are kept, and the trace is not complete.
 _MOST_SPANS = 1 << 12
 
 
@@ -52,7 +52,8 @@ class StepRecorder:
 
     def found(self) -> dict[str, Any]:
         """Return what was recorded, for the answer."""
-        return {"spans": np.frombuffer(self._ring.drain().tobytes(), np.uint8), "names": list(self._names)}
+        spans = np.frombuffer(self._ring.drain().tobytes(), np.uint8)
+        return {"spans": spans, "lost": self._ring.lost, "names": list(self._names)}
 
 
 class StepWriter:
@@ -69,7 +70,7 @@ class StepWriter:
         self._writer.name(hosts=dict(enumerate(self._tasks)))
         self._lock = threading.Lock()
         self._free, self._lanes = list[int](), 0
-        self._steps = 0
+        self._steps = self._lost = 0
         self._numbers: dict[str, int] = {}
         self._is_closed = False
 
@@ -119,7 +120,8 @@ class StepWriter:
                         if span["flow"] != NO_FLOW:
                             task = home(name)
                             span["peer"] = self._tasks.index(task) if task else NO_PEER
-                self._writer.append(spans)
+                self._lost += int(answer["lost"])
+                self._writer.append(spans, self._lost)
 
     def close(self) -> None:
         """End the file. Twice is harmless."""
