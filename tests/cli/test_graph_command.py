@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cli.main import main
 from penstock.graph import Graph
+from penstock.graph.workers import SessionConfig
 
 MACHINE = """
 source = {read = "1 MB/s"}
@@ -35,7 +37,8 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     path.write_text(graph.to_json())
     devices = ["--device", "/job:b/task:17/device:cpu:0", "--device", "/job:b/task:1/device:cpu:0"]
 
-    assert main(["graph", "place", str(path), *devices, "--latency", "1 s", "--json"]) == 0
+    words = ["graph", "place", str(path), *devices, "--latency", "1 s", "--objective", "latency", "--json"]
+    assert main(words) == 0
 
     first, far = json.loads(capsys.readouterr().out)["results"]
     assert (first["node"], first["device"]) == ("x", "/job:b/task:17/device:cpu:0")
@@ -61,6 +64,27 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     named = ["graph", "place", str(path), "--machine", str(machine), "--device", "/job:b/task:1/device:cpu:0"]
     for name in ("gpu0", "slow"):  # of a node's costs, and of the machine
         assert main([*named, "--device", name]) == 0
+
+
+def test_place_shows_the_placement_that_a_session_would_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = Graph()
+    a, b = "/job:x/task:0/device:cpu:0", "/job:x/task:1/device:cpu:0"
+    previous: list[Any] = [graph.constant([1.0], name="x")]
+    for name, cost in (("first", {a: 1.0, b: 1.5}), ("second", {a: 9.0, b: 1.0})):
+        graph.add("Concat", *previous, name=name, axis=0)
+        graph.nodes[name].placement["cost"] = cost
+        previous = [f"{name}:0"]
+    path = tmp_path / "graph.json"
+    path.write_text(graph.to_json())
+    words = ["graph", "place", str(path), "--device", a, "--device", b, "--latency", "5 s", "--json"]
+    ends = {}
+    for objective in ([], ["--objective", SessionConfig().objective], ["--objective", "latency"]):
+        assert main([*words, *objective]) == 0
+        results = json.loads(capsys.readouterr().out)["results"]
+        ends[" ".join(objective)] = max(each["finish_seconds"] for each in results)
+    assert ends == {"": 2.5, "--objective search": 2.5, "--objective latency": 7.0}
 
 
 def test_place_prints_short_times_with_their_units(

@@ -90,9 +90,9 @@ def add_graph(commands: Any) -> None:
     )
     place.add_argument(
         "--objective",
-        default="latency",
+        default="search",
         help="latency of one step, node by node; search, the same and improved; or throughput of steps that follow "
-        "each other (%(default)s)",
+        "each other (%(default)s, as of a WorkerSession)",
     )
     place.add_argument(
         "--latency",
