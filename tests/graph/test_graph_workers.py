@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty
 from random import Random
@@ -715,6 +715,39 @@ def test_batches_that_close_for_long_keep_no_other_client_waiting_and_their_erro
         worker.close()
     said = f"{TASKS[0]}: batches of a session do not close: OSError: the disk is gone"
     assert reported == [said] * 2
+
+
+def test_a_worker_full_of_steps_that_wait_refuses_one_more_by_name_and_does_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosting, "_MOST_STEPS", 2)
+    graph = Graph()
+    queue = graph.add("FIFOQueue", capacity=4, components=[["float32", []]])
+    graph.add("Enqueue", queue, graph.constant(1.0), name="put")
+    got = graph.add("Dequeue", queue, name="got")
+    v = graph.variable("float32", [], initial=3.0, name="v")
+    init = graph.initialize_all()
+    with (
+        contextlib.closing(new_worker(TASKS[0])) as worker,
+        opened(graph, {TASKS[0]: worker.address}) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        other.run(targets=[init])
+        with opened(graph, {TASKS[0]: worker.address}) as full:
+            waiting = [threads.submit(full.run, got) for _ in range(2)]
+            wait_until(lambda: worker._free_steps._value == 0)
+            refused = "task:0 runs 2 steps, as many as a worker can at once: let"
+            with pytest.raises(UnsupportedError, match=refused):
+                full.run(targets=["put"])
+            with pytest.raises(UnsupportedError, match=refused):
+                other.run(v)
+            assert len(other.state()["resources"]) == 1
+            assert not any(each.done() for each in waiting)
+        for each in waiting:
+            with pytest.raises(CancelledError):
+                each.result()
+        wait_until(lambda: worker._free_steps._value == 2)
+        assert other.run(v) == 3
 
 
 def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:

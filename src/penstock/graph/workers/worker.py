@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.graph.errors import CancelledError, CorruptError, GraphError
+from penstock.graph.errors import CancelledError, CorruptError, GraphError, UnsupportedError
 from penstock.graph.model.graph import Graph
 from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
@@ -57,7 +57,8 @@ FORGOTTEN_SECONDS = 60.0
 #: Larger messages do not go by MPI, whose carrier takes no longer ones.
 MOST_MPI_BYTES = 1 << 29
 _TICK_SECONDS = 5.0
-_MOST_STEPS = 512
+#: Steps at once, of all sessions; more are refused. Threads for all else.
+_MOST_STEPS, _OTHER_THREADS = 512, 16
 _REFERENCE_SIZE, _REFERENCE_TIMES = 256, 5
 #: For mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, and bytes. A thread's heap has 64 MiB at most; glibc
 #: ends one that is empty where the one before it has M_TOP_PAD free.
@@ -97,7 +98,10 @@ class Worker:
         carrier.admits_later = True  # a worker, when a client says which there are
         carrier.admit(key_of(secret, "").public, CLIENT)
         self.address = carrier.offer["address"]
-        self._threads = ThreadPoolExecutor(_MOST_STEPS, thread_name_prefix="penstock-graph-step")
+        self._step_threads = ThreadPoolExecutor(_MOST_STEPS, thread_name_prefix="penstock-graph-step")
+        self._free_steps = threading.Semaphore(_MOST_STEPS)
+        #: Steps that wait keep nothing else from a thread.
+        self._threads = ThreadPoolExecutor(_OTHER_THREADS, thread_name_prefix="penstock-graph-worker")
         #: By address and task, the number that the link has for a worker: clients may list different ones.
         self._numbers: dict[tuple[str, str], int] = {}
         #: Of an MPI job: connection and rank of each task.
@@ -129,6 +133,7 @@ class Worker:
         """End all sessions and connections."""
         for name in list(self._sessions):
             self._close(name)
+        self._step_threads.shutdown()
         self._threads.shutdown()
         self.link.close()
         if self._mpi is not None:
@@ -262,7 +267,22 @@ class Worker:
 
     def _run(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.mail.begin(int(message["oldest"]))
-        self._later(who, message, hosted.run)
+        if not self._free_steps.acquire(blocking=False):
+            hosted.mail.end(int(message["step"]))
+            full = UnsupportedError(
+                f"{self.task} runs {_MOST_STEPS} steps, as many as a worker can at once: let one end before the next, "
+                "also of those that wait for a queue"
+            )
+            self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(full)})
+            return
+
+        def run(message: dict[str, Any]) -> dict[str, Any]:
+            try:
+                return hosted.run(message)
+            finally:  # before the answer, after which the next may come
+                self._free_steps.release()
+
+        self._later(who, message, run, self._step_threads)
 
     def _abort(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.abort(int(message["step"]), message["why"])
@@ -278,6 +298,7 @@ class Worker:
         who: Any,
         message: dict[str, Any],
         act: Callable[[dict[str, Any]], dict[str, Any]],
+        threads: ThreadPoolExecutor | None = None,
     ) -> None:
         """Answer a request with what a function gives, in a thread of its own."""
 
@@ -287,12 +308,14 @@ class Worker:
             except Exception as error:
                 self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(error)})
 
-        self._start(answer)
+        self._start(answer, threads=threads)
 
-    def _start(self, act: Callable[..., T], *args: Any) -> Future[T]:
-        """Call something in a thread of its own: this one is for all."""
+    def _start(
+        self, act: Callable[..., T], *args: Any, threads: ThreadPoolExecutor | None = None
+    ) -> Future[T]:
+        """Call something in a thread of its own: this one is for all. threads: None: those for what is no step."""
         try:
-            return self._threads.submit(act, *args)
+            return (threads or self._threads).submit(act, *args)
         except RuntimeError:  # the worker is closing
             over: Future[T] = Future()
             over.set_exception(CancelledError("the worker is closing"))
@@ -307,7 +330,7 @@ class Worker:
     def _close(self, name: str) -> None:
         hosted = self._sessions.pop(name, None)
         if hosted is not None:
-            hosted.cancel()  # at once: its steps may have all threads
+            hosted.cancel()
             try:  # what closes batches may take long, such as a Loader's threads
                 self._threads.submit(self._close_batches, hosted)
             except RuntimeError:  # the worker is closing
