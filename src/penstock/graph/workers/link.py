@@ -59,7 +59,7 @@ class Link:
         self._connected: dict[int, dict[str, str]] = {}
         #: Of a worker: by number of those that it is connected to.
         self._senders: dict[int, ZmqSender] = {}
-        self._is_over = False
+        self._is_over, self._closing = False, threading.RLock()
         self._thread = threading.Thread(target=self._run, name="penstock-graph-link", daemon=True)
 
     def start(self) -> None:
@@ -91,14 +91,18 @@ class Link:
 
     def _do(self, to: Any, action: Callable[[Carrier], bool]) -> None:
         self._outbox.append((to, action))
-        self._carrier.wake()
+        with self._closing:
+            if not self._is_over:  # the carrier's descriptor may be closed, or another file's by now
+                self._carrier.wake()
 
     def close(self) -> None:
         """Send what waits, and end all connections. Twice is harmless."""
-        if not self._is_over:
+        with self._closing:
+            if self._is_over:
+                return
             self._is_over = True
             self._carrier.wake()
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         try:

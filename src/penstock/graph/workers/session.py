@@ -652,7 +652,12 @@ class WorkerSession:
         return ask
 
     def _abort(self, ask: _Ask, why: str) -> None:
-        """End what is still under way of a step, and wait until the workers that live have ended it."""
+        """End what is still under way of a step, and wait until the workers that live have ended it.
+
+        Not of a session that is closed, which ends on all workers.
+        """
+        if self._is_closed:
+            return
         for task in ask.pending():
             self._tell(task, {"kind": "abort", "step": ask.number, "why": f"the step was ended: {why}"})
         ask.settle(self._config.lost_seconds)
