@@ -260,7 +260,7 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
 
     def seen(hosted: Any, message: Any) -> Any:
         part = make_part(hosted, message)
-        parts.add(part)
+        parts.add(part.session)
         return part
 
     monkeypatch.setattr(hosting._Hosted, "make_part", seen)
@@ -882,10 +882,14 @@ def test_a_trace_of_workers_that_misses_spans_is_not_complete(
 
 
 class Counting:
-    """A proxy that counts the bytes of each of its connections, both ways; a client's is the first."""
+    """A proxy that counts the bytes of each of its connections, both ways; a client's is the first.
 
-    def __init__(self, address: str) -> None:
+    most: of its connections; who connects then is cut off at once.
+    """
+
+    def __init__(self, address: str, most: float = math.inf) -> None:
         self.nbytes: list[int] = []
+        self.most = most
         self._to = (address.split(":")[1].strip("/"), int(address.rpartition(":")[2]))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -897,6 +901,9 @@ class Counting:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listening.accept()
+                if len(self.nbytes) >= self.most:
+                    here.close()
+                    continue
                 there = socket.create_connection(self._to)
                 self._open += [here, there]
                 self.nbytes.append(0)
@@ -911,6 +918,13 @@ class Counting:
                 self.nbytes[number] += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """End all connections but the client's, and take no new ones."""
+        self.most = len(self.nbytes)
+        for each in self._open[2:]:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
@@ -1358,6 +1372,109 @@ def test_a_network_that_is_cut_in_the_middle_of_a_step_ends_it_by_name() -> None
         gate.set()
         cutting.join()
         worker.close()
+
+
+@contextlib.contextmanager
+def workers_apart(
+    most: float, **brought: Any
+) -> Iterator[tuple[dict[str, str], tuple[Worker, Worker], Counting]]:
+    """Two workers that find no local socket of each other; the second is behind a proxy. brought: by the first."""
+    first, second = Worker(TASKS[0], SECRET, functions=brought), new_worker(TASKS[1])
+    proxies = Counting(first.address), Counting(second.address, most)
+    try:
+        addresses = dict(zip(TASKS, [each.address for each in proxies], strict=False))
+        yield addresses, (first, second), proxies[1]
+    finally:
+        for each in (first, second, *proxies):
+            each.close()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_worker_that_another_one_cannot_reach_ends_the_steps_that_need_it_by_name(is_asked: bool) -> None:
+    """As behind a firewall, or at an address that is another host for the client than for the worker.
+
+    is_asked: the second one sends, where the first asks.
+    """
+    graph = Graph()
+    x = graph.placeholder("float32", [1000], name="x")
+    tasks = TASKS[1::-1] if is_asked else TASKS[:2]
+    with graph.on_device(tasks[0]):
+        sources = [graph.add("Mul", x, graph.constant(np.float32(k)), name=f"source{k}") for k in range(8)]
+    with graph.on_device(tasks[1]):
+        total = graph.add("Neg", sources[0], name="total0")
+        for k in range(1, 8):
+            total = graph.add("Add", total, sources[k], name=f"total{k}")
+    costs = {
+        name: {"cost": {f"{task}/device:cpu:0": float("total" in name) for task in TASKS}, "bytes": 4000}
+        for name in graph.nodes
+    }
+    feeds = {x: np.ones(1000, np.float32)}
+    with (
+        workers_apart(most=1) as (addresses, workers, proxy),
+        opened(graph, addresses, costs=costs if is_asked else None, lost_seconds=patient(1)) as session,
+    ):
+        assert session.run(sources[0], feeds)[0] == 0.0
+        named = f"^{TASKS[0]} cannot reach {TASKS[1]} at {proxy.address}: no worker listens.*; give for each "
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match=named):
+                session.run(total, feeds, timeout_seconds=patient(60))
+        assert session.run(sources[0], feeds)[0] == 0.0
+        proxy.most = math.inf
+        found = None
+        while found is None:
+            with contextlib.suppress(WorkerLostError):  # on a busy machine the connection takes long
+                found = session.run(total, feeds)
+        assert np.array_equal(found, 28 * feeds[x])
+        assert [len(each._sessions) for each in workers] == [1, 1]
+
+
+def test_a_link_between_workers_that_is_cut_in_the_middle_of_a_step_ends_it_by_name(tmp_path: Path) -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def wait(given: Any) -> Any:
+        began.set()
+        gate.wait()
+        return given
+
+    graph = Graph()
+    with graph.on_device(TASKS[0]):
+        sent = graph.add("Call", graph.constant(1.0), function="wait", outputs=[["float32", []]], name="sent")
+    with graph.on_device(TASKS[1]):
+        w = graph.variable("float32", [], initial=1.0, name="w")
+        up = graph.add("AssignAdd", w, sent, name="up")
+    init = graph.initialize_all()
+    with (
+        workers_apart(math.inf, wait=wait) as (addresses, workers, proxy),
+        opened(graph, addresses, lost_seconds=patient(1)) as session,
+    ):
+
+        def cut() -> None:
+            began.wait()
+            proxy.cut()
+            gate.set()
+
+        session.run(init)
+        gate.set()
+        assert session.run(up) == 2.0
+        session.save(str(tmp_path))
+        assert session.run(up) == 3.0
+        began.clear()
+        gate.clear()
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        named = (
+            rf"^{TASKS[0]} cannot reach {TASKS[1]} at {proxy.address}: the connection was cut; now no worker"
+        )
+        with pytest.raises(WorkerLostError, match=named):
+            session.run(up, timeout_seconds=patient(60))
+        cutting.join()
+        proxy.most = math.inf
+        found = None
+        while found is None:
+            with contextlib.suppress(WorkerLostError):  # on a busy machine the connection takes long
+                found = session.run(up)
+        assert found == 3.0
+        assert [len(each._sessions) for each in workers] == [1, 1]
 
 
 def test_a_client_that_dies_leaves_nothing_on_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1816,7 +1933,7 @@ def test_a_step_ends_that_another_worker_gave_up_while_it_was_planned(
     with contextlib.closing(new_worker(TASKS[0])) as worker, contextlib.closing(session):
         hosted = hosting._Hosted(worker, Mail(lambda *message: None), seed=0)
         hosted.parts[1] = Future()
-        hosted.parts[1].set_result(session)
+        hosted.parts[1].set_result(hosting._Part(session, []))
         plan = session._plan
 
         def interrupted(*arguments: Any, **how: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import ipaddress
 import os
@@ -17,12 +16,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message, recv_monitor_message
 
 from penstock.errors import ConfigError
 from penstock.ranks.peer_messages import MOST_HEAD_BYTES
@@ -100,7 +99,11 @@ class ZmqCarrier(Wakeable):
         self.admits_later = False
         #: Whom a connection was cut to since `take_cut`.
         self._cut: set[int] = set()
+        #: By monitor of a connection that is watched: its rank; and the monitors of those that are made now.
         self._watched: dict[Any, int] = {}
+        self._made: set[Any] = set()
+        #: Ranks to whom all watched connections are made: another set after each change.
+        self.reached: frozenset[int] = frozenset()
         self._judging: zmq.Socket[bytes] | None = None
         self._serving: zmq.Socket[bytes] | None = None
         self._poller.register(self._wake, zmq.POLLIN)
@@ -135,18 +138,20 @@ class ZmqCarrier(Wakeable):
     def connect(self, offers: dict[int, dict[str, str]], *, cut_seconds: float | None = None) -> None:
         """Connect to other ranks, and let these connect. offers: of each, the `offer` of its carrier.
 
-        cut_seconds: notice a rank that is silent for so long, or has ended: `take_cut` tells.
+        cut_seconds: watch the connections: `take_cut` tells of one that was made and then cut, or whose rank is silent
+        for so long, and `reached` of whom all are made to; None: do not.
         Raises: ConfigError where so many connections cannot be made.
         """
         self._context.set(zmq.MAX_SOCKETS, len(offers) + 64)
         try:
             for rank, offer in offers.items():
-                watch = (
-                    None
-                    if cut_seconds is None
-                    else functools.partial(self._watch, rank=rank, seconds=cut_seconds)
-                )
-                self._asking[rank] = asking = self._connected(offer, watch)
+                self._asking[rank] = asking = self._new_asking(offer)
+                if cut_seconds is not None:
+                    self._watch(asking, rank, cut_seconds)
+                    # Whatever Python's threads are busy with, ZeroMQ's own ask and answer.
+                    asking.heartbeat_ivl = _ms(cut_seconds / 3)
+                    asking.heartbeat_timeout = _ms(cut_seconds)
+                asking.connect(offer["address"])
                 self._poller.register(asking, zmq.POLLIN)
                 self.admit(offer["key"].encode("ascii"), rank)
         except zmq.ZMQError as error:
@@ -155,9 +160,17 @@ class ZmqCarrier(Wakeable):
                 '"ulimit -n", or give share="host"'
             ) from error
 
-    def sender(self, offer: dict[str, str]) -> ZmqSender:
-        """Return another connection to a rank, by which any thread sends; `close` ends it, before the carrier is."""
-        return ZmqSender(self._connected(offer))
+    def sender(self, rank: int, offer: dict[str, str], *, cut_seconds: float | None = None) -> ZmqSender:
+        """Return another connection to a rank, by which any thread sends; `close` ends it, before the carrier is.
+
+        cut_seconds: watch it, as `connect` does, but for a silent rank, which that of `connect` finds: large messages
+        may keep this one from answering for long.
+        """
+        asking = self._new_asking(offer)
+        if cut_seconds is not None:
+            self._watch(asking, rank, cut_seconds)
+        asking.connect(offer["address"])
+        return ZmqSender(asking)
 
     def ask(self, rank: int, parts: Sequence[Any]) -> bool:
         """Send a message to a rank; return False where too many wait already."""
@@ -174,9 +187,9 @@ class ZmqCarrier(Wakeable):
         ready = dict(self._poller.poll(None if seconds is None else max(0, int(1e3 * seconds) + 1)))
         if self._wake in ready:
             self._sleep_again()
-        for monitor, rank in self._watched.items():
-            while monitor in ready and _received(monitor):
-                self._cut.add(rank)
+        for monitor in self._watched:
+            while monitor in ready and (event := _received(monitor)):
+                self._note(monitor, parse_monitor_message([bytes(part) for part in event])["event"])
         judging, serving = self._judging, self._serving
         while judging is not None and judging in ready and (request := _received(judging)):
             judging.send_multipart(self._verdict([bytes(part) for part in request]))
@@ -194,11 +207,24 @@ class ZmqCarrier(Wakeable):
         return found
 
     def _watch(self, asking: zmq.Socket[bytes], rank: int, seconds: float) -> None:
-        """Notice when a connection is cut: ZeroMQ's own thread asks and answers, whatever Python's are busy with."""
-        asking.heartbeat_ivl, asking.heartbeat_timeout = int(1e3 * seconds / 3) + 1, int(1e3 * seconds) + 1
-        monitor = asking.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        """Notice when a connection is made or cut, and try again soon where it cannot be made. Before it connects."""
+        # Who is not admitted yet gets no answer: it tries again before it is given up.
+        asking.connect_timeout = asking.handshake_ivl = _ms(seconds / 2)
+        asking.reconnect_ivl_max = min(max(_ms(seconds / 3), _RECONNECT_MS), _MOST_RECONNECT_MS)
+        monitor = asking.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._poller.register(monitor, zmq.POLLIN)
         self._watched[monitor] = rank
+        self.reached -= {rank}
+
+    def _note(self, monitor: Any, event: int) -> None:
+        """Act on a connection that was made or has ended: one that was never made, or was refused, is not cut."""
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._made.add(monitor)
+        elif monitor in self._made:
+            self._made.discard(monitor)
+            self._cut.add(self._watched[monitor])
+        missing = {rank for each, rank in self._watched.items() if each not in self._made}
+        self.reached = frozenset(self._watched.values()) - missing
 
     def close(self) -> None:
         """End all connections. Once, when no thread uses it."""
@@ -217,17 +243,12 @@ class ZmqCarrier(Wakeable):
         verdict = [b"200", b"", str(rank).encode("ascii")] if is_known else refusal
         return [version, number, *verdict, b""]
 
-    def _connected(
-        self, offer: dict[str, str], watch: Callable[[zmq.Socket[bytes]], None] | None = None
-    ) -> zmq.Socket[bytes]:
-        """Return a socket that connects to a rank. watch: called before it does. Raises: zmq.ZMQError."""
+    def _new_asking(self, offer: dict[str, str]) -> zmq.Socket[bytes]:
+        """Return a socket that can connect to a rank. Raises: zmq.ZMQError."""
         made = self._new_socket(zmq.DEALER)
         made.curve_serverkey = offer["key"].encode("ascii")
         made.ipv6 = "[" in offer["address"]
         made.reconnect_ivl, made.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
-        if watch is not None:
-            watch(made)
-        made.connect(offer["address"])
         return made
 
     def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -256,7 +277,9 @@ class ZmqSender:
     def close(self) -> None:
         """End the connection. Twice is harmless."""
         with self._lock:
-            self._socket.close(0)
+            if not self._socket.closed:
+                self._socket.disable_monitor()
+                self._socket.close(0)
 
 
 def has_key(address: str, key: bytes, own: KeyPair, seconds: float) -> bool | None:
@@ -282,6 +305,10 @@ def has_key(address: str, key: bytes, own: KeyPair, seconds: float) -> bool | No
         return False
     finally:
         context.destroy(0)
+
+
+def _ms(seconds: float) -> int:
+    return int(1e3 * seconds) + 1
 
 
 def _sent(through: zmq.Socket[bytes], parts: Sequence[Any]) -> bool:

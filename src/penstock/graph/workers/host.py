@@ -134,6 +134,11 @@ class HostLink:
                     connection.setblocking(False)
                     self._out[address] = _Out(connection)
 
+    def has(self, address: str) -> bool:
+        """Return whether a worker is connected to."""
+        out = self._out.get(address)
+        return out is not None and out.is_there()
+
     def send(self, address: str, parts: Sequence[Any]) -> bool:
         """Send a message; return False where the worker is on another host, or cannot take it now."""
         out = self._out.get(address)

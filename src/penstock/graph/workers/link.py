@@ -32,8 +32,8 @@ class Link:
 
     on_message: called in the link's thread with the number of who sent, whom to answer (None: nobody) and the message;
     it returns at once. on_tick: called about every tick_seconds. on_cut: called with the number of a worker whose
-    connection was cut, or that was silent for cut_seconds. on_wrong: called as on_message, with why a message cannot be
-    read. posts: whether `post` has a connection of its own.
+    connection is watched, and was cut. on_wrong: called as on_message, with why a message cannot be read. posts:
+    whether `post` has a connection of its own.
     """
 
     def __init__(
@@ -44,21 +44,22 @@ class Link:
         on_tick: Callable[[], None] | None = None,
         tick_seconds: float | None = None,
         on_cut: Callable[[int], None] | None = None,
-        cut_seconds: float | None = None,
         on_wrong: Callable[[int, Any, CorruptError], None] | None = None,
         posts: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._carrier = carrier
         self._on_message, self._on_tick, self._tick_seconds = on_message, on_tick, tick_seconds
-        self._on_cut, self._cut_seconds = on_cut, cut_seconds
-        self._report, self._on_wrong, self._posts = report, on_wrong, posts
+        self._on_cut, self._on_wrong, self._posts, self._report = on_cut, on_wrong, posts, report
         self._outbox: deque[tuple[Any, Callable[[Carrier], bool]]] = deque()
         #: What a destination cannot take yet, in order: the others do not wait for it.
         self._stalled: dict[Any, deque[Callable[[Carrier], bool]]] = {}
         self._connected: dict[int, dict[str, str]] = {}
         #: Of a worker: by number of those that it is connected to.
         self._senders: dict[int, ZmqSender] = {}
+        #: Of those that are watched, whom this one is connected to; and notified of a change.
+        self._reached: frozenset[int] = frozenset()
+        self._changed = threading.Condition()
         self._is_over, self._closing = False, threading.RLock()
         self._thread = threading.Thread(target=self._run, name="penstock-graph-link", daemon=True)
 
@@ -66,12 +67,24 @@ class Link:
         """Begin; once."""
         self._thread.start()
 
-    def connect(self, offers: Mapping[int, dict[str, str]]) -> None:
-        """Connect to workers by number; those that are connected already stay so."""
-        new = {number: offer for number, offer in offers.items() if self._connected.get(number) != offer}
-        self._connected.update(new)
-        if new:
-            self._do(None, partial(self._connect, new))
+    def connect(self, offers: Mapping[int, dict[str, str]], *, cut_seconds: float | None = None) -> None:
+        """Connect to workers by number; those that are connected already stay so. Any thread may.
+
+        cut_seconds: watch the connections: one is cut, too, when the worker is silent for so long. None: do not.
+        """
+        if any(self._connected.get(number) != offer for number, offer in offers.items()):
+            self._do(None, partial(self._connect, offers, cut_seconds))
+
+    def admit(self, offers: Mapping[int, dict[str, str]]) -> None:
+        """Let workers connect; those to whom this one connects may already."""
+        self._do(None, partial(self._admit, offers))
+
+    def reaches(self, number: int, seconds: float | None) -> bool:
+        """Return whether a worker is connected whose connection is watched; wait for that, so long at most."""
+        if number in self._reached:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: number in self._reached, seconds)
 
     def ask(self, number: int, parts: list[Any]) -> int:
         """Send the parts of a message to a worker that is connected, and return its bytes."""
@@ -118,6 +131,10 @@ class Link:
                 for number, who, parts in self._carrier.receive(wait):
                     self._take(number, who, parts)
                 if self._on_cut is not None and isinstance(self._carrier, ZmqCarrier):
+                    if self._carrier.reached is not self._reached:
+                        with self._changed:
+                            self._reached = self._carrier.reached
+                            self._changed.notify_all()
                     for number in self._carrier.take_cut():
                         self._on_cut(number)
             self._send()
@@ -126,14 +143,24 @@ class Link:
                 sender.close()
             self._carrier.close()
 
-    def _connect(self, offers: dict[int, dict[str, str]], carrier: Carrier) -> bool:
+    def _admit(self, offers: Mapping[int, dict[str, str]], carrier: Carrier) -> bool:
         assert isinstance(carrier, ZmqCarrier), "that of MPI is connected from the start"
-        carrier.connect(offers, cut_seconds=self._cut_seconds)
+        for number, offer in offers.items():
+            carrier.admit(offer["key"].encode("ascii"), number)
+        return True
+
+    def _connect(
+        self, offers: Mapping[int, dict[str, str]], cut_seconds: float | None, carrier: Carrier
+    ) -> bool:
+        assert isinstance(carrier, ZmqCarrier), "that of MPI is connected from the start"
+        new = {number: offer for number, offer in offers.items() if self._connected.get(number) != offer}
+        self._connected.update(new)
+        carrier.connect(new, cut_seconds=cut_seconds)
         if self._posts:
-            for number, offer in offers.items():
+            for number, offer in new.items():
                 if number in self._senders:
                     self._senders[number].close()
-                self._senders[number] = carrier.sender(offer)
+                self._senders[number] = carrier.sender(number, offer, cut_seconds=cut_seconds)
         return True
 
     def _send(self) -> bool:

@@ -61,6 +61,10 @@ HELLO_SECONDS, _LOOK_AFTER_SECONDS = 20.0, 1.0
 _PING_SECONDS = 5.0
 #: A message with more is on its way for a while, at no less than so many bytes a second.
 _LARGE_BYTES, _LEAST_BYTES_PER_SECOND = 1 << 20, 1e6
+#: Of every loss.
+_GOES_ON = (
+    "; the next run begins with the last saved state, or anew: go on from saves.step of an open saving()"
+)
 #: Machines whose times for the same work differ by less are equally fast.
 _NOISE = 1.5
 
@@ -142,7 +146,6 @@ class WorkerSession:
                 [_PING_SECONDS, *(each / 4 for each in (config.lag_seconds, config.node_seconds) if each)]
             ),
             on_cut=self._notice,
-            cut_seconds=config.lost_seconds,
             on_wrong=self._refuse,
             report=report,
         )
@@ -521,8 +524,12 @@ class WorkerSession:
 
         Raises: WorkerLostError, also for a worker that was lost since it answered.
         """
-        self._name, self._is_opened = "", False
-        self._link.connect(dict(enumerate(offers_of(self._secret, self._addresses).values())))
+        before, self._name, self._is_opened = self._name, "", False
+        if before:  # on those that live
+            for task in self.tasks:
+                self._tell(task, {"kind": "close", "session": before})
+        offers = dict(enumerate(offers_of(self._secret, self._addresses).values()))
+        self._link.connect(offers, cut_seconds=self._config.lost_seconds)
         began = time.perf_counter()
         answers = self._greet()
         for task, answer in answers.items():
@@ -557,6 +564,7 @@ class WorkerSession:
             "kind": "open",
             "addresses": self._addresses,
             "seed": self._config.seed,
+            "lost_seconds": self._config.lost_seconds,
             "shares_memory": self._config.shares_memory,
             "is_lossy": self._config.is_lossy,
         }
@@ -681,6 +689,9 @@ class WorkerSession:
                         task, f"lags: {node!r} runs for {seconds:.1f} s; node_seconds is {most_seconds:g}"
                     )
             return
+        is_lost = kind == "failed" and message["error"]["kind"] == WorkerLostError.kind
+        if is_lost and self._name and message.get("session") == self._name:
+            self._lose_link(message["error"]["text"])
         with self._lock:
             ask = self._asks.get(message.get("ask", -1))
         if ask is not None:
@@ -739,12 +750,22 @@ class WorkerSession:
             held = ask.holds.get(task, [])
             ask.fail(self._lost_error(task, why, held), gone=task)
 
+    def _lose_link(self, why: str) -> None:
+        """End all requests where a worker cannot reach another one, in the link's thread. Both may live."""
+        error = WorkerLostError(why + _GOES_ON)
+        with self._lock:
+            if self._lost is not None:  # of a link, both ends tell
+                return
+            asks = list(self._asks.values())
+            self._lost, self._is_told = error, False
+        for ask in asks:
+            ask.fail(error)
+
     def _lost_error(self, task: str, why: str, held: Sequence[str]) -> WorkerLostError:
         of_step = f"; the step waits for {_named(held)} on it" if held else ""
         node = held[0] if held else ""
         return WorkerLostError(
-            f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}; the next "
-            "run begins with the last saved state, or anew: go on from saves.step of an open saving()",
+            f"{task} (process {self._peers[task].pid}, {self._addresses[task]}) {why}{of_step}{_GOES_ON}",
             node=node,
             where=self.graph.nodes[node].where if node else "",
         )

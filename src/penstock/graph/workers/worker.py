@@ -3,6 +3,7 @@
     client    hello, open, part, run, abort, state, load, close, ping, end    -> an answer to each but abort, close, end
     worker    values: outputs of a node, for a step of a session
 
+A worker that cannot send to another one what a step needs, or whose connection to it is cut, answers `failed`.
 One thread has the connections, another those to workers of this host; each step has one while it is under way, which
 sends, and receives from workers of this host while it waits. A session ends with `close`, or when its client says
 nothing for long.
@@ -20,12 +21,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.graph.errors import CancelledError, CorruptError, GraphError, UnsupportedError
+from penstock.graph.errors import (
+    CancelledError,
+    CorruptError,
+    GraphError,
+    UnsupportedError,
+    WorkerLostError,
+)
 from penstock.graph.model.graph import Graph
 from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
@@ -37,6 +44,7 @@ from penstock.graph.workers.lanes import StepRecorder
 from penstock.graph.workers.link import CLIENT, Link, key_of, offers_of
 from penstock.graph.workers.mail import Mail, Values
 from penstock.graph.workers.nodes import received_nodes
+from penstock.graph.workers.reaching import look_at
 from penstock.graph.workers.wire import (
     MOST_PART_BYTES,
     ValuesPacker,
@@ -57,6 +65,8 @@ FORGOTTEN_SECONDS = 60.0
 #: Larger messages do not go by MPI, whose carrier takes no longer ones.
 MOST_MPI_BYTES = 1 << 29
 _TICK_SECONDS = 5.0
+#: For so long at least a connection is cut before a client hears of it: whose worker has ended, it finds out itself.
+_CUT_SECONDS = 0.25
 #: Steps at once, of all sessions; more are refused. Threads for all else.
 _MOST_STEPS, _OTHER_THREADS = 512, 16
 _REFERENCE_SIZE, _REFERENCE_TIMES = 256, 5
@@ -102,8 +112,9 @@ class Worker:
         self._free_steps = threading.Semaphore(_MOST_STEPS)
         #: Steps that wait keep nothing else from a thread.
         self._threads = ThreadPoolExecutor(_OTHER_THREADS, thread_name_prefix="penstock-graph-worker")
-        #: By address and task, the number that the link has for a worker: clients may list different ones.
-        self._numbers: dict[tuple[str, str], int] = {}
+        #: By address, task and how long it may be silent, the number that the link has for a worker: those of clients
+        #: may differ.
+        self._numbers: dict[tuple[str, str, float | None], int] = {}
         #: Of an MPI job: connection and rank of each task.
         self._mpi: tuple[Link, dict[str, int]] | None = None
         self.host = HostLink(secret, self.address, self._take_parts, report=report)
@@ -112,6 +123,7 @@ class Worker:
             self._take,
             on_tick=self._tick,
             tick_seconds=_TICK_SECONDS,
+            on_cut=self._notice,
             on_wrong=self._refuse,
             posts=True,
             report=report,
@@ -151,7 +163,7 @@ class Worker:
             return
         hosted = self._sessions.get(message.get("session", ""))
         if hosted is not None:
-            hosted.heard = time.monotonic()
+            hosted.heard, hosted.client = time.monotonic(), who
         answer = _ANSWERS.get(kind)
         if answer is None:
             self.link.answer(
@@ -195,6 +207,19 @@ class Worker:
         except (KeyError, TypeError, ValueError):
             pass  # another worker's fault is not this one's end
 
+    def _notice(self, number: int) -> None:
+        """Act on a connection to a worker that was cut, in the link's thread: a message to it may be lost."""
+        for name, hosted in list(self._sessions.items()):
+            for receiver in hosted.watched():
+                if receiver.number == number:
+                    self._start(self._tell_cut, name, hosted, receiver, time.monotonic() + _CUT_SECONDS)
+
+    def _tell_cut(self, name: str, hosted: _Hosted, receiver: _Receiver, after: float) -> None:
+        error = _error(hosted.unreached(receiver, "the connection was cut; now "))
+        self._is_over.wait(max(after - time.monotonic(), 0.0))
+        if self._sessions.get(name) is hosted:
+            self.link.answer(hosted.client, {"kind": "failed", "session": name, "error": error})
+
     def _tick(self) -> None:
         now = time.monotonic()
         for name, hosted in list(self._sessions.items()):
@@ -225,14 +250,16 @@ class Worker:
 
     def _open(self, who: Any, message: dict[str, Any], hosted: Any) -> None:
         others = {task: address for task, address in message["addresses"].items() if task != self.task}
-        numbers = {
-            task: self._numbers.setdefault((address, task), len(self._numbers))
-            for task, address in others.items()
-        }
-        offers = offers_of(self._secret, others)
-        self.link.connect({numbers[task]: offer for task, offer in offers.items()})
         here = list(others.values()) if message["shares_memory"] else []
         self.host.connect(here)
+        receivers: dict[str, _Receiver] = {}
+        for task, offer in offers_of(self._secret, others).items():
+            address = others[task]
+            is_watched = not (here and self.host.has(address)) and not (self._mpi and task in self._mpi[1])
+            seconds = float(message["lost_seconds"]) if is_watched else None
+            number = self._numbers.setdefault((address, task, seconds), len(self._numbers))
+            receivers[task] = _Receiver(task, number, offer, seconds)
+        self.link.admit({each.number: each.offer for each in receivers.values()})
 
         session, is_lossy = message["session"], message["is_lossy"]
         packers: dict[str, ValuesPacker] = {}
@@ -251,12 +278,14 @@ class Worker:
             if self._mpi is not None and to in self._mpi[1] and sum(map(len, parts)) < MOST_MPI_BYTES:
                 self._mpi[0].post(self._mpi[1][to], parts)
             else:
-                self.link.post(numbers[to], parts)
+                self.link.post(receivers[to].number, parts)
 
         def lend(to: str, nbytes: int) -> Any:
             return self.host.lend(others[to], nbytes) if here and not is_lossy else None
 
-        self._sessions[session] = _Hosted(self, Mail(send, lend, self.host.get_within), int(message["seed"]))
+        hosted = _Hosted(self, Mail(send, lend, self.host.get_within), int(message["seed"]))
+        hosted.client, hosted.receivers = who, receivers
+        self._sessions[session] = hosted
         self.link.answer(who, {"kind": "opened", **_about(message)})
 
     def _part(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
@@ -363,13 +392,37 @@ _ANSWERS: dict[str, Callable[..., None]] = {
 }
 
 
+class _Receiver(NamedTuple):
+    """A worker that this one may send to: the link's number for it, how it is reached, and how long it may be silent.
+
+    lost_seconds: None where its connection is not watched, as what is sent goes another way.
+    """
+
+    task: str
+    number: int
+    offer: dict[str, str]
+    lost_seconds: float | None
+
+
+class _Part(NamedTuple):
+    """A part of a graph: the session that runs it, and those that it sends to by connections that are watched."""
+
+    session: Session
+    watched: Sequence[_Receiver]
+
+
 class _Hosted:
-    """A client's session on this worker: its state, and the parts of graphs that it runs."""
+    """A client's session on this worker: its state, and the parts of graphs that it runs.
+
+    client: whom to answer. receivers: the other workers, by task.
+    """
 
     def __init__(self, worker: Worker, mail: Mail, seed: int) -> None:
         self.heard = time.monotonic()
-        self._task = worker.task
-        self.parts: dict[int, Future[Session]] = {}
+        self.client: Any = None
+        self.receivers: dict[str, _Receiver] = {}
+        self._task, self._link = worker.task, worker.link
+        self.parts: dict[int, Future[_Part]] = {}
         self.mail = mail
         self.resources = Resources(seed, *worker._brought)
         self.resources.mail = mail
@@ -379,14 +432,37 @@ class _Hosted:
         #: By step: what it ran when `busy` was asked, and since when it was seen at that.
         self._seen: dict[int, tuple[Any, float]] = {}
 
-    def make_part(self, message: dict[str, Any]) -> Session:
-        """Return a session over a part of the client's graph."""
-        return Session(
-            Graph(received_nodes(message)),
+    def make_part(self, message: dict[str, Any]) -> _Part:
+        """Return a part of the client's graph, and connect to whom it sends to: by now they all admit this worker."""
+        nodes = received_nodes(message)
+        tasks = {
+            task
+            for node in nodes
+            if node.op in ("Send", "Recv") and (task := node.attr.get("to") or node.attr.get("asks"))
+        }
+        receivers = [each for task, each in self.receivers.items() if task in tasks]
+        for each in receivers:
+            self._link.connect({each.number: each.offer}, cut_seconds=each.lost_seconds)
+        session = Session(
+            Graph(nodes),
             resources=self.resources,
             regions=bool(message["regions"]),
             check_finite=bool(message["check_finite"]),
             slowness=self._slowness,
+        )
+        return _Part(session, [each for each in receivers if each.lost_seconds is not None])
+
+    def watched(self) -> list[_Receiver]:
+        """Return those that any part sends to by connections that are watched."""
+        return list({each.number: each for part in self._made() for each in part.watched}.values())
+
+    def unreached(self, receiver: _Receiver, what: str = "") -> WorkerLostError:
+        """Return what a client is told where a message to a worker does not arrive, after a look at its address."""
+        address = receiver.offer["address"]
+        at, more = look_at(address)
+        return WorkerLostError(
+            f"{self._task} cannot reach {receiver.task} at {address}: {what}{at.value}{more and f' ({more})'}; give "
+            "for each worker an address by which the others reach it, too, and let firewalls between them pass it"
         )
 
     def run(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +474,10 @@ class _Hosted:
             stack.callback(self._end, step)
             if statistics is not None:
                 stack.enter_context(self.mail.watched())
-            session = self.parts[message["part"]].result()
+            session, watched = self.parts[message["part"]].result()
+            for each in watched:
+                if not self._link.reaches(each.number, each.lost_seconds):
+                    raise self.unreached(each)
             values = session.run(
                 message["fetches"],
                 message["feeds"],
@@ -463,9 +542,12 @@ class _Hosted:
         self._seen = seen
         return [(name_of(at[0]), now - since) for at, since in seen.values()]
 
-    def _sessions(self) -> list[Session]:
+    def _made(self) -> list[_Part]:
         parts = list(self.parts.values())
         return [part.result() for part in parts if part.done() and part.exception() is None]
+
+    def _sessions(self) -> list[Session]:
+        return [part.session for part in self._made()]
 
     def cancel(self) -> None:
         """End the session's steps; `resources` are closed after that."""
