@@ -80,8 +80,8 @@ class StoreConfig:
         one before ("progressive") or to the baseline ("chain"); "complete": all are full. "auto", or an
         `AutoDistance`, in place of a number follows what is stored: small early, larger near convergence.
     codec: how blocks are stored, see docs/reference/snapshots.md.
-    kept_mantissa_bits: LOSSY if it is given: floats keep so many leading bits of their mantissa (a float32 has 23),
-        the others become zero; what is restored is not what was saved. The snapshot says so.
+    kept_mantissa_bits: LOSSY if it is given: floats of 16 bits and more keep so many leading bits of their mantissa (a
+        float32 has 23), the others become zero; what is restored is not what was saved. The snapshot says so.
     reference: where the snapshot is that the next one is a difference to: a second copy of the state in memory,
         or "stored": read again from its files, a block at a time.
     staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in

@@ -63,7 +63,7 @@ class Manifest:
     clock_seconds: when that was as the clock said, which is less where it was set back in between.
     since_bytes: what was stored for its baseline and for each snapshot since, before this one; empty for a baseline.
     codec: name of the codec that wrote it; blocks say themselves how they are decoded.
-    kept_mantissa_bits: to which float32 and wider numbers were cut before they were stored; None: nothing was cut.
+    kept_mantissa_bits: to which floats of 16 bits and more were cut before they were stored; None: nothing was cut.
     tree: the state around its tensors, as `penstock.checkpoint.state.flatten` writes it.
     rank_trees: the same of what each rank has for itself.
     file_bytes: of the file that it was read from, or is written to; 0 before.

@@ -12,7 +12,7 @@ class DType:
     """A type of number.
 
     item_bytes: of one number. exponent_bits, mantissa_bits: of a binary float, below its sign bit; 0 and 0 where
-        it is none (integers, booleans, pairs of floats).
+        it is none (integers, booleans, pairs of floats, and float8_e8m0fnu, which is an exponent alone).
     """
 
     name: str
