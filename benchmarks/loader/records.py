@@ -97,7 +97,9 @@ def timed(action: Callable[[], int], least_seconds: float = 0.0) -> Seconds:
     return (time.perf_counter() - begin) / samples, (time.process_time() - worked) / samples
 
 
-def epochs_of(make: Callable[[], Any], seconds: float, **settings: Any) -> Callable[[], Seconds]:
+def epochs_of(
+    make: Callable[[], Any], seconds: float = EPOCHS_SECONDS, **settings: Any
+) -> Callable[[], Seconds]:
     """Return what times a new loader's epochs after its first for so long: it is as far ahead at the end as before."""
 
     def epoch(loader: Loader) -> int:

@@ -18,6 +18,7 @@ class RecordsWriters:
 
     writers: dict[int, threading.Thread] = field(default_factory=dict)
     capacity_bytes: int = 10
+    is_written: bool = True
 
     def held(self) -> NDArray[np.int64]:
         return np.array(sorted(self.writers), np.int64)
