@@ -18,11 +18,14 @@ from tests.for_each import for_each
 from penstock.errors import ConfigError
 from penstock.papers.deltas import TABLE_9
 from penstock.policy.delta_schemes import Scheme, reference_of
+from penstock.policy.retention import StoredSnapshot
 from penstock.policy.snap_distance import (
     AutoDistance,
     SnapDistance,
     best_snap_dis,
+    needs_baseline,
     next_reference,
+    possible_references,
     useful_bytes,
 )
 from penstock.simulate.snapshots import TIMED_SNAP_DIS, method_named, recorded_sizes
@@ -242,3 +245,23 @@ def test_what_cannot_be_is_refused() -> None:
         best_snap_dis("complete", {1: 1}, {1: 1})
     with pytest.raises(ConfigError, match=r"of snap_dis \[3\], useful bytes of \[5\]"):
         best_snap_dis("chain", {3: 1}, {5: 1})
+
+
+def test_a_difference_is_only_to_a_snapshot_that_can_be_restored_and_was_saved_before() -> None:
+    stored = [
+        StoredSnapshot(1, 10.0, 100),
+        StoredSnapshot(2, 20.0, 50, 1),
+        StoredSnapshot(3, 30.0, 100, is_intact=False),
+        StoredSnapshot(4, 40.0, 50, 3),
+        StoredSnapshot(5, 50.0, 100),
+    ]
+
+    found = [possible_references(stored, seconds) for seconds in (9.0, 10.0, 45.0, 60.0)]
+
+    assert found == [[], [1], [1, 2], [1, 2, 5]]
+
+
+def test_more_than_a_thousandth_of_a_state_in_changed_tensors_needs_a_baseline() -> None:
+    found = [needs_baseline(changed, state) for changed, state in [(0, 0), (1, 1000), (2, 1000), (1, 0)]]
+
+    assert found == [False, False, True, True]

@@ -34,8 +34,13 @@ from penstock.checkpoint.tiers.local import LocalDraft
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.delta_schemes import Scheme
-from penstock.policy.retention import restorable
-from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
+from penstock.policy.snap_distance import (
+    AutoDistance,
+    SnapDistance,
+    needs_baseline,
+    next_reference,
+    possible_references,
+)
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -44,8 +49,6 @@ RAW = "stored"
 #: Apart enough to be two numbers as floats.
 _TICK_SECONDS = 1e-3
 _WARM_UP_VALUES = 4096
-#: Tensors that are new, or gone, of at most this share of the bytes need no baseline.
-_MOST_CHANGED_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +184,10 @@ def _intact_chain(catalog: Catalog, reference: Manifest) -> tuple[Link, ...] | N
 
 
 def _changed(reference: Manifest, layouts: set[Layout]) -> str:
-    """Return why a snapshot of these tensors is no difference to another one: what changed; "" if it can be.
-
-    A few small tensors may come and go: each is stored whole where the reference lacks it.
-    """
+    """Return why a snapshot of these tensors is no difference to another one: what changed; "" if it can be."""
     before = set(map(attrgetter("layout"), reference.tensors))
     changed = before ^ layouts
-    if not changed:
-        return ""
-    if sum(layout.nbytes for layout in changed) <= _MOST_CHANGED_SHARE * sum(one.nbytes for one in layouts):
+    if not needs_baseline(sum(one.nbytes for one in changed), sum(one.nbytes for one in layouts)):
         return ""
     names = list(dict.fromkeys(layout.name for layout in sorted(changed, key=lambda one: -one.nbytes)))
     was, is_now = ({layout.name for layout in those} for those in (before, layouts))
@@ -206,8 +204,7 @@ def _reference(
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
     if not encoding.refers:
         return None
-    # What is drained late comes after some that were saved after it; a difference is to what was saved before.
-    whole = set(restorable(catalog.stored(tier)))
+    possible = set(possible_references(catalog.stored(tier), new.created_seconds))
     # Where there is a later one of its step on another tier, it may be deleted.
     of_two = catalog.steps_of_two()
     by_uid: dict[str, Manifest] = {}
@@ -215,8 +212,7 @@ def _reference(
     for copy in catalog.on_tier(tier):
         if (
             copy.manifest
-            and copy.step in whole
-            and copy.manifest.created_seconds <= new.created_seconds
+            and copy.step in possible
             and (copy.step not in of_two or copy in catalog.copies(copy.step))
         ):
             before = by_uid[copy.manifest.uid] = copy.manifest

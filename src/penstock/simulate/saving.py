@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.machine.machine import Machine
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.draining import Speeds, TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
-from penstock.policy.retention import Keep, StoredSnapshot, restorable, to_forget
+from penstock.policy.retention import Keep, StoredSnapshot, to_forget
 from penstock.policy.saving import (
     Begin,
     Commit,
@@ -37,7 +37,7 @@ from penstock.policy.saving import (
     Verify,
     WritePart,
 )
-from penstock.policy.snap_distance import SnapDistance, next_reference
+from penstock.policy.snap_distance import SnapDistance, next_reference, possible_references
 from penstock.units import format_count, format_rate
 from penstock.validate import check_count, check_rate, check_seconds
 
@@ -420,8 +420,8 @@ class _Clock:
         """Return what is stored since the last baseline, with a new snapshot as the last."""
         plan, since, place = self._plan, tuple[StoredSnapshot, ...](), None
         if save.tier == self._tiers[-1]:
-            there = [one for one in self._stored[-1].values() if one.created_seconds <= save.created_seconds]
-            since = self._since[restorable(there)[-1]] if there else ()
+            possible = possible_references(list(self._stored[-1].values()), save.created_seconds)
+            since = self._since[possible[-1]] if possible else ()
             place = next_reference(plan.scheme, plan.snap_dis, [one.stored_bytes for one in since])
         share = 1.0 if not save.is_encoded else plan.baseline_share if place is None else plan.delta_share
         reference_step = None if place is None else since[place].step
