@@ -216,9 +216,15 @@ def test_the_next_save_waits_for_the_one_before(folder: Path, held: Held) -> Non
         assert second.wait().reference_step == 1
 
 
+@pytest.mark.parametrize(
+    "way", [{"reference": "stored"}, {"scheme": "complete"}, {"codec": "stored"}, {"fast": "fast"}]
+)
 def test_a_larger_state_is_copied_in_waves_of_so_much_memory(
-    folder: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+    folder: Path, held: Held, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
+    """No state stays in memory: references are read from files, or there are none of what is saved."""
+    if "fast" in way:
+        way = {"fast": folder.with_name("fast")}
     reserved: list[int] = []
     reserve = staging.StagingArea.reserve
 
@@ -230,7 +236,7 @@ def test_a_larger_state_is_copied_in_waves_of_so_much_memory(
     held.go_on.set()
     state = {str(i): np.random.default_rng(i).normal(size=BLOCK_VALUES * 3 // 2) for i in range(6)}
     limit_bytes = 4 * 8 * BLOCK_VALUES
-    with opened(folder, reference="stored", staging_bytes=limit_bytes) as store:
+    with opened(folder, staging_bytes=limit_bytes, **way) as store:
         for step in (1, 2):
             store.save(step, state)
             assert same(store.restore(step).state, state)

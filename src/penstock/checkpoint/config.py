@@ -86,6 +86,8 @@ class StoreConfig:
         or "stored": read again from its files, a block at a time.
     staging_bytes: memory for the copy of the state, at most, in bytes or as "2 GB"; a larger state is copied in
         waves, for which training stands still until all but the last are written. None: as large as the state.
+        It needs reference="stored", unless no snapshot is a difference to one in memory: with scheme="complete",
+        codec="stored", or fast=.
     fast: a folder on a small and fast tier, which every rank sees: snapshots are committed there, as they are, and
         drained to `folder` in the background.
     fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space goes to `folder`.
@@ -137,11 +139,6 @@ class StoreConfig:
         for name, value in counts.items():
             if value is not None:
                 check_count(name, value)
-        if reference == "memory" and staging_bytes is not None:
-            raise ConfigError(
-                "staging_bytes bounds the memory, and reference='memory' keeps a whole state there: "
-                "give reference='stored', or leave staging_bytes out"
-            )
         if self.fast is None and (fast_bytes, rate) != (None, None):
             raise ConfigError(
                 "fast_bytes and drain_bytes_per_second are of the fast tier: give its folder as fast="
@@ -152,7 +149,7 @@ class StoreConfig:
             others = {os.path.realpath(each) for each in (folder, self.fast) if each is not None}
             rule = "what lies there is removed: give a folder of its own, such as '/dev/shm/runs-a'"
             check_given("host_copies", copies, is_one=os.path.realpath(copies) not in others, rule=rule)
-        return StoreSettings(
+        settings = StoreSettings(
             self.folder,
             checked_keep(self.keep),
             encoding,
@@ -166,6 +163,12 @@ class StoreConfig:
             checked_schedule(self.schedule),
             checked_options(self.storage_options),
         )
+        if settings.holds_reference and staging_bytes is not None:
+            raise ConfigError(
+                "staging_bytes bounds the memory, and reference='memory' keeps a full state there, to which the next "
+                "snapshot is a difference: give reference='stored', or leave staging_bytes out"
+            )
+        return settings
 
 
 def store_config(folder: StoreConfig | str | os.PathLike[str], arguments: Mapping[str, Any]) -> StoreConfig:

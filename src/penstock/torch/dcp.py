@@ -122,7 +122,7 @@ class StoreWriter(StorageWriter):
         """Open a store.
 
         folder, arguments: those of `penstock.checkpoint.StoreConfig`; or such a configuration alone.
-            staging_bytes: memory for the copy of what this rank writes, at most, with reference="stored"; None: 32 MiB.
+            staging_bytes: memory for the copy of what this rank writes, at most; None: 32 MiB.
         ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then nobody is waited for before DCP begins.
         report: as of `penstock.checkpoint.SnapshotStore`.
