@@ -1,4 +1,22 @@
-"""A plan of reads, run for a training loop."""
+"""A plan of reads, run for a training loop.
+
+    open_together (agreeing) ──> plan_of (opened) ──> plan_over (config): the AccessPlan ──> Scheduler ──> Engine
+    set_up, or a Meeting of ranks that share ──> Setup: Fetcher, Decoder, memory, limits ─────────────────────┘
+
+    Engine's threads ── Fetcher, Decoder ──> slots ──> Engine.take ──┬──> _wait_for_batch ──> the training
+    OwnThread, in the training's thread ── the Setup's own ──────────┘
+
+Whose Fetcher and Decoder the engine calls (`_make_processes`):
+
+    workers=N       Processes: each decode thread has a worker process decode; that also fetches the samples of a data
+                    set, while bytes of a source are read here
+    workers="auto"  Switching, for a data set that processes could load: threads, until processes prove faster
+    else            the Setup's own, in threads; or, with decoders=0, in the training's thread, inside of the engine
+
+Where there is a Switching, there may be an OwnThread (`_make_own_thread`), which passes `take` on to the engine or
+makes the batches of some steps itself: `own or self._engine` is whichever of them is asked. All of them make the same
+batches.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +276,7 @@ class Loader:
         if setup.processes is not None:
             self._processes = Processes(setup.processes, self._fetcher, decoder, self._staging)
         elif self._staging.arena is not None:
-            make = partial(_make_processes, setup, self._agreed.config, self._front_end, self._staging)
+            make = partial(_processes_of_data_set, setup, self._agreed.config, self._front_end, self._staging)
             self._switching = Switching(
                 self._fetcher, decoder, make, report, cpus=setup.cpus, samples=_samples_of(self._plan)
             )
@@ -1002,7 +1020,7 @@ def _begin(begin_thread: Callable[[], None], fetcher: Fetcher, samples: int) -> 
         fetcher.begin()
 
 
-def _make_processes(
+def _processes_of_data_set(
     setup: Setup, config: LoaderConfig, front_end: FrontEnd, staging: StagingBuffer, count: int
 ) -> Processes:
     """Make worker processes for a data set that threads have called. Raises: ConfigError where it cannot be copied."""

@@ -198,9 +198,10 @@ def set_up(
     opened: Opened | None = None,
     runs: bool = True,
 ) -> Setup:
-    """Open the source, compile the transforms, share the memory out, and open what local disks keep.
+    """Compile the transforms, share the memory out, and open what local disks keep; open the source if nobody has.
 
-    calls: what the source and its first sample are read with. opened: source and plan, if that was done before.
+    calls: what the source and its first sample are read with.
+    opened: the source and the plan over it, which a loader has from `open_together`; those of `open_run` unless given.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
         photograph; a data set cannot be predicted.
 
