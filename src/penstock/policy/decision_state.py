@@ -278,7 +278,8 @@ def with_slots(state: State, slots: int) -> State:
         count,
     )
     # Each entry is dropped and moved once at most, each place loaded, each slot staged and complete.
-    out = d.HEAD * (1 + 2 * slots + count + slots * group) + 4 * count + 6 * slots * group
+    out = d.HEAD * (1 + 2 * slots + count + slots * group)
+    out += (1 + d.MOVE_COLUMNS) * count + (1 + d.LOAD_COLUMNS) * slots * group
     # Most pages of entries are never written, and so take no memory: a copy passes by what is still zero.
     ints = np.zeros(old.size + len(ranks) * sum(lengths) + out, np.int64)
     for begin in range(0, old.size, _COPIED_AT_ONCE):

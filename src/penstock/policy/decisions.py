@@ -99,7 +99,7 @@ GO_ON, FREED, MOVED, LOADED, LOADED_RUN, RECEIVED, LATE, ABANDONED, OBSERVED, AN
 #   LOAD   | items | number | slot   | rows, samples, origins, rests, entries
 #   RUN    | items | number | slot   | the same of rows that follow each other, all from the source, for no tier
 DROP, READY, STAGED, MOVE, LOAD, RUN = 0, 1, 2, 3, 4, 5
-HEAD = 4
+HEAD, MOVE_COLUMNS, LOAD_COLUMNS = 4, 3, 5
 
 # A Load takes about this long: an instruction should be little beside its work, and a batch not wait for one of its
 # Loads. Between pictures an instruction takes 0.3 to 0.6 ms of the interpreter's lock.
@@ -448,7 +448,7 @@ def _next_move(s: State, rank: int, begin: int) -> int:
         m[at + k] = entry
         m[at + count + k] = m[entry + ENTRY_SAMPLE]
         m[at + 2 * count + k] = m[entry + rest]
-    return at + 3 * count
+    return at + MOVE_COLUMNS * count
 
 
 def _next_load(s: State, rank: int, begin: int) -> int:
@@ -496,7 +496,7 @@ def _next_load(s: State, rank: int, begin: int) -> int:
         m[at + 2 * count + k] = m[place + PLACE_ORIGIN]
         m[at + 3 * count + k] = m[entry + ENTRY_REST] if entry >= 0 else STAGING
         m[at + 4 * count + k] = entry
-    return at + 5 * count
+    return at + LOAD_COLUMNS * count
 
 
 def load_size(s: State, rank: int) -> int:

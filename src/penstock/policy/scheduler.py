@@ -1,7 +1,8 @@
 """What to fetch next, from where, for which batch slot or tier: one rank's run, as a pure state machine.
 
-Its methods are events (`start`, `slot_freed`, `slots_added`, `moved`, `divided`, `loaded`, `announced`, `withdrawn`,
-`ended`, `waited`, `evicted`, `seek`, `extended`), and most return instructions. It does no I/O and never asks the time.
+Its methods are events (`start`, `slot_freed`, `use_all_slots`, `slots_added`, `moved`, `divided`, `loaded`,
+`announced`, `withdrawn`, `ended`, `waited`, `seek`, `evicted`, `extended`), of which all but `ended` return
+instructions; and questions and settings, which return none. It does no I/O and never asks the time.
 Threads drive it over real stores (`flow.engine`), a virtual clock over the machine's curves (`simulate.loading`);
 neither has a rule of its own.
 
@@ -684,8 +685,9 @@ class Scheduler:
             what, count, number, where = words[at : at + decisions.HEAD].tolist()
             at += decisions.HEAD
             if what == decisions.MOVE:
-                entries, samples, rests = words[at : at + 3 * count].reshape(3, count).tolist()
-                at += 3 * count
+                columns = decisions.MOVE_COLUMNS
+                entries, samples, rests = words[at : at + columns * count].reshape(columns, count).tolist()
+                at += columns * count
                 if number >= 0:
                     batch = self._batches[number]
                     epoch, step = batch.epoch, batch.step
@@ -695,14 +697,15 @@ class Scheduler:
             elif what == decisions.RUN:
                 # The columns say what is known, so that nobody reads them.
                 first = int(words[at])
-                at += 5 * count
+                at += decisions.LOAD_COLUMNS * count
                 batch = self._batches[number]
                 rows, rests = range(first, first + count), [decisions.STAGING] * count
                 batch_and_slot = number, batch.epoch, batch.step, batch.samples, where
                 out.append(Load(*batch_and_slot, rows, [SOURCE] * count, rests, [-1] * count, batch.steps))
             elif what == decisions.LOAD:
-                places, _, origins, kept, entries = words[at : at + 5 * count].reshape(5, count)
-                at += 5 * count
+                columns = decisions.LOAD_COLUMNS
+                places, _, origins, kept, entries = words[at : at + columns * count].reshape(columns, count)
+                at += columns * count
                 batch = self._batches[number]
                 about = number, batch.epoch, batch.step, batch.samples, where, _places_of(places)
                 out.append(Load(*about, _listed(origins), _listed(kept), _listed(entries), batch.steps))
