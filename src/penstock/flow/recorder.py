@@ -22,7 +22,8 @@ from penstock.errors import ConfigError
 from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, SPAN, Spans, join_spans
 
 # The fields up to `place`; worker and rank, which follow, never change within a ring and are written once.
-_PACK = struct.Struct("<ddqqQiiIiBb").pack_into
+_CODES = {np.dtype(f"<{code}"): code for code in "dqQiIBb"}
+_PACK = struct.Struct("<" + "".join(_CODES[SPAN[name]] for name in (SPAN.names or ())[:-2])).pack_into
 _SPAN_BYTES = SPAN.itemsize
 #: Ids of groups that a ring holds until they are drained: 2 MiB.
 _MOST_IDS = 1 << 18
@@ -234,8 +235,8 @@ class Recorder:
     def drain(self) -> Spans:
         """Return the spans of all rings since the last drain, sorted by end, in seconds since the origin.
 
-        A span is recorded when it ends, so one that ends while a drain runs comes with the next; sorted is
-        each drain, and the joined trace only where work paused between them.
+        A span is recorded when it ends, so that one that ends while a drain runs may come with the next drain. Each
+        drain is sorted; several that are joined are sorted only if all work paused during each drain.
         """
         return self._in_order(join_spans(ring.drain() for ring in self._all_rings()))
 
