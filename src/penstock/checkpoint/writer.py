@@ -102,8 +102,8 @@ class Job:
     #: For which step the training thread waited first, and how long.
     previous_step: int | None = None
     blocked_by_previous_seconds: float = 0.0
-    #: Which snapshot it is, where that is settled, and what every rank has for itself: it is copied from another tier.
-    copied: Plan | None = None
+    #: Of a drain: which snapshot it is, and what every rank has for itself, as the faster tier has them.
+    drained: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
     elsewhere: ProcessDrainer | None = None
@@ -313,6 +313,8 @@ class SnapshotWriter:
                 if plan.why_baseline:
                     job.note = f": {plan.why_baseline}{job.note}"
                 return life.begun(is_delta=plan.reference is not None)
+            # Ranks that meet elsewhere write parts and commit by two calls, `write_part` and `commit`. For those that
+            # meet here the second case of `WritePart` does both in one round: no `Commit` is obeyed.
             case WritePart() if job.parts is not None:
                 job.parts[job.number] = part = self._write_part(job)
                 return self._durable(job, [part.refers])
@@ -394,11 +396,11 @@ class SnapshotWriter:
         tier, housekeeping = job.target.tier, self._housekeeping
         housekeeping.let_go(job.pinned)
         housekeeping.open_for_writing()
-        if job.copied is None:
+        if job.drained is None:
             housekeeping.replace_damaged(job.step)
         else:
             housekeeping.make_way(tier, job.step)
-        new = job.copied or new_plan(job.step, self._catalog)
+        new = job.drained or new_plan(job.step, self._catalog)
         with housekeeping.deletions_paused:
             plan = decide(self._catalog, tier, new, job.encoding, job.layouts)
             job.pinned = list(map(attrgetter("step"), plan.chain))

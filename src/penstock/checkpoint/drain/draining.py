@@ -204,7 +204,7 @@ class Drainer:
             None,
             waves,
             Save(SaveTerms((_SLOW,), can_repeat=True, is_drain=True)),
-            copied=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
+            drained=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
             rank_trees=manifest.rank_trees,
         )
         if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
