@@ -11,7 +11,7 @@ import pytest
 from tests.cli.words import OTHER_WORDS, OTHER_WORDS_OF_JSON
 from tests.for_each import for_each
 
-from penstock.bench.training import MODELS
+from penstock.bench.checks import MODELS
 from penstock.cli.blocks import blocks_parser
 from penstock.cli.main import _parser, main
 from penstock.recordings.references import FORMATS

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 #: Steps of a training's run, unless given.
 MOST_STEPS = 20
+#: Networks that `penstock.bench.models` makes; here, where PyTorch is not imported.
+MODELS = ("alexnet", "resnet50", "transformer")
+
+
+def check_model(name: str) -> None:
+    """Refuse a network that is not there. Raises: ConfigError."""
+    if name not in MODELS:
+        raise ConfigError(f"--model is {name!r}; it is one of {', '.join(MODELS)}")
 
 
 def check_repeats(repeats: int, do: str) -> None:

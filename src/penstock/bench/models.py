@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from penstock.bench.checks import MODELS
 from penstock.bench.loaders import SIDE
 
 _LEARNING_RATE = 1e-4
@@ -87,17 +88,14 @@ class _Transformer(nn.Module):
         return head
 
 
-_MODELS: dict[str, Callable[[int], nn.Module]] = {
-    "alexnet": alexnet,
-    "resnet50": resnet50,
-    "transformer": _Transformer,
-}
+_MAKERS: tuple[Callable[[int], nn.Module], ...] = (alexnet, resnet50, _Transformer)
+_MODELS = dict(zip(MODELS, _MAKERS, strict=True))
 
 
 class TrainingStep:
     """A step of a model's training, on a GPU where there is one; begun anew, it gives the same losses bit by bit.
 
-    name: of `penstock.bench.training.MODELS`.
+    name: of `penstock.bench.checks.MODELS`.
     """
 
     def __init__(self, name: str, classes: int) -> None:

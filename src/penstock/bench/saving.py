@@ -86,7 +86,7 @@ class SyntheticTraining:
 
 
 class ModelTraining:
-    """A model of `penstock.bench.training.MODELS`, trained on one random batch; its state has the optimiser's, too."""
+    """A model of `penstock.bench.checks.MODELS`, trained on one random batch; its state has the optimiser's, too."""
 
     def __init__(self, name: str, batch_size: int) -> None:
         from penstock.bench.loaders import SIDE

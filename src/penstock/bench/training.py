@@ -29,8 +29,6 @@ from penstock.store import Numeric, Source
 from penstock.trace import Kind
 from penstock.units import format_count, format_seconds
 
-#: Networks of `penstock.bench.models`, for help texts.
-MODELS = ("alexnet", "resnet50", "transformer")
 _FEWEST_STEPS = 2
 _SEED = 0
 

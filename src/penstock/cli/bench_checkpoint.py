@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.checks import MOST_STEPS
+from penstock.bench.checks import MOST_STEPS, check_model
 from penstock.cli.bench_options import (
     add_peers_option,
     add_run_options,
@@ -80,11 +80,8 @@ def _run(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {getattr(options, name)}: there is no such folder: make it first")
     workload: Workload
     if options.model is not None:
+        check_model(options.model)
         with needing("--model", "torch"):
-            from penstock.bench.training import MODELS
-
-            if options.model not in MODELS:
-                raise ConfigError(f"--model is {options.model!r}; it is one of {', '.join(MODELS)}")
             workload = ModelTraining(options.model, _MODEL_BATCH)
     else:
         workload = SyntheticTraining(

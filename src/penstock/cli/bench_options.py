@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
+from penstock.bench.checks import MODELS
 from penstock.cli.launcher import ranks_of_launcher
 from penstock.cli.options import parsed_amount, parsed_count, parsed_names
 from penstock.cli.output import add_output_options, progress
@@ -46,8 +47,9 @@ def add_batch_options(parser: argparse.ArgumentParser, threads: str) -> None:
 
 def add_step_options(parser: argparse.ArgumentParser, what: str) -> None:
     """Give a command --model and --step-seconds. what: is done with the model."""
+    *first, last = MODELS
     parser.add_argument(
-        "--model", metavar="NAME", help=f"{what}: alexnet, resnet50 or transformer (needs PyTorch)"
+        "--model", metavar="NAME", help=f"{what}: {', '.join(first)} or {last} (needs PyTorch)"
     )
     parser.add_argument(
         "--step-seconds", metavar="TIME", help=f"time that a step computes, without a model ({STEP_SECONDS})"

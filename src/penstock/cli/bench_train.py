@@ -7,7 +7,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.checks import MOST_STEPS
+from penstock.bench.checks import MOST_STEPS, check_model
 from penstock.cli.bench_options import (
     add_batch_options,
     add_run_options,
@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     refuse_together(options, "model", ["step_seconds"])
     with needing("penstock bench", "images"):
-        from penstock.bench.training import MODELS, FixedStep, Setting, Step, label_numbers, measure_training
+        from penstock.bench.training import FixedStep, Setting, Step, label_numbers, measure_training
     from penstock.store import open_source
 
     threads = counts_of(options.threads, "--threads")
@@ -77,8 +77,8 @@ def _run(options: argparse.Namespace) -> None:
     ]
     if options.steps is not None and options.steps < 2:
         raise ConfigError(f"--steps is {options.steps}; train for at least 2")
-    if options.model is not None and options.model not in MODELS:
-        raise ConfigError(f"--model is {options.model!r}; it is one of {', '.join(MODELS)}")
+    if options.model is not None:
+        check_model(options.model)
     settings = [
         Setting(count, size, prefetch)
         for size in counts_of(options.batch_size, "--batch-size")
