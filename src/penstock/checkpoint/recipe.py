@@ -1,6 +1,7 @@
-"""What a snapshot is made by, whoever brings the ranks together: what it shall be, a rank's part, the check of it.
+"""Decides whether a snapshot is a baseline or a difference, and to which one; what a rank wrote of it, and its check.
 
-`penstock.checkpoint.writer` draws how these follow each other.
+`decide` applies the rules of `penstock.policy.snap_distance` to the snapshots of a store, on rank 0. It does not matter
+how ranks meet. `penstock.checkpoint.writer` draws how the steps follow each other.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def encoding_config(
 
 
 class Plan(NamedTuple):
-    """What rank 0 decided of a snapshot before anything of it is written.
+    """What rank 0 decided of a snapshot before anything of it is written; no access plan, which is `penstock.plan`'s.
 
     created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: a baseline. chain: the
         copies that the reference is made of, the one that needs none first. why_baseline: where it is a baseline
