@@ -18,14 +18,13 @@ from tests.for_each import for_each
 from penstock.errors import ConfigError
 from penstock.papers.deltas import TABLE_9
 from penstock.policy.delta_schemes import Scheme, reference_of
-from penstock.policy.retention import StoredSnapshot
+from penstock.policy.retention import StoredSnapshot, possible_references
 from penstock.policy.snap_distance import (
     AutoDistance,
     SnapDistance,
     best_snap_dis,
     needs_baseline,
     next_reference,
-    possible_references,
     useful_bytes,
 )
 from penstock.simulate.snapshots import TIMED_SNAP_DIS, method_named, recorded_sizes

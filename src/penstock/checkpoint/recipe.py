@@ -1,7 +1,7 @@
 """Decides whether a snapshot is a baseline or a difference, and to which one; what a rank wrote of it, and its check.
 
-`decide` applies the rules of `penstock.policy.snap_distance` to the snapshots of a store, on rank 0. It does not matter
-how ranks meet. `penstock.checkpoint.writer` draws how the steps follow each other.
+`decide` applies the rules of `penstock.policy.snap_distance` and `retention` to the snapshots of a store, on rank 0. It
+does not matter how ranks meet. `penstock.checkpoint.writer` draws how the steps follow each other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ from penstock.checkpoint.tiers.local import LocalDraft
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.delta_schemes import Scheme
-from penstock.policy.snap_distance import (
-    AutoDistance,
-    SnapDistance,
-    needs_baseline,
-    next_reference,
-    possible_references,
-)
+from penstock.policy.retention import possible_references
+from penstock.policy.snap_distance import AutoDistance, SnapDistance, needs_baseline, next_reference
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
@@ -188,7 +183,9 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
     """Return why a snapshot of these tensors is no difference to another one: what changed; "" if it can be."""
     before = set(map(attrgetter("layout"), reference.tensors))
     changed = before ^ layouts
-    if not needs_baseline(sum(one.nbytes for one in changed), sum(one.nbytes for one in layouts)):
+    if not changed or not needs_baseline(
+        sum(one.nbytes for one in changed), sum(one.nbytes for one in layouts)
+    ):
         return ""
     names = list(dict.fromkeys(layout.name for layout in sorted(changed, key=lambda one: -one.nbytes)))
     was, is_now = ({layout.name for layout in those} for those in (before, layouts))

@@ -195,6 +195,20 @@ def restorable(snapshots: Sequence[StoredSnapshot]) -> list[int]:
     return list(compress(map(attrgetter("step"), snapshots), _linked(snapshots)[1]))
 
 
+def possible_references(stored: Sequence[StoredSnapshot], created_seconds: float) -> list[int]:
+    """Return the steps of the snapshots that a new one may be a difference to, in the order of `stored`.
+
+    They can be restored and were saved before it: a snapshot that is drained late finds some that were saved after it.
+
+    stored: the snapshots of the tier it is written to. created_seconds: when the new one was saved.
+    """
+    steps = []
+    for one, is_restorable in zip(stored, _linked(stored)[1], strict=True):
+        if is_restorable and one.created_seconds <= created_seconds:
+            steps.append(one.step)
+    return steps
+
+
 class _Kept:
     """Which places stay, by counting for each why: it is wanted itself, or kept children are stored as differences."""
 

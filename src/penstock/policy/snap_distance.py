@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_within
-from penstock.policy.retention import StoredSnapshot, restorable
 from penstock.units import format_bytes, is_integer
 from penstock.validate import is_number
 
@@ -82,17 +81,6 @@ class AutoDistance:
 
 #: How far baselines are apart: so many snapshots, or as the sizes suggest.
 SnapDistance = int | AutoDistance
-
-
-def possible_references(stored: Sequence[StoredSnapshot], created_seconds: float) -> list[int]:
-    """Return the steps of the snapshots that a new one may be a difference to, in the order of `stored`.
-
-    They can be restored and were saved before it: a snapshot that is drained late finds some that were saved after it.
-
-    stored: the snapshots of the tier it is written to. created_seconds: when the new one was saved.
-    """
-    found = set(restorable(stored))
-    return [one.step for one in stored if one.step in found and one.created_seconds <= created_seconds]
 
 
 def needs_baseline(changed_bytes: int, state_bytes: int) -> bool:

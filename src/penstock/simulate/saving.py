@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.machine.machine import Machine
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.draining import Speeds, TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
-from penstock.policy.retention import Keep, StoredSnapshot, to_forget
+from penstock.policy.retention import Keep, StoredSnapshot, possible_references, to_forget
 from penstock.policy.saving import (
     Begin,
     Commit,
@@ -37,7 +37,7 @@ from penstock.policy.saving import (
     Verify,
     WritePart,
 )
-from penstock.policy.snap_distance import SnapDistance, next_reference, possible_references
+from penstock.policy.snap_distance import SnapDistance, next_reference
 from penstock.units import format_count, format_rate
 from penstock.validate import check_count, check_rate, check_seconds
 
