@@ -10,21 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.machines import SLOW_STORE
 
 REPOSITORY = Path(__file__).parent.parent
 
-MACHINE = """
-decode_threads = 1
-[source]
-read = "50 MB/s"
-latency = "5 ms"
-threads = 4
-[[storage]]
-name = "staging"
-capacity = "1 GB"
-threads = 1
-read = "10 GB/s"
-"""
+MACHINE = "decode_threads = 1" + SLOW_STORE
 
 PREDICT = """
 import sys

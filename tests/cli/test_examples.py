@@ -14,6 +14,7 @@ import pytest
 from tests.cli.test_plan import _in_this_process  # noqa: F401 - a fixture
 from tests.cli.test_words import COMMANDS
 from tests.for_each import for_each
+from tests.machines import SLOW_STORE
 
 from penstock.checkpoint import SnapshotStore
 from penstock.cli.main import main
@@ -41,18 +42,7 @@ BEFORE = {
     "penstock snapshots import": [_EXPORT, "snapshots delete snapshots --step 400"],
     "penstock snapshots seal": [_EXPORT],
 }
-MACHINE = """
-preprocess = "1 GB/s"
-[source]
-read = "50 MB/s"
-latency = "5 ms"
-threads = 4
-[[storage]]
-name = "staging"
-capacity = "1 GB"
-threads = 1
-read = "10 GB/s"
-"""
+MACHINE = 'preprocess = "1 GB/s"' + SLOW_STORE
 
 
 @pytest.fixture

@@ -488,18 +488,23 @@ def test_a_fresh_session_goes_on_from_a_saved_state(tmp_path: Path) -> None:
         assert later(fresh) == expected
 
 
-def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_path: Path) -> None:
-    nodes = [
-        node("v", "Variable", dtype="int32", shape=[]),
-        constant("zero", 0, "int32"),
-        constant("one", 1, "int32"),
-        node("start", "Assign", "v:0 zero:0"),
-        node("step", "AssignAdd", "v:0 one:0"),
-    ]
+def counting() -> Graph:
+    """Return a graph that counts its steps."""
+    return Graph(
+        [
+            node("v", "Variable", dtype="int32", shape=[]),
+            constant("zero", 0, "int32"),
+            constant("one", 1, "int32"),
+            node("start", "Assign", "v:0 zero:0"),
+            node("step", "AssignAdd", "v:0 one:0"),
+        ]
+    )
 
+
+def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_path: Path) -> None:
     def train(until: int) -> tuple[int, list[int]]:
         """Return the step that a run begins with, and the steps after which it saved."""
-        with Session(Graph(nodes)) as session, session.saving(str(tmp_path), "3 steps") as saves:
+        with Session(counting()) as session, session.saving(str(tmp_path), "3 steps") as saves:
             if not saves.step:
                 session.run("start")
             begun = saves.step
@@ -512,7 +517,7 @@ def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_pat
 
     assert train(8) == (0, [3, 6])
     assert train(13) == (6, [9, 12])
-    with Session(Graph(nodes)) as session:
+    with Session(counting()) as session:
         session.restore(str(tmp_path))
         assert session.run("v:0") == 12
 
@@ -520,18 +525,10 @@ def test_a_run_that_starts_again_goes_on_from_the_last_save_that_was_due(tmp_pat
 def test_a_save_that_fails_is_raised_once_and_the_one_before_is_gone_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [
-        node("v", "Variable", dtype="int32", shape=[]),
-        constant("zero", 0, "int32"),
-        constant("one", 1, "int32"),
-        node("start", "Assign", "v:0 zero:0"),
-        node("step", "AssignAdd", "v:0 one:0"),
-    ]
-
     def is_full(descriptor: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with Session(Graph(nodes)) as session, session.saving(str(tmp_path), "2 steps") as saves:
+    with Session(counting()) as session, session.saving(str(tmp_path), "2 steps") as saves:
         session.run("start")
         session.run("step")
         saves.after(2)

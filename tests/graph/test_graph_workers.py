@@ -751,21 +751,28 @@ def test_a_worker_full_of_steps_that_wait_refuses_one_more_by_name_and_does_all_
         assert other.run(v) == 3
 
 
-def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:
-    """The first worker has all of eight tensors at once; the second needs one after the other."""
-    graph, costs = Graph(), {}
+def totals_of_eight(first: str, second: str) -> tuple[Graph, Any, list[Any], Any, dict[str, Any]]:
+    """The first worker has all of eight tensors at once; the second needs one after the other.
+
+    Returns: the graph, its placeholder, the eight, their total, and costs by node.
+    """
+    graph = Graph()
     x = graph.placeholder("float32", [1000], name="x")
-    with graph.on_device(TASKS[0]):
+    with graph.on_device(first):
         sources = [graph.add("Mul", x, graph.constant(np.float32(k)), name=f"source{k}") for k in range(8)]
-    with graph.on_device(TASKS[1]):
+    with graph.on_device(second):
         total = graph.add("Neg", sources[0], name="total0")
         for k in range(1, 8):
             total = graph.add("Add", total, sources[k], name=f"total{k}")
-    for name in graph.nodes:
-        costs[name] = {
-            "cost": {f"{task}/device:cpu:0": float("total" in name) for task in TASKS},
-            "bytes": 4000,
-        }
+    costs = {
+        name: {"cost": {f"{task}/device:cpu:0": float("total" in name) for task in TASKS}, "bytes": 4000}
+        for name in graph.nodes
+    }
+    return graph, x, sources, total, costs
+
+
+def test_a_receiver_asks_for_tensors_as_late_as_it_needs_them(workers: dict[str, str]) -> None:
+    graph, x, _, total, costs = totals_of_eight(*TASKS[:2])
     feeds = {x: np.arange(1000, dtype=np.float32)}
     peaks, found = [], []
     for orders in (True, False):
@@ -1395,19 +1402,7 @@ def test_a_worker_that_another_one_cannot_reach_ends_the_steps_that_need_it_by_n
 
     is_asked: the second one sends, where the first asks.
     """
-    graph = Graph()
-    x = graph.placeholder("float32", [1000], name="x")
-    tasks = TASKS[1::-1] if is_asked else TASKS[:2]
-    with graph.on_device(tasks[0]):
-        sources = [graph.add("Mul", x, graph.constant(np.float32(k)), name=f"source{k}") for k in range(8)]
-    with graph.on_device(tasks[1]):
-        total = graph.add("Neg", sources[0], name="total0")
-        for k in range(1, 8):
-            total = graph.add("Add", total, sources[k], name=f"total{k}")
-    costs = {
-        name: {"cost": {f"{task}/device:cpu:0": float("total" in name) for task in TASKS}, "bytes": 4000}
-        for name in graph.nodes
-    }
+    graph, x, sources, total, costs = totals_of_eight(*(TASKS[1::-1] if is_asked else TASKS[:2]))
     feeds = {x: np.ones(1000, np.float32)}
     with (
         workers_apart(most=1) as (addresses, workers, proxy),

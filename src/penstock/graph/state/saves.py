@@ -27,7 +27,7 @@ class Saves:
     def __init__(self, store: SnapshotStore, resources: HasState) -> None:
         self._store, self._resources = store, resources
         self._step = 0
-        #: The last one, until it is known to be intact, or somebody was told that it failed.
+        #: The last one, until it is known to be intact, or its failure was raised.
         self._saving: Saving | None = None
         self.go_back()
 
@@ -46,7 +46,7 @@ class Saves:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is a whole save. One that is under way is waited for."""
+        """Whether there is an intact save. One that is under way is waited for."""
         return bool(self._step) or (self._saving is not None and outcome_of(self._saving) is not None)
 
     def after(self, step: int) -> bool:

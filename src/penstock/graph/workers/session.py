@@ -129,8 +129,8 @@ class WorkerSession:
         self._placement: Placement | None = None
         self._device: dict[str, str] = {}
         self._lost: WorkerLostError | None = None
-        #: Whether a caller was told, by an error.
-        self._is_told = False
+        #: Whether it was raised to the caller.
+        self._is_raised = False
         self._folder: str | None = None
         #: Of a `saving` that is open: what it saved is gone back to before that of `_folder`.
         self._saves: Saves | None = None
@@ -178,8 +178,8 @@ class WorkerSession:
 
         As `Session.run`. Raises besides: InfeasibleError where constraints contradict each other; UnsupportedError for
         control flow that would have to run on several devices; WorkerLostError when a worker ends, stops or lags, which
-        names it and nodes that it had to run. The next run begins with the state
-        of the last save, or anew where there is none.
+        names it and nodes that it had to run. The next run begins with the state of the last save, or anew where there
+        is none.
         A run that ends by an error, a time-out or Ctrl-C returns once all workers have ended it, so that the next one
         finds their state at rest; it waits lost_seconds for that at most, as a kernel is not interrupted.
         """
@@ -572,7 +572,7 @@ class WorkerSession:
         self._is_opened = True
         with self._lock:
             if self._lost is not None and not all(peer.is_here for peer in self._peers.values()):
-                self._is_told = True
+                self._is_raised = True
                 raise self._lost
             self._lost = None
 
@@ -609,13 +609,13 @@ class WorkerSession:
         """Begin anew if a worker was lost, with the state of the last save; where that fails, the next run tries again.
 
         is_asked: whether to go back to a save is what the caller asks for.
-        Raises: else, WorkerLostError if nobody was told of the loss yet, so that nobody goes back unknowingly.
+        Raises: WorkerLostError if that is not asked for and the loss was not raised yet: nobody goes back unknowingly.
         """
         with self._lock:
             if (lost := self._lost) is None:
                 return
-            if not (is_asked or self._is_told):
-                self._is_told = True
+            if not (is_asked or self._is_raised):
+                self._is_raised = True
                 raise lost
         try:
             self._begin()
@@ -643,7 +643,7 @@ class WorkerSession:
         """
         with self._lock:
             if self._lost is not None and holds is not None:
-                self._is_told = True
+                self._is_raised = True
                 raise self._lost
             self._next += 1
             number = self._next
@@ -745,7 +745,7 @@ class WorkerSession:
         with self._lock:
             self._peers[task].is_here = False
             asks = list(self._asks.values())
-            self._lost, self._is_told = self._lost_error(task, why, []), False
+            self._lost, self._is_raised = self._lost_error(task, why, []), False
         for ask in asks:
             held = ask.holds.get(task, [])
             ask.fail(self._lost_error(task, why, held), gone=task)
@@ -757,7 +757,7 @@ class WorkerSession:
             if self._lost is not None:  # of a link, both ends tell
                 return
             asks = list(self._asks.values())
-            self._lost, self._is_told = error, False
+            self._lost, self._is_raised = error, False
         for ask in asks:
             ask.fail(error)
 
@@ -771,8 +771,8 @@ class WorkerSession:
         )
 
     def note_raised(self, error: PenstockError) -> None:
-        """Take note of an error that is raised to the caller: who was told of a loss goes on by the next run."""
-        self._is_told = self._is_told or isinstance(error, WorkerLostError)
+        """Take note of an error that is raised to the caller, who goes on after a loss with the next run."""
+        self._is_raised = self._is_raised or isinstance(error, WorkerLostError)
 
     def forget(self, number: int) -> None:
         """Drop a request that is over."""
