@@ -146,9 +146,13 @@ def test_importing_penstock_imports_nothing_but_itself_and_the_standard_library(
 # -- The layers ----------------------------------------------------------------------------------------
 
 
-def layers_of_the_linter() -> list[set[str]]:
-    (contract,) = (c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
-    return [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+def layers_of_the_linter() -> dict[str, list[set[str]]]:
+    """Return the layers that `make lint` holds inside each package, the highest first."""
+    return {
+        package: [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+        for contract in PYPROJECT["tool"]["importlinter"]["contracts"]
+        for package in contract.get("containers", ())
+    }
 
 
 def test_no_files_import_each_other() -> None:
@@ -194,18 +198,23 @@ def _outline(name: str) -> tuple[list[str], list[str], list[str], list[str]]:
 
 def test_the_design_page_draws_the_layers_that_the_linter_holds() -> None:
     design = (REPOSITORY / "docs" / "design.md").read_text("utf-8")
-    (picture,) = re.findall(r"^<!-- layers.*?-->\n+```text\n(.*?)```$", design, re.MULTILINE | re.DOTALL)
+    pictures = re.findall(r"^<!-- layers.*?-->\n+```text\n(.*?)```$", design, re.MULTILINE | re.DOTALL)
 
-    drawn = [set(re.findall(r"\w+", line)) for line in picture.splitlines()]
+    drawn = [[set(re.findall(r"\w+", line)) for line in picture.splitlines()] for picture in pictures]
 
-    assert drawn == layers_of_the_linter()
+    assert drawn == list(layers_of_the_linter().values())
 
 
-def test_every_part_of_the_package_has_its_layer() -> None:
-    placed = set().union(*layers_of_the_linter())
-    parts = {name.split(".")[1] for name in MODULES if name.count(".") >= 1}
+def test_every_part_of_a_package_has_its_layer() -> None:
+    layers = layers_of_the_linter()
 
-    assert parts - {"__main__"} <= placed
+    for package in ("penstock", "penstock.checkpoint"):
+        parts = {
+            name.removeprefix(f"{package}.").split(".")[0]
+            for name in MODULES
+            if name.startswith(f"{package}.")
+        }
+        assert parts - {"__main__"} == set().union(*layers[package])
 
 
 # -- The pinned environment ----------------------------------------------------------------------------

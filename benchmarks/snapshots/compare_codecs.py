@@ -50,10 +50,10 @@ from model_bits import model_bits
 from peer_codecs import Contender, MemoryCopy, peers
 
 from penstock.checkpoint.codecs import codec_named, decode_block
-from penstock.checkpoint.codecs.codec import SLACK_BYTES, Codec, Coder, Kind, Pair, blocks_of
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Codec, Coder, Kind, Pair
 from penstock.checkpoint.codecs.ours import OwnCodec
 from penstock.checkpoint.state.dtypes import DType, dtype_named
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import Bytes, blocks_of
 from penstock.policy.delta_schemes import Scheme, reference_of
 from penstock.simulate.snapshots import METHODS
 

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from penstock.checkpoint.codecs import codec_named, decode_block
-from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair, blocks_of
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import Bytes, blocks_of
 
 State = dict[str, torch.Tensor]
 THREADS = min(4, len(os.sched_getaffinity(0)))

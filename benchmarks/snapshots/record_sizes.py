@@ -28,10 +28,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout
 from penstock.measure.snapshot_study import study_snapshots
 
 Words = NDArray[np.uint32]

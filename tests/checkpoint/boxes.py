@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.saving import Waves
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.tensors import Box, Layout
-from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.state.tensors import Box, Layout, Piece
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.flow.ordered import Workers

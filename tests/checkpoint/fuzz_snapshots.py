@@ -37,7 +37,8 @@ from tests.checkpoint.snapshot_files import OTHER_UID, UID, Block, made_part, se
 
 from penstock.checkpoint.codecs.codec import Pair
 from penstock.checkpoint.codecs.paper import CODECS
-from penstock.checkpoint.files import manifest, parts, reading
+from penstock.checkpoint.files import catalog, manifest, parts, reading
+from penstock.checkpoint.files.catalog import Catalog, open_links
 from penstock.checkpoint.files.reading import parts_by_name, tree_of
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state import sharding, tree
@@ -45,8 +46,6 @@ from penstock.checkpoint.state import unflatten as loading
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.state.unflatten import plan_loading
-from penstock.checkpoint.tiers import catalog
-from penstock.checkpoint.tiers.catalog import Catalog, open_links
 from penstock.checkpoint.tiers.tier import MANIFEST, Draft
 from penstock.errors import DataError, FormatError
 

@@ -130,7 +130,7 @@ def test_a_state_that_is_no_mapping_is_refused_and_read_where_dcp_made_a_list_of
                 give(wrong)
         assert store.list() == []
         with monkeypatch.context() as before:
-            before.setattr("penstock.checkpoint.state.shared_state.taken_apart", flatten)
+            before.setattr("penstock.checkpoint.shared_state.taken_apart", flatten)
             store.save(1, wrong).wait()
 
         restored = store.restore()

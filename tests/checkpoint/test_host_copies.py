@@ -13,8 +13,8 @@ from tests.forking import Forks, Job
 from tests.ranks.jobs import torch_job, wait_for
 
 from penstock.checkpoint import SnapshotStore
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.host_copies import HostCopies
-from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.errors import ConfigError, DataError
 
 SCRIPT = Path(__file__).with_name("host_ranks.py")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import Keep, SnapshotStore
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import EncodingConfig
-from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import AutoDistance, Keep, SnapshotStore
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, check_part, decide, new_plan
 from penstock.checkpoint.state.tensors import Layout
-from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.compiling import Part
 from penstock.errors import ConfigError, FormatError

@@ -28,10 +28,10 @@ from tests.checkpoint.snapshot_files import (
 )
 from tests.interpreters import Interpreters
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.restoring import Restored
 from penstock.checkpoint.state.dtypes import DTYPES
+from penstock.checkpoint.state.tensors import BLOCK_VALUES
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError, FormatError, PenstockError
 from penstock.policy.retention import Keep

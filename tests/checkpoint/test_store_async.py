@@ -19,10 +19,9 @@ from tests.forking import Forks
 from tests.interpreters import Interpreters
 from tests.interrupting import interrupt_main_in
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.saving import Saved, Saving, Waves
 from penstock.checkpoint.state import staging
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers import local
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout

@@ -40,7 +40,7 @@ from tests.checkpoint.snapshot_files import (
 )
 from tests.interpreters import Interpreters
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.state.tensors import BLOCK_VALUES
 from penstock.errors import DataError, FormatError
 
 ONE = np.arange(5, dtype=np.int32)

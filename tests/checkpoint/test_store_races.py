@@ -14,11 +14,11 @@ from tests.checkpoint.snapshot_files import opened, same, training
 from tests.ranks.in_memory import run
 
 from penstock.checkpoint import Keep, SnapshotStore
+from penstock.checkpoint.files.catalog import MOST_LOOKS
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.interop.exporting import open_readable
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.sync.wire import Refresher
-from penstock.checkpoint.tiers.catalog import MOST_LOOKS
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.remote import RemoteTier
 from penstock.errors import ConfigError, DataError

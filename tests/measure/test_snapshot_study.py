@@ -16,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs import DEFAULT, codec_named
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Pair, blocks_of
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Pair
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state.dtypes import DTYPES
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, blocks_of
 from penstock.checkpoint.store import SnapshotStore
 from penstock.errors import ConfigError, DataError
 from penstock.measure import snapshot_study

@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock import compiling
 from penstock.checkpoint import due as due_module
 from penstock.checkpoint import opened as opened_module
-from penstock.checkpoint.drain.throttle import Cap
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
+from penstock.checkpoint.tiers.throttle import Cap
 from penstock.cli.main import main
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.files.manifest import folder_of, step_of
 from penstock.checkpoint.files.parts import checksum_of
 from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.catalog import Catalog
 from penstock.checkpoint.tiers.local import LocalTier, named_errors
 from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.errors import DataError, FormatError, PenstockError

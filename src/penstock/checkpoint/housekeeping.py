@@ -9,11 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from penstock.checkpoint.files.catalog import Catalog, Copy
+from penstock.checkpoint.files.fast_folders import remember
 from penstock.checkpoint.files.manifest import step_of
 from penstock.checkpoint.files.reading import load_manifest
 from penstock.checkpoint.recipe import EncodingConfig
-from penstock.checkpoint.tiers.catalog import Catalog, Copy
-from penstock.checkpoint.tiers.fast_folders import remember
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.lock import WriterLock
 from penstock.checkpoint.tiers.tier import Tier

@@ -7,10 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.checkpoint.files.manifest import NewerFormat
-from penstock.checkpoint.files.parts import TornError
-from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of, tree_of_rank
-from penstock.checkpoint.tiers.catalog import (
+from penstock.checkpoint.files.catalog import (
     Catalog,
     Copy,
     Link,
@@ -19,6 +16,9 @@ from penstock.checkpoint.tiers.catalog import (
     open_links,
     read_first,
 )
+from penstock.checkpoint.files.manifest import NewerFormat
+from penstock.checkpoint.files.parts import TornError
+from penstock.checkpoint.files.reading import decode_all, parts_by_name, tree_of, tree_of_rank
 from penstock.errors import DataError, FormatError
 from penstock.flow.ordered import Workers
 

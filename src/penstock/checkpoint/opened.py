@@ -15,12 +15,12 @@ from typing import Any
 from penstock.checkpoint.config import StoreSettings
 from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.drain.draining import Drainer
-from penstock.checkpoint.drain.throttle import Cap
+from penstock.checkpoint.files.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.files.manifest import bytes_beside
 from penstock.checkpoint.housekeeping import Housekeeping, describe_little_space
 from penstock.checkpoint.state.tensors import Layout
-from penstock.checkpoint.tiers.catalog import Catalog, describe_mistaken_folder, describe_snapshot_folder
 from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.throttle import Cap
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.checkpoint.writer import SnapshotWriter
 from penstock.compiling import Lease

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.checkpoint.codecs import codec_named
 from penstock.checkpoint.codecs.codec import SLACK_BYTES, Pair
+from penstock.checkpoint.files.catalog import Catalog, Link
 from penstock.checkpoint.files.manifest import (
     Manifest,
     NewerFormat,
@@ -30,7 +31,6 @@ from penstock.checkpoint.files.manifest import (
 from penstock.checkpoint.files.parts import Part, PartReader
 from penstock.checkpoint.state.dtypes import DTYPES, DType
 from penstock.checkpoint.state.tensors import Layout
-from penstock.checkpoint.tiers.catalog import Catalog, Link
 from penstock.checkpoint.tiers.local import LocalDraft
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError, FormatError

@@ -10,6 +10,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock.checkpoint.files.catalog import (
+    Catalog,
+    Link,
+    Removed,
+    looking_again,
+    open_links,
+    read_first,
+    step_of_fault,
+)
+from penstock.checkpoint.files.fast_folders import describe_newer_on_fast, look_and_choose
 from penstock.checkpoint.files.reading import (
     Chain,
     Wanted,
@@ -21,16 +31,6 @@ from penstock.checkpoint.files.reading import (
 from penstock.checkpoint.inspecting import can_be_opened
 from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, listed, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
-from penstock.checkpoint.tiers.catalog import (
-    Catalog,
-    Link,
-    Removed,
-    looking_again,
-    open_links,
-    read_first,
-    step_of_fault,
-)
-from penstock.checkpoint.tiers.fast_folders import describe_newer_on_fast, look_and_choose
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.snapshot_spans import SnapshotSpans

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.arguments import checked_timeout
-from penstock.checkpoint.files.writing import Piece
+from penstock.checkpoint.state.tensors import Piece
 from penstock.errors import RankError, WaitTimeout
 from penstock.units import format_bytes, format_seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -10,16 +11,16 @@ from operator import itemgetter
 from typing import Protocol
 
 from penstock.checkpoint.codecs import codec_named
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Coder, blocks_of
-from penstock.checkpoint.drain.throttle import Cap, CappedWriter
+from penstock.checkpoint.codecs.codec import Coder
+from penstock.checkpoint.files.catalog import Catalog, open_links
 from penstock.checkpoint.files.manifest import Stored
-from penstock.checkpoint.files.parts import PartWriter
+from penstock.checkpoint.files.parts import Part, PartWriter
 from penstock.checkpoint.files.reading import Chain
-from penstock.checkpoint.files.writing import Piece, References, Scratch, TensorWriter, pairs_of
+from penstock.checkpoint.files.writing import References, Scratch, TensorWriter, pairs_of
 from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, WrittenPart
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, space_of
-from penstock.checkpoint.state.tensors import Bytes, Layout
-from penstock.checkpoint.tiers.catalog import Catalog, open_links
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, Piece, blocks_of
+from penstock.checkpoint.tiers.throttle import Cap, CappedWriter
 from penstock.checkpoint.tiers.tier import Draft, Writer
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
@@ -64,6 +65,30 @@ class Staged(Protocol):
     def give_up(self) -> None:
         """Take nothing more."""
         ...
+
+
+class PartProcess(Protocol):
+    """Writes the part of a drain in place of this process."""
+
+    def write(self, plan: Plan) -> WrittenPart:
+        """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
+        ...
+
+    def check(self, plan: Plan, part: Part) -> None:
+        """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
+        ...
+
+    def give_up(self, error: BaseException) -> None:
+        """Begin no other process, for one has ended, and report that. error: how."""
+        ...
+
+
+class ProcessEnded(DataError):
+    """The process that drains has ended before it answered."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the process that drains has ended, with code {code}")
+        self.was_killed = code == -signal.SIGKILL
 
 
 class CopiedInTurn:

@@ -28,8 +28,8 @@ from penstock.checkpoint.opened import OpenedStore, quiet
 from penstock.checkpoint.recipe import warm_up
 from penstock.checkpoint.restoring import Restored, Restorer
 from penstock.checkpoint.saving import BackgroundSave, Saved, Saving, Waves
+from penstock.checkpoint.shared_state import SharedState
 from penstock.checkpoint.state.flatten import Flat
-from penstock.checkpoint.state.shared_state import SharedState
 from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_of
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages

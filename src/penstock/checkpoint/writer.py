@@ -17,11 +17,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from penstock.checkpoint.drain.drain_process import ProcessDrainer, ProcessEnded
-from penstock.checkpoint.drain.throttle import Cap
+from penstock.checkpoint.files.catalog import Catalog
 from penstock.checkpoint.files.manifest import Manifest, NewerFormat, bytes_beside, folder_of, write_manifest
 from penstock.checkpoint.files.parts import Part
-from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import (
     RAW,
@@ -33,11 +31,11 @@ from penstock.checkpoint.recipe import (
     new_plan,
 )
 from penstock.checkpoint.saving import Saved
-from penstock.checkpoint.staged import Held, Staged, write_staged
+from penstock.checkpoint.staged import Held, PartProcess, ProcessEnded, Staged, write_staged
 from penstock.checkpoint.state.staging import StagingArea
-from penstock.checkpoint.state.tensors import Layout
-from penstock.checkpoint.tiers.catalog import Catalog
+from penstock.checkpoint.state.tensors import Layout, Piece
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier
+from penstock.checkpoint.tiers.throttle import Cap
 from penstock.checkpoint.tiers.tier import Draft
 from penstock.errors import ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
@@ -106,7 +104,7 @@ class Job:
     drained: Plan | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
-    elsewhere: ProcessDrainer | None = None
+    elsewhere: PartProcess | None = None
     #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.

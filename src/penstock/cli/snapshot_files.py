@@ -91,7 +91,7 @@ def check_store(folder: str, fast: Path | None = None) -> None:
 
     Raises: ConfigError if there is no such folder, or it is that of a snapshot or the parent of stores.
     """
-    from penstock.checkpoint.tiers.catalog import describe_mistaken_folder
+    from penstock.checkpoint.files.catalog import describe_mistaken_folder
 
     for place in (folder, fast):
         if place is None or "://" in str(place):

@@ -124,7 +124,7 @@ def _drain(options: argparse.Namespace) -> None:
 
 def _check_fast(folder: str, fast: Path) -> None:
     """Raise ConfigError if no store has used a fast tier's folder: a mistyped one would look empty."""
-    from penstock.checkpoint.tiers.fast_folders import holds_store, remembered
+    from penstock.checkpoint.files.fast_folders import holds_store, remembered
     from penstock.checkpoint.tiers.local import LocalTier
 
     snapshot_files.check_store(folder, fast)

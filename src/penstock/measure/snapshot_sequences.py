@@ -13,16 +13,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.files.catalog import Catalog, Link, open_links
 from penstock.checkpoint.files.manifest import step_of
 from penstock.checkpoint.files.reading import Chain, OpenSnapshot
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.interop.foreign import INDEX, NUMPY, SAFETENSORS, SINGLE, TORCH, read_state
 from penstock.checkpoint.opened import open_tier
 from penstock.checkpoint.state.flatten import Source, flatten
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout
 from penstock.checkpoint.state.tree import fits, listed
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
 from penstock.checkpoint.tiers.local import LocalReader, LocalTier
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.codecs import DEFAULT, codec_named, decode_block
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Coder, Kind, Pair
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.codecs.paper import (
     Looked,
     PaperCodec,
@@ -33,7 +33,7 @@ from penstock.checkpoint.codecs.paper import (
 )
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state.dtypes import DType
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout
 from penstock.flow.cpus import available_cpus
 from penstock.flow.ordered import Workers
 from penstock.machine.ssd import Drive, Ssd

@@ -56,6 +56,7 @@ from penstock.checkpoint.arguments import (
 )
 from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
+from penstock.checkpoint.files.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.opened import OpenedStore, open_tier, quiet
 from penstock.checkpoint.recipe import Plan
@@ -79,7 +80,6 @@ from penstock.checkpoint.state.tree import (
     key_names,
     read_tree,
 )
-from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.writer import Job
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders

@@ -25,9 +25,9 @@ import xxhash
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 
 from penstock.checkpoint.codecs import DEFAULT, codec_named, decode_block
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, SLACK_BYTES, Kind, Pair
+from penstock.checkpoint.codecs.codec import NEEDS_REFERENCE, SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.state.dtypes import DTYPES, DType
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 from penstock.errors import ConfigError, FormatError
 
 _MAGIC = b"PENSTSTR"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tests.for_each import for_each
 
 from penstock.checkpoint.codecs import codec_named, decode_block, ours
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.state.dtypes import DTYPES, DType
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 
 PRESETS = [codec.name for codec in ours.CODECS]
 ONE_CONTEXT = ours.OwnCodec("one context", most_contexts=1, most_groups=1, stride=16)

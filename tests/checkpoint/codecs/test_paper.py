@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.for_each import for_each
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, SLACK_BYTES, Kind, Pair
+from penstock.checkpoint.codecs.codec import SLACK_BYTES, Kind, Pair
 from penstock.checkpoint.codecs.paper import (
     CODECS,
     DECODERS,
@@ -27,7 +27,7 @@ from penstock.checkpoint.codecs.paper import (
     word_bits,
 )
 from penstock.checkpoint.state.dtypes import DTYPES, DType
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 from penstock.errors import FormatError
 from penstock.simulate.snapshots import METHODS
 

@@ -34,15 +34,14 @@ from tests.patience import patient
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint import opened as opened_module
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.drain.draining import Drainer
-from penstock.checkpoint.drain.throttle import Cap
-from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import RAW, EncodingConfig, check_part
 from penstock.checkpoint.saving import outcome_of
 from penstock.checkpoint.staged import FromChain
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Piece
 from penstock.checkpoint.tiers.local import LocalDraft, LocalWriter
+from penstock.checkpoint.tiers.throttle import Cap
 from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.errors import ConfigError, DataError, FormatError
 

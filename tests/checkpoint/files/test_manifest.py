@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from tests.checkpoint.snapshot_files import OTHER_UID, UID, sealed
 from tests.for_each import for_each
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.manifest import (
     Manifest,
     NewerFormat,
     Reference,
     Stored,
-    count_blocks,
     folder_of,
     read_layout,
     read_manifest,
@@ -31,7 +29,7 @@ from penstock.checkpoint.files.manifest import (
 )
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.state.dtypes import DTYPES
-from penstock.checkpoint.state.tensors import Box, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Box, Layout, count_blocks
 from penstock.errors import FormatError
 
 WEIGHT = Layout("model/weight", DTYPES["float32"], (3, 4))

@@ -11,9 +11,9 @@ from tests.checkpoint.snapshot_files import EQUAL, STORED, UID, Block, MadePart,
 from tests.for_each import for_each
 from xxhash import xxh3_128_intdigest
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
+from penstock.checkpoint.codecs.codec import Kind
 from penstock.checkpoint.files.parts import Part, PartReader, PartWriter, TornError, checksum_of
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 from penstock.errors import DataError, FormatError
 
 RAW = [b"thirteen byte", b"\x00" * 8, b"x" * 100]

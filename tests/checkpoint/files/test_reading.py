@@ -21,7 +21,7 @@ from tests.checkpoint.snapshot_files import (
     tensor,
 )
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.files.catalog import Catalog, open_links
 from penstock.checkpoint.files.parts import TornError
 from penstock.checkpoint.files.reading import (
     Chain,
@@ -32,7 +32,7 @@ from penstock.checkpoint.files.reading import (
     read_wanted,
 )
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.tiers.catalog import Catalog, open_links
+from penstock.checkpoint.state.tensors import BLOCK_VALUES
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import FormatError
 from penstock.flow.ordered import Workers

@@ -7,11 +7,10 @@ from tests.checkpoint.files.test_parts import Memory
 from tests.checkpoint.snapshot_files import UID
 
 from penstock.checkpoint.codecs import codec_named
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.parts import PartWriter
-from penstock.checkpoint.files.writing import Piece, Scratch, TensorWriter
+from penstock.checkpoint.files.writing import Scratch, TensorWriter
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, Piece
 from penstock.flow.ordered import Workers
 
 

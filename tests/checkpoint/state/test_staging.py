@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.for_each import for_each
 
-from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.state import staging
 from penstock.checkpoint.state.flatten import Shard, flatten
 from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_of
-from penstock.checkpoint.state.tensors import Layout
+from penstock.checkpoint.state.tensors import Layout, Piece
 from penstock.flow.ordered import Workers
 
 

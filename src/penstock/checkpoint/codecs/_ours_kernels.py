@@ -36,7 +36,7 @@ from penstock.checkpoint.codecs._words_kernels import (
     to_exponents,
     to_planes,
 )
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
+from penstock.checkpoint.codecs.codec import Kind
 from penstock.checkpoint.codecs.kernel_sizes import (
     BAD_FREQUENCIES,
     BAD_HEADER,
@@ -66,6 +66,7 @@ from penstock.checkpoint.codecs.kernel_sizes import (
     TABLES_COUNTS,
     WELL,
 )
+from penstock.checkpoint.state.tensors import BLOCK_VALUES
 from penstock.kernel import entry, inlined, kernel, machine_code, stack_zeros
 from penstock.machine_code import MachineCode
 

@@ -1,21 +1,18 @@
 """What a codec is: values in, bytes out, block by block; and what the bytes are called that it leaves.
 
-A tensor is cut into blocks of `BLOCK_VALUES` values, the last one shorter, wherever it is saved, so that block i of a
-snapshot can be the difference to block i of another. Each block is stored alone: with its kind, its length and
-checksums in the part's index (`penstock.checkpoint.files.parts`), and can be read alone, given the reference's block.
+Each block of a tensor (`penstock.checkpoint.state.tensors`) is stored alone: with its kind, its length and checksums in
+the part's index (`penstock.checkpoint.files.parts`), and can be read alone, given the reference's block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from penstock.checkpoint.state.dtypes import DType
 from penstock.checkpoint.state.tensors import Bytes
 
-#: Values per block, whatever their type.
-BLOCK_VALUES = 1 << 17
 #: What `out` must offer beyond the block's own bytes.
 SLACK_BYTES = 1 << 16
 
@@ -98,9 +95,3 @@ class Decoder(Protocol):
         Raises: FormatError if payload is no such block.
         """
         ...
-
-
-def blocks_of(nbytes: int, dtype: DType) -> Iterable[slice]:
-    """Return where a tensor's blocks are in its bytes, in their order."""
-    step = BLOCK_VALUES * dtype.item_bytes
-    return (slice(begin, min(begin + step, nbytes)) for begin in range(0, nbytes, step))

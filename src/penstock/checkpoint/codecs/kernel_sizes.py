@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
+from penstock.checkpoint.state.tensors import BLOCK_VALUES
 from penstock.machine_code import Signature
 
 #: Values that go through all loops together: what is between them stays in the first-level cache.

@@ -16,7 +16,6 @@ import json
 import os
 import queue
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -25,13 +24,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.drain.throttle import Cap
+from penstock.checkpoint.files.catalog import Catalog, Link, open_links
 from penstock.checkpoint.files.manifest import folder_of
 from penstock.checkpoint.files.parts import Part
 from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, check_part
-from penstock.checkpoint.staged import FromChain, write_staged
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
+from penstock.checkpoint.staged import FromChain, ProcessEnded, write_staged
 from penstock.checkpoint.tiers.local import LocalTier
+from penstock.checkpoint.tiers.throttle import Cap
 from penstock.child import NoChild, start_child
 from penstock.errors import DataError, FormatError, PenstockError
 from penstock.flow.cpus import give_way
@@ -41,14 +40,6 @@ from penstock.trace.trace import JSON
 #: Its first line. What starts with an interpreter, such as a `sitecustomize`, may write to its output before.
 _GREETING = b"penstock drains\n"
 _LOOK_SECONDS = 0.05
-
-
-class ProcessEnded(DataError):
-    """The process that drains has ended before it answered."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"the process that drains has ended, with code {code}")
-        self.was_killed = code == -signal.SIGKILL
 
 
 class DrainProcess:

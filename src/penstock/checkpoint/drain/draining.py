@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from penstock.checkpoint.drain.drain_process import ProcessDrainer
+from penstock.checkpoint.files.catalog import Catalog, Link, open_links
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import Plan
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
-from penstock.checkpoint.tiers.catalog import Catalog, Link, open_links
 from penstock.checkpoint.writer import Job, SnapshotWriter
 from penstock.errors import FormatError
 from penstock.flow.cpus import give_way

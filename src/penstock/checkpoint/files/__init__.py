@@ -1,1 +1,1 @@
-"""The files of one snapshot: the manifest and the parts, written and read."""
+"""The files of snapshots: the manifest and the parts, written and read, and which snapshots there are."""

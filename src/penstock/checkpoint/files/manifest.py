@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
 from penstock.checkpoint.files.parts import BLOCK, Part, can_have_bytes
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.tensors import Box, Layout
+from penstock.checkpoint.state.tensors import Box, Layout, count_blocks
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON
 
@@ -90,11 +89,6 @@ class Manifest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw_bytes", sum(map(attrgetter("layout.nbytes"), self.tensors)))
         object.__setattr__(self, "stored_bytes", self.file_bytes + sum(map(attrgetter("nbytes"), self.parts)))
-
-
-def count_blocks(layout: Layout) -> int:
-    """Return how many blocks a tensor is cut into; none if it is empty."""
-    return -(-layout.values // BLOCK_VALUES)
 
 
 def folder_of(step: int) -> str:

@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, Kind
-from penstock.checkpoint.state.tensors import Bytes
+from penstock.checkpoint.codecs.codec import Kind
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes
 from penstock.checkpoint.tiers.tier import Reader, Writer
 from penstock.errors import FormatError
 

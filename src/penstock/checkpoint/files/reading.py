@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.checkpoint.codecs import decode_block
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
+from penstock.checkpoint.codecs.codec import NEEDS_REFERENCE, Kind
 from penstock.checkpoint.files.fetching import Fetched, map_fetched
 from penstock.checkpoint.files.manifest import Manifest, Stored, read_manifest, step_of
 from penstock.checkpoint.files.parts import PartReader
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state.dtypes import DType
 from penstock.checkpoint.state.sharding import Copy, check_whole, copies_into
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout
 from penstock.checkpoint.state.tree import MappingNode, Tree, c_strides, read_tree
 from penstock.checkpoint.tiers.tier import MANIFEST, Tier
 from penstock.errors import ConfigError, FormatError

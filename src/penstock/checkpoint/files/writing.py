@@ -7,23 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from penstock.checkpoint.codecs.codec import (
-    BLOCK_VALUES,
-    NEEDS_REFERENCE,
-    SLACK_BYTES,
-    Coder,
-    Kind,
-    Pair,
-    blocks_of,
-)
+from penstock.checkpoint.codecs.codec import NEEDS_REFERENCE, SLACK_BYTES, Coder, Kind, Pair
 from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import PartWriter
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, Piece, blocks_of
 from penstock.flow.ordered import Workers
 
 #: Encoded together.
@@ -62,17 +54,6 @@ class Scratch:
         if self._buffers[number].size < nbytes:
             self._buffers[number] = np.empty(nbytes, np.uint8)
         return self._buffers[number][:nbytes]
-
-
-class Piece(NamedTuple):
-    """Some of a tensor's blocks in a row: all of them, or what of it is in memory now.
-
-    first: number of its first block in the tensor. data: the blocks' bytes.
-    """
-
-    layout: Layout
-    first: int
-    data: Bytes
 
 
 #: A block's kind, payload, the checksum of that, and the xxh3-128 of its bytes.

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from penstock.checkpoint.files.catalog import Catalog, Link, looking_again, open_links, read_first
+from penstock.checkpoint.files.fast_folders import look_and_choose
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.interop.foreign import Readable
 from penstock.checkpoint.state.tensors import Bytes
-from penstock.checkpoint.tiers.catalog import Catalog, Link, looking_again, open_links, read_first
-from penstock.checkpoint.tiers.fast_folders import look_and_choose
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers

@@ -11,10 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES
-from penstock.checkpoint.files.writing import Piece
 from penstock.checkpoint.state.flatten import Source
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, Piece
 from penstock.flow.garbage import no_collection
 from penstock.flow.ordered import Workers, in_groups
 

@@ -1,9 +1,15 @@
-"""A tensor as a snapshot sees it: a name, a type, a shape, and bytes."""
+"""A tensor as a snapshot sees it: a name, a type, a shape, and bytes, in blocks.
+
+A tensor is cut into blocks of `BLOCK_VALUES` values, the last one shorter, wherever it is saved, so that block i of a
+snapshot can be the difference to block i of another.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +18,8 @@ from penstock.checkpoint.state.dtypes import DType
 
 #: One-dimensional bytes.
 Bytes = NDArray[np.uint8]
+#: Values per block, whatever their type.
+BLOCK_VALUES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +60,25 @@ class Layout:
     def whole(self) -> Layout:
         """Return the layout of the tensor that it is a part of, or its own."""
         return self if self.box is None else Layout(self.name, self.dtype, self.box.whole)
+
+
+class Piece(NamedTuple):
+    """Some of a tensor's blocks in a row: all of them, or what of it is in memory now.
+
+    first: number of its first block in the tensor. data: the blocks' bytes.
+    """
+
+    layout: Layout
+    first: int
+    data: Bytes
+
+
+def count_blocks(layout: Layout) -> int:
+    """Return how many blocks a tensor is cut into; none if it is empty."""
+    return -(-layout.values // BLOCK_VALUES)
+
+
+def blocks_of(nbytes: int, dtype: DType) -> Iterable[slice]:
+    """Return where a tensor's blocks are in its bytes, in their order."""
+    step = BLOCK_VALUES * dtype.item_bytes
+    return (slice(begin, min(begin + step, nbytes)) for begin in range(0, nbytes, step))

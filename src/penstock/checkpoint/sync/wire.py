@@ -24,16 +24,16 @@ import numpy as np
 import xxhash
 
 from penstock.checkpoint.codecs import decode_block
-from penstock.checkpoint.codecs.codec import BLOCK_VALUES, NEEDS_REFERENCE, Kind
-from penstock.checkpoint.files.manifest import count_blocks, read_layout, write_layout
+from penstock.checkpoint.codecs.codec import NEEDS_REFERENCE, Kind
+from penstock.checkpoint.files.catalog import Catalog, Link, Removed, looking_again, open_links, read_first
+from penstock.checkpoint.files.manifest import read_layout, write_layout
 from penstock.checkpoint.files.parts import BLOCK, checksum_of, raw_checksum_of
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import Scratch
 from penstock.checkpoint.state.sharding import check_whole
-from penstock.checkpoint.state.tensors import Bytes, Layout
+from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, count_blocks
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
 from penstock.checkpoint.state.unflatten import Destination, Loading, plan_loading_into
-from penstock.checkpoint.tiers.catalog import Catalog, Link, Removed, looking_again, open_links, read_first
 from penstock.errors import ConfigError, DataError, FormatError
 
 _START, _BLOCKS, _END = 1, 2, 3

@@ -1,1 +1,1 @@
-"""Where snapshots lie: folders and object stores, one writer for each, and what is there."""
+"""Where snapshots lie: folders and object stores, and one writer for each."""

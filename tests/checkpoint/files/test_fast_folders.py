@@ -11,7 +11,7 @@ import pytest
 from tests.for_each import for_each
 
 from penstock.checkpoint import SnapshotStore
-from penstock.checkpoint.tiers.fast_folders import FastFolder, remembered
+from penstock.checkpoint.files.fast_folders import FastFolder, remembered
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError
 

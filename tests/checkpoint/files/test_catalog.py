@@ -22,11 +22,11 @@ from tests.checkpoint.snapshot_files import (
     tensor,
 )
 
+from penstock.checkpoint.files import catalog as catalog_module
+from penstock.checkpoint.files.catalog import Catalog, Copy, Link, Removed, open_links
 from penstock.checkpoint.files.manifest import NewerFormat
 from penstock.checkpoint.files.parts import TornError
 from penstock.checkpoint.files.reading import load_manifest
-from penstock.checkpoint.tiers import catalog as catalog_module
-from penstock.checkpoint.tiers.catalog import Catalog, Copy, Link, Removed, open_links
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError, FormatError
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.drain.throttle import Cap, CappedWriter, Pacer
 from penstock.checkpoint.tiers.remote import RemoteTier
+from penstock.checkpoint.tiers.throttle import Cap, CappedWriter, Pacer
 from penstock.errors import ConfigError, DataError
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from penstock.checkpoint.files.catalog import Catalog, Copy
 from penstock.checkpoint.files.manifest import step_of
-from penstock.checkpoint.tiers.catalog import Catalog, Copy
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import ConfigError, DataError
 
