@@ -11,8 +11,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.graph.clusters import SECRET, TASKS, new_worker, opened
 from tests.graph.graphs import any_value
 from tests.patience import patient, wait_until
 
@@ -72,17 +71,6 @@ from penstock.ranks.access import Address
 from penstock.store import ImageFolder
 from penstock.trace import Kind, read_trace
 
-SECRET = os.urandom(32)
-TASKS = [f"/job:worker/task:{number}" for number in range(3)]
-
-
-def fail(given: Any) -> Any:
-    raise OSError("the disk is gone")
-
-
-def new_worker(task: str, port: int = 0) -> Worker:
-    return Worker(task, SECRET, port=port, functions={"fail": fail})
-
 
 @pytest.fixture
 def workers() -> Iterator[dict[str, str]]:
@@ -91,12 +79,6 @@ def workers() -> Iterator[dict[str, str]]:
     yield {each.task: each.address for each in started}
     for each in started:
         each.close()
-
-
-def opened(graph: Graph, workers: dict[str, str], **options: Any) -> WorkerSession:
-    # A machine that is busy with other tests lags, too.
-    options = options if "config" in options else {"lag_seconds": patient(3.5), **options}
-    return WorkerSession(graph, workers, SECRET, report=None, **options)
 
 
 @pytest.mark.parametrize(
@@ -1156,68 +1138,6 @@ def test_a_loss_is_raised_once_and_no_run_goes_on_before_the_save_is_loaded(
         session._lose(TASKS[1], "has ended")
         with session.saving(folder, "2 steps") as saves:
             assert (saves.step, session.run(up)) == (0, 4.0)
-
-
-class Killed:
-    """A worker that is a process of its own, at a port that stays, and can be killed."""
-
-    def __init__(self, task: str, port: int, key: Path) -> None:
-        words = ["graph", "worker", "--task", task, "--listen", f"127.0.0.1:{port}", "--key", str(key)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_training_inside_saving_goes_on_from_the_step_of_the_last_save(
-    is_killed: bool, tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    key = tmp_path / "graph.key"
-    key.write_text(SECRET.hex())
-    key.chmod(0o600)
-
-    def start() -> Any:
-        return Killed(TASKS[1], port, key) if is_killed else new_worker(TASKS[1], port)
-
-    graph = Graph()
-    x = graph.placeholder("float32", [], name="x")
-    with graph.on_device(TASKS[1]):
-        v = graph.variable("float32", [], initial=0.0, name="v")
-        train = graph.add("AssignAdd", v, x)
-    init = graph.initialize_all()
-    first, second = new_worker(TASKS[0]), start()
-    addresses = {TASKS[0]: first.address, TASKS[1]: f"tcp://127.0.0.1:{port}"}
-    lost, went_on, lose_at = [], [], [1, 5]
-    with opened(graph, addresses) as session, session.saving(str(tmp_path / "run"), "2 steps") as saves:
-        step = saves.step
-        while step < 8:
-            try:
-                if not step:
-                    session.run(init)
-                if step in lose_at:
-                    lose_at.remove(step)
-                    second.close()
-                    second = start()
-                found = session.run(train, {x: float(step)})
-                step += 1
-                saves.after(step)
-            except WorkerLostError as error:
-                lost.append((step, "go on from saves.step" in str(error)))
-                step = saves.step
-                went_on.append(step)
-        # Each step has counted once, whatever was run twice.
-        assert found == sum(range(8))
-        assert saves.step == 8
-    assert set(lost) == {(1, True), (5, True)}
-    assert set(went_on) == {0, 4}
-    first.close()
-    second.close()
 
 
 def test_a_worker_that_runs_one_node_for_too_long_is_given_up_though_it_answers() -> None:

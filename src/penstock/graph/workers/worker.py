@@ -335,7 +335,9 @@ class Worker:
             try:
                 self.link.answer(who, {"kind": "done", **_about(message), **act(message)})
             except Exception as error:
-                self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(error)})
+                # Of a session that ended here, as this worker is closing, the client hears as of a loss.
+                if message["session"] in self._sessions:
+                    self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(error)})
 
         self._start(answer, threads=threads)
 

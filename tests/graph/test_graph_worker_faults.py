@@ -1,0 +1,139 @@
+"""Workers, clients and launchers that are killed or stopped: the lost one is named, a training goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.graph.clusters import SECRET, TASKS, Killed, new_worker, opened
+
+from penstock.graph import Edge, Graph, Session, WorkerLostError, gradients
+
+Strike = Callable[[Any], Any]
+
+
+def dropped_out(graph: Graph, values: Edge) -> Edge:
+    """Add a dropout of one half."""
+    noise = graph.add("RandomUniform", shape=[8, 6])
+    kept: Edge = graph.add("aten.where.self", noise > 0.5, values, values - values)
+    return kept
+
+
+def in_step() -> tuple[Graph, Edge]:
+    """Synchronous data parallel: each of two workers has half of a batch, and the first one the weights."""
+    graph = Graph()
+    x = graph.placeholder("float32", [16, 6], name="x")
+    with graph.on_device(TASKS[0]):
+        struck = graph.add("Call", x, function="strike", outputs=[["float32", [16, 6]]])
+        w = graph.variable("float32", [6, 1], initial=np.full((6, 1), 0.3, np.float32), name="w")
+        weights = graph.add("Read", w)
+    losses, slopes = [], list[Any]()
+    for part in range(2):
+        with graph.on_device(TASKS[part]):
+            own = graph.add("Slice", struck, begin=[8 * part, 0], size=[8, -1])
+            losses.append(graph.add("Sum", graph.add("Square", dropped_out(graph, own) @ weights - 1.0)))
+            slopes += gradients(graph, losses[-1], [w])
+    with graph.on_device(TASKS[0]):
+        train = graph.add("AssignAdd", w, (slopes[0] + slopes[1]) * -0.01)
+        loss = graph.add("Add", *losses, controls=[train], name="loss")
+    return graph, loss
+
+
+def in_layers() -> tuple[Graph, Edge]:
+    """Model parallel: each of two workers has one layer."""
+    graph, random = Graph(), np.random.default_rng(1)
+    x = graph.placeholder("float32", [16, 6], name="x")
+    layers = []
+    for task, size in enumerate((6, 1)):
+        with graph.on_device(TASKS[task]):
+            initial = random.normal(size=(6, size)).astype(np.float32)
+            layers.append(graph.variable("float32", [6, size], initial=initial, name=f"w{task}"))
+    with graph.on_device(TASKS[0]):
+        struck = graph.add("Call", x, function="strike", outputs=[["float32", [16, 6]]])
+        rows = graph.add("Slice", struck, begin=[0, 0], size=[8, -1])
+        hidden = dropped_out(graph, graph.add("Sigmoid", rows @ graph.add("Read", layers[0])))
+    with graph.on_device(TASKS[1]):
+        loss = graph.add("Sum", graph.add("Square", hidden @ graph.add("Read", layers[1]) - 1.0))
+    slopes: list[Any] = gradients(graph, loss, layers)
+    train = [
+        graph.add("AssignAdd", layer, slope * -0.01) for layer, slope in zip(layers, slopes, strict=True)
+    ]
+    return graph, graph.add("Identity", loss, controls=train, name="result")
+
+
+def batch_of(step: int) -> Any:
+    return np.random.default_rng(step).normal(size=(16, 6)).astype(np.float32)
+
+
+def losses_in_one_process(built: Callable[[], tuple[Graph, Edge]], steps: int) -> list[bytes]:
+    graph, loss = built()
+    init = graph.initialize_all()
+    with Session(graph, seed=7, functions={"strike": lambda given: given}) as session:
+        session.run(init)
+        return [session.run(loss, {"x:0": batch_of(step)}).tobytes() for step in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("built", "is_killed"),
+    [
+        (in_step, False),
+        pytest.param(in_step, True, marks=pytest.mark.slow),
+        pytest.param(in_layers, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_with_dropout_that_loses_a_worker_in_mid_step_has_the_losses_of_one_that_does_not(
+    built: Callable[[], tuple[Graph, Edge]], is_killed: bool, tmp_path: Path
+) -> None:
+    """The second worker ends in steps 1 and 5, before and after a save; the client is another one from step 8 on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    key = tmp_path / "graph.key"
+    key.write_text(SECRET.hex())
+    key.chmod(0o600)
+    steps, lose_at = 12, [1, 5]
+
+    def start() -> Any:
+        return Killed(TASKS[1], port, key) if is_killed else new_worker(TASKS[1], port)
+
+    def strike(given: Any) -> Any:
+        if step in lose_at:
+            lose_at.remove(step)
+            second.close()
+        return given
+
+    graph, loss = built()
+    init = graph.initialize_all()
+    first, second = new_worker(TASKS[0], strike=strike), start()
+    addresses = {TASKS[0]: first.address, TASKS[1]: f"tcp://127.0.0.1:{port}"}
+    found: dict[int, set[bytes]] = {step: set() for step in range(steps)}
+    lost, went_on = [], []
+    for end in (8, steps):
+        with (
+            opened(graph, addresses, seed=7) as session,
+            session.saving(str(tmp_path / "run"), "3 steps") as saves,
+        ):
+            step = saves.step
+            went_on.append(step)
+            while step < end:
+                try:
+                    if not step:
+                        session.run(init)
+                    found[step].add(session.run(loss, {"x:0": batch_of(step)}).tobytes())
+                    step += 1
+                    saves.after(step)
+                except WorkerLostError as error:
+                    lost.append((step, TASKS[1] in str(error), "go on from saves.step" in str(error)))
+                    step = saves.step
+                    went_on.append(step)
+                    second = start()
+    first.close()
+    second.close()
+    assert lost == [(1, True, True), (5, True, True)]
+    assert went_on == [0, 0, 3, 6]
+    # What was run twice had the same loss both times.
+    assert [found[step] for step in range(steps)] == [{each} for each in losses_in_one_process(built, steps)]
+    assert len(set().union(*found.values())) == steps
