@@ -87,11 +87,13 @@ def test_small_orders_are_the_ids_sorted_by_their_random_words() -> None:
     assert ids.tolist() == sorted(range(300), key=words)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 8192])
 def test_random_words_that_are_alike_in_front_are_sorted_by_all_of_their_bits(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     words = np.array([[7, 3], [7, 2], [6, 9], [7, 2]], np.uint32)
-    monkeypatch.setattr(bijection, "draw_words", lambda *_: words)
+    monkeypatch.setattr(bijection, "draw_words", lambda key, epoch, ids, count: words[ids])
+    monkeypatch.setattr(bijection, "_PIECE", piece)
 
     ids = FullShuffle(4).at(0, np.arange(4))
 

@@ -15,16 +15,22 @@ from penstock.machine_code import MachineCode
 def draw(key: int, epoch: int, items: NDArray[np.uint64], out: NDArray[np.uint32]) -> None:
     """Draw words for items of an epoch.
 
-    items: uint64[n]. out: uint32[n, words], written.
+    items: uint64[n]. out: uint32[words, n], written.
 
-    Measured: an epoch's order of 50,000 samples took 11 ms of a processor with NumPy's words, 3 with these.
+    Items are the inner loop and their words lie side by side, so that LLVM makes vector instructions of it.
     """
-    count = out.shape[1]
-    for row in range(items.size):
-        for block in range((count + 3) // 4):
-            words = _words(key, epoch, items[row], block)
-            for k in range(min(4, count - 4 * block)):
-                out[row, 4 * block + k] = words[k]
+    count = out.shape[0]
+    for at in range(0, count, 4):
+        left = count - at
+        for item in range(items.size):
+            words = _words(key, epoch, items[item], at // 4)
+            out[at, item] = words[0]
+            if left > 1:
+                out[at + 1, item] = words[1]
+            if left > 2:
+                out[at + 2, item] = words[2]
+            if left > 3:
+                out[at + 3, item] = words[3]
 
 
 def compile_part(name: str) -> MachineCode:

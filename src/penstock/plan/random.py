@@ -35,7 +35,7 @@ _draw: Callable[[int, int, NDArray[np.uint64], NDArray[np.uint32]], object] | No
 def use(draw: Callable[[int, int, NDArray[np.uint64], NDArray[np.uint32]], object]) -> None:
     """Draw words by another function from here on, in all of this process: compiled, and the same ones.
 
-    draw: `draw(key, epoch, items, out)` writes for each item of uint64[n] its words, uint32[n, count].
+    draw: `draw(key, epoch, items, out)` writes for each item of uint64[n] its words, uint32[count, n].
     """
     global _draw
     _draw = draw
@@ -88,29 +88,29 @@ def draw_words(key: int, epoch: int, items: ArrayLike, count: int) -> NDArray[np
     key: of `derive_key`.
     items: int64[n], sample ids or positions, each in [0, 2**64).
     count: words per item.
-    Returns: uint32[n, count]. Row i depends on key, epoch and items[i] alone.
+    Returns: uint32[n, count], its columns contiguous. Row i depends on key, epoch and items[i] alone.
     """
     ids = np.asarray(items).astype(np.uint64, copy=False).ravel()
     if _draw is not None:
-        out = np.empty((ids.size, count), np.uint32)
+        out = np.empty((count, ids.size), np.uint32)
         _draw(key, epoch & 0xFFFFFFFF, ids, out)
-        return out
+        return out.T
     blocks = -(-count // 4)
-    counter = np.empty((4, ids.size, blocks), np.uint64)
-    counter[0] = (ids & _LOW)[:, None]
-    counter[1] = (ids >> _HALF)[:, None]
+    counter = np.empty((4, blocks, ids.size), np.uint64)
+    counter[0] = ids & _LOW
+    counter[1] = ids >> _HALF
     counter[2] = np.uint64(epoch & 0xFFFFFFFF)
-    counter[3] = np.arange(blocks, dtype=np.uint64)
-    words = philox4x32(counter.reshape(4, -1), key).reshape(4, ids.size, blocks)
-    return np.ascontiguousarray(words.transpose(1, 2, 0).reshape(ids.size, blocks * 4)[:, :count])
+    counter[3] = np.arange(blocks, dtype=np.uint64)[:, None]
+    words = philox4x32(counter.reshape(4, -1), key).reshape(4, blocks, ids.size)
+    return words.transpose(1, 0, 2).reshape(blocks * 4, ids.size)[:count].T
 
 
 def draw_uniform(key: int, epoch: int, items: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Draw uniform numbers in [0, 1) with 32 bits of resolution, arranged as in `draw_words`.
+    """Draw uniform numbers in [0, 1) with 32 bits of resolution, those of an item in a row.
 
-    Returns: float64[n, count].
+    Returns: float64[n, count], contiguous.
     """
-    return np.multiply(draw_words(key, epoch, items, count), 2.0**-32, dtype=np.float64)
+    return np.multiply(draw_words(key, epoch, items, count), 2.0**-32, dtype=np.float64, order="C")
 
 
 def generator_for(key: int, epoch: int, item: int) -> np.random.Generator:
