@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint import AutoDistance, Keep, SnapshotStore
 from penstock.checkpoint.files.catalog import Catalog
-from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, check_part, decide, new_plan
+from penstock.checkpoint.recipe import RAW, EncodingConfig, SnapshotDecision, check_part, decide, new_baseline
 from penstock.checkpoint.state.tensors import Layout
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.compiling import Part
@@ -85,16 +85,16 @@ def test_a_snapshot_that_is_saved_before_the_codec_is_compiled_is_a_baseline(
 def test_a_reference_that_is_damaged_torn_or_gone_makes_a_baseline(folder: Path) -> None:
     catalog = saved(folder, [1, 2])
     way, layouts = EncodingConfig("progressive", 10, "balance"), layouts_of(catalog)
-    plan = decide(catalog, 0, new_plan(3, catalog), way, layouts)
-    assert plan.reference is not None
-    assert (plan.reference.step, [link[:2] for link in plan.chain]) == (2, [(0, 1), (0, 2)])
+    decision = decide(catalog, 0, new_baseline(3, catalog), way, layouts)
+    assert decision.reference is not None
+    assert (decision.reference.step, [link[:2] for link in decision.chain]) == (2, [(0, 1), (0, 2)])
 
     catalog.mark_damaged(1)
-    assert decide(catalog, 0, new_plan(3, catalog), way, layouts).reference is None
+    assert decide(catalog, 0, new_baseline(3, catalog), way, layouts).reference is None
 
     (folder / "step-000000000001" / "manifest.json").unlink()
     catalog = looked_at(folder)
-    assert decide(catalog, 0, new_plan(3, catalog), way, layouts).reference is None
+    assert decide(catalog, 0, new_baseline(3, catalog), way, layouts).reference is None
 
 
 def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Path, tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Pat
     assert manifest is not None
     layouts = [stored.layout for stored in manifest.tensors]
 
-    plan = decide(
-        catalog, 1, new_plan(2, catalog), EncodingConfig("progressive", 10, manifest.codec), layouts
+    decision = decide(
+        catalog, 1, new_baseline(2, catalog), EncodingConfig("progressive", 10, manifest.codec), layouts
     )
 
-    assert [link[:2] for link in plan.chain] == [(1, 1)]
+    assert [link[:2] for link in decision.chain] == [(1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_damaged_copy_of_a_reference_is_passed_over_for_a_good_one(folder: Pat
 def test_another_way_of_storing_starts_a_baseline(folder: Path, way: EncodingConfig, change: str) -> None:
     catalog = saved(folder, [1, 2])
 
-    assert decide(catalog, 0, new_plan(3, catalog), way, layouts_of(catalog)).reference is None, change
+    assert decide(catalog, 0, new_baseline(3, catalog), way, layouts_of(catalog)).reference is None, change
 
 
 def test_other_tensors_start_a_baseline(folder: Path) -> None:
@@ -142,8 +142,8 @@ def test_other_tensors_start_a_baseline(folder: Path) -> None:
         [Layout("weights", layout.dtype, (100, 100))],
         [Layout("renamed", layout.dtype, layout.shape)],
     ):
-        assert decide(catalog, 0, new_plan(2, catalog), way, layouts).reference is None
-    assert decide(catalog, 0, new_plan(2, catalog), way, [layout]).reference is not None
+        assert decide(catalog, 0, new_baseline(2, catalog), way, layouts).reference is None
+    assert decide(catalog, 0, new_baseline(2, catalog), way, [layout]).reference is not None
 
 
 def test_a_step_that_is_there_is_not_saved_again_and_the_clock_may_be_set_back(
@@ -155,13 +155,13 @@ def test_a_step_that_is_there_is_not_saved_again_and_the_clock_may_be_set_back(
     way = EncodingConfig("progressive", 10, "balance")
 
     with pytest.raises(ConfigError, match=r"there is a snapshot of step 5 in .* already"):
-        decide(catalog, 0, new_plan(5, catalog), way, [])
+        decide(catalog, 0, new_baseline(5, catalog), way, [])
 
     monkeypatch.setattr("penstock.checkpoint.recipe.time.time", lambda: 1.0)
-    plan = decide(catalog, 0, new_plan(3, catalog), way, layouts_of(catalog, 5))
-    assert plan.created_seconds > manifest.created_seconds
-    assert plan.reference is not None
-    assert plan.reference.step == 5
+    decision = decide(catalog, 0, new_baseline(3, catalog), way, layouts_of(catalog, 5))
+    assert decision.created_seconds > manifest.created_seconds
+    assert decision.reference is not None
+    assert decision.reference.step == 5
 
 
 def test_what_was_saved_while_the_clock_was_ahead_does_not_stay_for_ever(
@@ -190,8 +190,10 @@ def test_a_plan_travels_to_other_ranks_as_json(folder: Path) -> None:
 
     catalog = saved(folder, [1, 2])
     for layouts in (layouts_of(catalog), []):
-        plan = decide(catalog, 0, new_plan(3, catalog), EncodingConfig("progressive", 10, "balance"), layouts)
-        assert Plan.read(json.loads(json.dumps(plan))) == plan
+        decision = decide(
+            catalog, 0, new_baseline(3, catalog), EncodingConfig("progressive", 10, "balance"), layouts
+        )
+        assert SnapshotDecision.read(json.loads(json.dumps(decision))) == decision
 
 
 def test_an_automatic_distance_makes_a_baseline_when_differences_no_longer_pay(folder: Path) -> None:
@@ -218,15 +220,15 @@ def test_a_part_is_read_back_to_its_end_where_that_is_wanted(folder: Path) -> No
     catalog = saved(folder, [1])
     manifest = catalog.manifest(0, 1)
     assert manifest is not None
-    plan = Plan(1, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None)
+    decision = SnapshotDecision(1, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None)
     (part,) = manifest.parts
     path = folder / "step-000000000001" / part.file
-    check_part(catalog.tiers[0], plan, 0, part, to_its_end=True)
+    check_part(catalog.tiers[0], decision, 0, part, to_its_end=True)
 
     data = bytearray(path.read_bytes())
     data[40] ^= 1
     path.write_bytes(data)
 
-    check_part(catalog.tiers[0], plan, 0, part, to_its_end=False)
+    check_part(catalog.tiers[0], decision, 0, part, to_its_end=False)
     with pytest.raises(FormatError, match=r"part-00000\.pst is damaged: block 0"):
-        check_part(catalog.tiers[0], plan, 0, part, to_its_end=True)
+        check_part(catalog.tiers[0], decision, 0, part, to_its_end=True)

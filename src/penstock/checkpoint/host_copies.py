@@ -73,7 +73,7 @@ class _File(NamedTuple):
         return f"{folder_of(self.step)}/{self.name}"
 
 
-class _Plan(NamedTuple):
+class _CopyDecision(NamedTuple):
     """What rank 0 decided: which files, and who copies them. kept: steps that stay while they do."""
 
     files: list[_File]
@@ -81,8 +81,8 @@ class _Plan(NamedTuple):
     kept: list[int]
 
     @classmethod
-    def read(cls, written: Any) -> _Plan:
-        """Return a plan that was made JSON."""
+    def read(cls, written: Any) -> _CopyDecision:
+        """Return what `write` returned, from JSON."""
         files, own, pulls, kept = written
         return cls([_File(*each) for each in files], Copies(own, [Pull(*each) for each in pulls]), kept)
 
@@ -125,15 +125,15 @@ class HostCopies:
         try:
             places = self._places(what)
             decide = partial(self._decide_copy, step, places)
-            plan = _Plan.read(
+            decision = _CopyDecision.read(
                 self._ranks.gather_then_decide(what, partial(self._held_cleaned, places, step, uid), decide)
             )
             self._has_copied = True
             if self._is_first(places):
-                self._keep_only(set(plan.kept))
-            self._move(what, places, plan)
+                self._keep_only(set(decision.kept))
+            self._move(what, places, decision)
             if self._is_first(places):
-                self._keep_only({file.step for file in plan.files}, self._not_mine(places, plan))
+                self._keep_only({file.step for file in decision.files}, self._not_mine(places, decision))
         except Exception as error:  # whatever it is: the snapshot is durable
             self._report(f"step {step} is not copied to {self._path}, on the hosts: {error}")
 
@@ -152,13 +152,13 @@ class HostCopies:
             found = self._ranks.gather_then_decide(what, partial(self._held, places), decide)
             if found is None:
                 return None
-            plan = _Plan.read(found)
-            self._gathered = {file.step for file in plan.files}
-            self._move(what, places, plan)
+            decision = _CopyDecision.read(found)
+            self._gathered = {file.step for file in decision.files}
+            self._move(what, places, decision)
         except PenstockError as error:
             self._report(f"nothing is restored from {self._path}, on the hosts: {error}")
             return None
-        return plan.files[-1].step
+        return decision.files[-1].step
 
     def mark_damaged(self) -> None:
         """Have the next save make those copies anew that were gathered last: a restore found some to be damaged.
@@ -195,7 +195,7 @@ class HostCopies:
         """Return what the host has once what is of no use is removed.
 
         That is what has no manifest, or another one of a step, what is damaged, and files that are not whole: no rank
-        of this host writes one yet, for none knows the plan.
+        of this host writes one yet, for none knows what rank 0 decided.
         """
         held = self._held(places)
         if self._is_first(places):
@@ -217,9 +217,9 @@ class HostCopies:
             return [name for name in os.listdir(self._path / folder_of(step)) if name.startswith(".")]
         return []
 
-    def _not_mine(self, places: Sequence[_Place], plan: _Plan) -> set[str]:
-        """Return the paths of a plan's files that this host would not have if it had copied all of them anew."""
-        hosts, files = _hosts_of(places), plan.files
+    def _not_mine(self, places: Sequence[_Place], decision: _CopyDecision) -> set[str]:
+        """Return the paths of files that this host would not have if it had copied all of them anew."""
+        hosts, files = _hosts_of(places), decision.files
         anew = plan_copies(hosts, [file.part for file in files], dict.fromkeys(hosts, ()))
         copied = [(rank, number) for rank, own in enumerate(anew.own) for number in own]
         copied += [(pull.to, pull.file) for pull in anew.pulls]
@@ -311,7 +311,7 @@ class HostCopies:
         # What copies that failed left is of no use, and would fill the memory.
         before = restorable_chain((each for of_host in held_by.values() for each in of_host), None)
         copies = plan_copies(hosts, [file.part for file in files], _numbers_held(files, held_by, step_of))
-        return _Plan(files, copies, [*step_of.values(), *(each.step for each in before)]).write()
+        return _CopyDecision(files, copies, [*step_of.values(), *(each.step for each in before)]).write()
 
     def _decide_gather(
         self, step: int | None, places: Sequence[_Place], offers: Sequence[Any]
@@ -326,7 +326,7 @@ class HostCopies:
         ]
         numbers = _numbers_held(files, held, {each.uid: each.step for each in chain})
         copies = Copies([[] for _ in hosts], plan_gathering(hosts, len(files), numbers))
-        return _Plan(files, copies, []).write()
+        return _CopyDecision(files, copies, []).write()
 
     def _is_of_store(self, found: HeldSnapshot, step: int | None) -> bool:
         """Return whether the store has the same to restore, or cannot say what it has."""
@@ -346,24 +346,24 @@ class HostCopies:
         manifests = [copy.manifest for copy in self._store.copies(found.step)]
         return bool(manifests) and all(each is None or each.uid == found.uid for each in manifests)
 
-    def _move(self, what: str, places: Sequence[_Place], plan: _Plan) -> None:
-        """Do as planned; when this returns, all ranks have."""
-        with _Move(self._path, self._store, self._ranks, places, plan) as move:
+    def _move(self, what: str, places: Sequence[_Place], decision: _CopyDecision) -> None:
+        """Do what was decided; when this returns, all ranks have."""
+        with _Move(self._path, self._store, self._ranks, places, decision) as move:
             offers = self._ranks.gather_then_decide(f"{what}: own parts", move.copy_own)
-            if plan.copies.pulls:
+            if decision.copies.pulls:
                 self._ranks.gather_then_decide(f"{what}: parts of other hosts", partial(move.pull, offers))
 
 
 class _Move:
-    """What one rank copies by a plan: `copy_own`, then, once all have, `pull`. Others are answered until it is left."""
+    """What one rank copies: `copy_own`, then, once all have, `pull`. Others are answered until it is left."""
 
     def __init__(
-        self, path: Path, store: Catalog, ranks: Ranks, places: Sequence[_Place], plan: _Plan
+        self, path: Path, store: Catalog, ranks: Ranks, places: Sequence[_Place], decision: _CopyDecision
     ) -> None:
-        self._path, self._store, self._places, self._plan = path, store, places, plan
+        self._path, self._store, self._places, self._decision = path, store, places, decision
         self._rank, self._transport = ranks.rank, ranks.transport
-        self._others = _others_of(ranks.rank, plan.copies.pulls)
-        self._shelf = _Shelf(path, plan.files)
+        self._others = _others_of(ranks.rank, decision.copies.pulls)
+        self._shelf = _Shelf(path, decision.files)
         #: From when this rank listens until who reads has it.
         self._carrier: MpiCarrier | ZmqCarrier | None = None
         self._peers: RemotePeers | None = None
@@ -380,8 +380,8 @@ class _Move:
     def copy_own(self) -> dict[str, Any] | None:
         """Copy this rank's own files from where they were saved; return by what others reach it, as JSON."""
         buffer = np.empty(_CHUNK_BYTES, np.uint8)
-        for number in self._plan.copies.own[self._rank]:
-            file = self._plan.files[number]
+        for number in self._decision.copies.own[self._rank]:
+            file = self._decision.files[number]
             tier = self._store.tiers[file.tier]
             with (
                 named_errors(self._path),
@@ -416,9 +416,9 @@ class _Move:
             checksum_of,
             _BYTES_PER_SECOND,
         )
-        for pull in self._plan.copies.pulls:
+        for pull in self._decision.copies.pulls:
             if pull.to == self._rank:
-                with self._new(self._plan.files[pull.file]) as write:
+                with self._new(self._decision.files[pull.file]) as write:
                     for chunk in _chunks(peers, pull.source, self._shelf.chunks_of(pull.file)):
                         write(chunk)
 
@@ -438,7 +438,7 @@ class _Move:
 
 
 class _Shelf:
-    """The files of a plan in a host's folder, in chunks that are numbered on: a `Shelf` of `RemotePeers`."""
+    """The files that are copied, in a host's folder, in chunks that are numbered on: a `Shelf` of `RemotePeers`."""
 
     def __init__(self, path: Path, files: Sequence[_File]) -> None:
         self._path, self._files = path, files

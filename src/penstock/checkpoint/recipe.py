@@ -99,8 +99,8 @@ def encoding_config(
     )
 
 
-class Plan(NamedTuple):
-    """What rank 0 decided of a snapshot before anything of it is written; no access plan, which is `penstock.plan`'s.
+class SnapshotDecision(NamedTuple):
+    """What rank 0 decided of a snapshot before anything of it is written.
 
     created_seconds, clock_seconds: see `Manifest`. reference: to which it is a difference; None: a baseline. chain: the
         copies that the reference is made of, the one that needs none first. why_baseline: where it is a baseline
@@ -116,30 +116,30 @@ class Plan(NamedTuple):
     chain: tuple[Link, ...] = ()
     why_baseline: str = ""
 
-    def as_baseline(self, why: str = "") -> Plan:
+    def as_baseline(self, why: str = "") -> SnapshotDecision:
         """Return the same snapshot as a baseline. why: it is not the delta that the scheme makes of it."""
         return self._replace(reference=None, since_bytes=(), chain=(), why_baseline=why)
 
     @classmethod
-    def read(cls, written: Any) -> Plan:
-        """Return a plan that was made JSON."""
-        plan = cls(*written)
-        links = tuple(Link(*each) for each in plan.chain)
-        reference = plan.reference and Reference(*plan.reference)
-        return plan._replace(since_bytes=tuple(plan.since_bytes), reference=reference, chain=links)
+    def read(cls, written: Any) -> SnapshotDecision:
+        """Return a decision from JSON."""
+        decision = cls(*written)
+        links = tuple(Link(*each) for each in decision.chain)
+        reference = decision.reference and Reference(*decision.reference)
+        return decision._replace(since_bytes=tuple(decision.since_bytes), reference=reference, chain=links)
 
 
-def new_plan(step: int, catalog: Catalog) -> Plan:
+def new_baseline(step: int, catalog: Catalog) -> SnapshotDecision:
     """Return a snapshot that is made now, as a baseline."""
     # After all others, also if the clock was set back: their order is that of their times.
     clock_seconds = time.time()
     created_seconds = max(clock_seconds, catalog.newest_seconds() + _TICK_SECONDS)
-    return Plan(step, secrets.token_hex(16), created_seconds, clock_seconds, (), None)
+    return SnapshotDecision(step, secrets.token_hex(16), created_seconds, clock_seconds, (), None)
 
 
 def decide(
-    catalog: Catalog, tier: int, new: Plan, encoding: EncodingConfig, layouts: Iterable[Layout]
-) -> Plan:
+    catalog: Catalog, tier: int, new: SnapshotDecision, encoding: EncodingConfig, layouts: Iterable[Layout]
+) -> SnapshotDecision:
     """Return what a snapshot shall be.
 
     tier: that it is written to. new: it, as a baseline. layouts: of all ranks.
@@ -197,7 +197,7 @@ def _changed(reference: Manifest, layouts: set[Layout]) -> str:
 
 
 def _reference(
-    catalog: Catalog, tier: int, new: Plan, encoding: EncodingConfig
+    catalog: Catalog, tier: int, new: SnapshotDecision, encoding: EncodingConfig
 ) -> tuple[Manifest, Manifest] | None:
     """Return the snapshot before, and the one to be a difference to; None for a baseline."""
     if not encoding.refers:
@@ -253,7 +253,7 @@ class WrittenPart:
 
 def check_part(
     tier: Tier,
-    plan: Plan,
+    decision: SnapshotDecision,
     number: int,
     part: Part,
     *,
@@ -265,14 +265,14 @@ def check_part(
     number: of the part. to_its_end: not only its table, which comes last. draft: in which it lies before the commit.
     Raises: FormatError, DataError.
     """
-    folder = folder_of(plan.step)
+    folder = folder_of(decision.step)
     if draft is None:
         reader, where = tier.open(folder, part.file), f"{tier.where(folder)}/{part.file}"
     else:
         reader = draft.open(part.file)
-        where = f"{tier.name}, in the part of step {plan.step} that was just written"
+        where = f"{tier.name}, in the part of step {decision.step} that was just written"
     with closing(reader):
-        checked = PartReader(reader, where, number, bytes.fromhex(plan.uid), part)
+        checked = PartReader(reader, where, number, bytes.fromhex(decision.uid), part)
         if to_its_end:
             checked.check_all_stored()
 

@@ -17,7 +17,7 @@ from penstock.checkpoint.files.manifest import Stored
 from penstock.checkpoint.files.parts import Part, PartWriter
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import References, Scratch, TensorWriter, pairs_of
-from penstock.checkpoint.recipe import RAW, EncodingConfig, Plan, WrittenPart
+from penstock.checkpoint.recipe import RAW, EncodingConfig, SnapshotDecision, WrittenPart
 from penstock.checkpoint.state.staging import Cut, StagingArea, cut_waves, space_of
 from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, Piece, blocks_of
 from penstock.checkpoint.tiers.throttle import Cap, CappedWriter
@@ -70,11 +70,11 @@ class Staged(Protocol):
 class PartProcess(Protocol):
     """Writes the part of a drain in place of this process."""
 
-    def write(self, plan: Plan) -> WrittenPart:
+    def write(self, decision: SnapshotDecision) -> WrittenPart:
         """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
         ...
 
-    def check(self, plan: Plan, part: Part) -> None:
+    def check(self, decision: SnapshotDecision, part: Part) -> None:
         """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
         ...
 
@@ -179,7 +179,7 @@ class FromChain:
 
 def write_staged(
     draft: Draft,
-    plan: Plan,
+    decision: SnapshotDecision,
     number: int,
     encoding: EncodingConfig,
     staged: Staged,
@@ -202,10 +202,10 @@ def write_staged(
     """
     references: References | None = None
     with ExitStack() as opened:
-        if plan.reference is not None and held is not None and held.uid == plan.reference.uid:
+        if decision.reference is not None and held is not None and held.uid == decision.reference.uid:
             references = held
-        elif plan.reference is not None:
-            references = opened.enter_context(closing(open_links(catalog, plan.chain)))
+        elif decision.reference is not None:
+            references = opened.enter_context(closing(open_links(catalog, decision.chain)))
         waves = staged.take()
         first = next(waves, ())
         began(first)
@@ -222,7 +222,7 @@ def write_staged(
         if cap is not None:
             writer = CappedWriter(writer, cap)
         try:
-            part = PartWriter(writer, file, number, bytes.fromhex(plan.uid))
+            part = PartWriter(writer, file, number, bytes.fromhex(decision.uid))
             tensors = TensorWriter(part, number, references, coder, workers, written)
             for pieces in all_waves:
                 tensors.write(pieces)

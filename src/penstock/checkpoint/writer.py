@@ -24,11 +24,11 @@ from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import (
     RAW,
     EncodingConfig,
-    Plan,
+    SnapshotDecision,
     WrittenPart,
     check_part,
     decide,
-    new_plan,
+    new_baseline,
 )
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import Held, PartProcess, ProcessEnded, Staged, write_staged
@@ -101,7 +101,7 @@ class Job:
     previous_step: int | None = None
     blocked_by_previous_seconds: float = 0.0
     #: Of a drain: which snapshot it is, and what every rank has for itself, as the faster tier has them.
-    drained: Plan | None = None
+    drained: SnapshotDecision | None = None
     rank_trees: Sequence[JSON] | None = None
     #: Who writes the part in place of this process; None: nobody.
     elsewhere: PartProcess | None = None
@@ -112,7 +112,7 @@ class Job:
     #: Where it goes, and how it is stored there; what rank 0 decided, and its draft; this rank's part, its first wave.
     target: Begin = _NOWHERE
     encoding: EncodingConfig = field(init=False)
-    plan: Plan = field(init=False)
+    decision: SnapshotDecision = field(init=False)
     draft: Draft | None = None
     number: int = 0
     part: Part | None = None
@@ -209,11 +209,11 @@ class SnapshotWriter:
             self._run(job, until=Finish)
         finally:
             self._let_go(job)
-        plan = job.plan
+        decision = job.decision
         return Saved(
-            plan.step,
-            plan.uid,
-            plan.reference.step if plan.reference else None,
+            decision.step,
+            decision.uid,
+            decision.reference.step if decision.reference else None,
             job.raw_bytes,
             job.stored_bytes,
             job.blocked_seconds,
@@ -224,9 +224,9 @@ class SnapshotWriter:
             job.previous_step,
         )
 
-    def join(self, job: Job, plan: Plan, target: Begin) -> None:
+    def join(self, job: Job, decision: SnapshotDecision, target: Begin) -> None:
         """Have a job be part of a snapshot that another rank has begun, where ranks meet elsewhere."""
-        job.plan = plan
+        job.decision = decision
         self._aim(job, target)
 
     def write_part(self, job: Job, workers: Workers) -> Any:
@@ -241,9 +241,9 @@ class SnapshotWriter:
             self._run(job, until=Commit)
         else:
             job.parts[job.number] = self._write_part(job)
-            if self.holds[job.plan.reference is not None]:
+            if self.holds[job.decision.reference is not None]:
                 # Nothing refers to it unless it is committed.
-                self.held = Held(job.plan.uid, job.first, job.area)
+                self.held = Held(job.decision.uid, job.first, job.area)
         return job.parts[job.number].write()
 
     def commit(self, job: Job, tree: JSON, parts: Mapping[int, Any]) -> Saved:
@@ -306,11 +306,13 @@ class SnapshotWriter:
             case Begin():
                 self._aim(job, instruction)
                 begin = functools.partial(self._begin, job)
-                plan = together(f"the beginning of step {job.step}", job.get_ready, begin)
-                job.plan = plan = plan if isinstance(plan, Plan) else Plan.read(plan)
-                if plan.why_baseline:
-                    job.note = f": {plan.why_baseline}{job.note}"
-                return life.begun(is_delta=plan.reference is not None)
+                decision = together(f"the beginning of step {job.step}", job.get_ready, begin)
+                if not isinstance(decision, SnapshotDecision):
+                    decision = SnapshotDecision.read(decision)  # from rank 0
+                job.decision = decision
+                if decision.why_baseline:
+                    job.note = f": {decision.why_baseline}{job.note}"
+                return life.begun(is_delta=decision.reference is not None)
             # Ranks that meet elsewhere write parts and commit by two calls, `write_part` and `commit`. For those that
             # meet here the second case of `WritePart` does both in one round: no `Commit` is obeyed.
             case WritePart() if job.parts is not None:
@@ -342,7 +344,7 @@ class SnapshotWriter:
         """Obey what comes before the next attempt, or the end."""
         match instruction:
             case Hold():
-                self.held = Held(job.plan.uid, job.first, job.area)
+                self.held = Held(job.decision.uid, job.first, job.area)
             case Abort():
                 job.was_aborted = True
                 if self._ranks.rank == 0 and job.draft is not None:
@@ -353,8 +355,8 @@ class SnapshotWriter:
                 job.note = ""
                 self._note_fall(job, instruction.tier + 1, why)
             case Distrust(suspect=Suspect.REFERENCE):
-                assert job.plan.reference is not None, "a delta has one"
-                self._catalog.mark_damaged(job.plan.reference.step, job.plan.chain[-1].tier)
+                assert job.decision.reference is not None, "a delta has one"
+                self._catalog.mark_damaged(job.decision.reference.step, job.decision.chain[-1].tier)
             case Distrust(suspect=Suspect.NEW):
                 self._catalog.mark_damaged(job.step, job.target.tier)
             case Distrust():
@@ -389,7 +391,7 @@ class SnapshotWriter:
         share = self._catalog.baseline_share(len(self._tiers) - 1)
         return Speeds(raw, self._threads * encode, share) if raw and encode and share else None
 
-    def _begin(self, job: Job, _: Any) -> Plan:
+    def _begin(self, job: Job, _: Any) -> SnapshotDecision:
         """Decide what a snapshot is, and begin its draft."""
         tier, housekeeping = job.target.tier, self._housekeeping
         housekeeping.let_go(job.pinned)
@@ -398,21 +400,21 @@ class SnapshotWriter:
             housekeeping.replace_damaged(job.step)
         else:
             housekeeping.make_way(tier, job.step)
-        new = job.drained or new_plan(job.step, self._catalog)
+        new = job.drained or new_baseline(job.step, self._catalog)
         with housekeeping.deletions_paused:
-            plan = decide(self._catalog, tier, new, job.encoding, job.layouts)
-            job.pinned = list(map(attrgetter("step"), plan.chain))
+            decision = decide(self._catalog, tier, new, job.encoding, job.layouts)
+            job.pinned = list(map(attrgetter("step"), decision.chain))
             housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
-        job.draft = self._tiers[tier].begin(folder_of(plan.step), plan.uid)
-        return plan
+        job.draft = self._tiers[tier].begin(folder_of(decision.step), decision.uid)
+        return decision
 
     def _begin_baseline(self, job: Job) -> None:
         """Begin a draft of the same snapshot once more, as a baseline."""
-        assert job.plan.reference is not None, "it was a delta"
-        step = job.plan.reference.step
-        job.plan = job.plan.as_baseline()
-        job.draft = self._tiers[job.target.tier].begin(folder_of(job.step), job.plan.uid)
+        assert job.decision.reference is not None, "it was a delta"
+        step = job.decision.reference.step
+        job.decision = job.decision.as_baseline()
+        job.draft = self._tiers[job.target.tier].begin(folder_of(job.step), job.decision.uid)
         job.note += f": step {step}, to which it was to be a difference, is damaged"
 
     def _commit_all(self, job: Job, parts: Sequence[Any]) -> list[Any]:
@@ -427,15 +429,15 @@ class SnapshotWriter:
     def _commit(self, job: Job, made: Sequence[WrittenPart]) -> list[int]:
         """Make parts a snapshot; return the bytes of its state, and of its files."""
         assert job.draft is not None, "it was begun here"
-        plan, rank_trees = job.plan, job.rank_trees
+        decision, rank_trees = job.decision, job.rank_trees
         manifest = Manifest(
-            step=plan.step,
-            uid=plan.uid,
-            created_seconds=plan.created_seconds,
-            clock_seconds=plan.clock_seconds,
-            since_bytes=plan.since_bytes,
+            step=decision.step,
+            uid=decision.uid,
+            created_seconds=decision.created_seconds,
+            clock_seconds=decision.clock_seconds,
+            since_bytes=decision.since_bytes,
             codec=job.encoding.codec,
-            reference=plan.reference,
+            reference=decision.reference,
             kept_mantissa_bits=job.encoding.kept_mantissa_bits,
             tree=job.tree,
             rank_trees=tuple(map(attrgetter("rank_tree"), made) if rank_trees is None else rank_trees),
@@ -455,22 +457,24 @@ class SnapshotWriter:
 
         Raises: FormatError, DataError, ProcessEnded.
         """
-        plan, tier = job.plan, job.target.tier
+        decision, tier = job.decision, job.target.tier
 
         def began(wave: Sequence[Piece]) -> None:
             job.first, self._begin_seconds = wave, time.monotonic()
 
-        with self._spans.span(self._span, plan.step, tier) as count:
+        with self._spans.span(self._span, decision.step, tier) as count:
             if job.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
-                made = job.elsewhere.write(plan)
+                made = job.elsewhere.write(decision)
                 count(made.part.nbytes)
             else:
                 assert job.workers is not None, "somebody encodes"
-                draft = job.draft or self._tiers[tier].begin(folder_of(plan.step), plan.uid, join=True)
+                draft = job.draft or self._tiers[tier].begin(
+                    folder_of(decision.step), decision.uid, join=True
+                )
                 made = write_staged(
                     draft,
-                    plan,
+                    decision,
                     job.number,
                     job.encoding,
                     job.waves,
@@ -485,7 +489,7 @@ class SnapshotWriter:
                 if job.parts is not None and isinstance(draft, LocalDraft):
                     # Before the commit: ranks that meet elsewhere do not meet after it.
                     try:
-                        check_part(self._tiers[tier], plan, job.number, made.part, draft=draft)
+                        check_part(self._tiers[tier], decision, job.number, made.part, draft=draft)
                     except FormatError as error:
                         # Not of the reference, which would be distrusted: the tier did not keep what it was given.
                         raise DataError(str(error)) from error
@@ -498,28 +502,28 @@ class SnapshotWriter:
         tier = self._tiers[job.target.tier]
         if job.parts is not None:
             for number in sorted(job.parts):
-                check_part(tier, job.plan, number, job.parts[number].part, to_its_end=False)
+                check_part(tier, job.decision, number, job.parts[number].part, to_its_end=False)
             return
         assert job.part is not None, "it was written"
         if job.elsewhere is not None:
-            job.elsewhere.check(job.plan, job.part)
+            job.elsewhere.check(job.decision, job.part)
             return
         # What is on another machine is not fetched back only to be looked at.
         reads_back = isinstance(tier, LocalTier)
-        check_part(tier, job.plan, job.number, job.part, to_its_end=reads_back)
+        check_part(tier, job.decision, job.number, job.part, to_its_end=reads_back)
 
     def _note_fall(self, job: Job, tier: int, why: str) -> None:
         job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"
 
     def _durable(self, job: Job, refers: Sequence[bool]) -> Instructions:
-        """Report that all parts are durable: from here on the plan is what was written."""
+        """Report that all parts are durable: from here on the decision is what was written."""
         instructions: Instructions = ()
         for rank, each in enumerate(refers):
             instructions = job.life.part_durable(rank, refers=each)
-        if job.plan.reference is not None and not any(refers):
+        if job.decision.reference is not None and not any(refers):
             # As while the codec is compiled, and where a state has nothing in common with the one before.
-            job.plan = job.plan.as_baseline("no block is stored as a difference")
-            job.note = f": {job.plan.why_baseline}{job.note}"
+            job.decision = job.decision.as_baseline("no block is stored as a difference")
+            job.note = f": {job.decision.why_baseline}{job.note}"
         return instructions
 
     def _committed(self, job: Job, raw_bytes: int, stored_bytes: int) -> Instructions:

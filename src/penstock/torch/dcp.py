@@ -59,7 +59,7 @@ from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
 from penstock.checkpoint.opened import OpenedStore, open_tier, quiet
-from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
 from penstock.checkpoint.state.dtypes import dtype_named
@@ -241,7 +241,7 @@ class StoreWriter(StorageWriter):
         terms = writer.terms(can_repeat=len(plans) == 1, ranks=max(1, sum(has_part)))
         job = self._job = self._new_job(step, layouts, tree, Save(terms))
         writer.begin(job)
-        written = [job.plan, *job.target]
+        written = [job.decision, *job.target]
         return [
             replace(plan, storage_data=[written, sum(has_part[:rank]) if has_part[rank] else None])
             for rank, plan in enumerate(plans)
@@ -282,10 +282,10 @@ class StoreWriter(StorageWriter):
     def _write_part(self, written: Any, number: int, sources: Sequence[Source]) -> Any:
         job = self._job
         if job is None:
-            planned, *target = written
-            plan = Plan.read(planned)
-            job = self._new_job(plan.step, (), None, Save(SaveTerms()))
-            self._opened.writer.join(job, plan, Begin(*target))
+            decided, *target = written
+            decision = SnapshotDecision.read(decided)
+            job = self._new_job(decision.step, (), None, Save(SaveTerms()))
+            self._opened.writer.join(job, decision, Begin(*target))
         job.number = number
         job.nbytes = sum(source.layout.nbytes for source in sources)
         # Training stands still for as long as this takes, so that nothing has to be staged but for the next delta.

@@ -19,7 +19,7 @@ from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint.drain import drain_process as drain_process_module
 from penstock.checkpoint.drain import draining as draining_module
 from penstock.checkpoint.drain.drain_process import DrainProcess
-from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.errors import DataError, FormatError
 
@@ -283,8 +283,8 @@ def test_what_is_found_damaged_when_it_is_opened_is_what_is_drained_and_not_its_
         uid = store.save(0, state).wait().uid
     (part,) = (tmp_path / "fast").rglob("*.pst")
     part.write_bytes(part.read_bytes()[:-1])
-    plan = Plan(0, uid, 0.0, 0.0, (), None)
-    request = {"do": "write", "plan": plan, "links": [[0, 0, uid]], "threads": 1}
+    decision = SnapshotDecision(0, uid, 0.0, 0.0, (), None)
+    request = {"do": "write", "decision": decision, "links": [[0, 0, uid]], "threads": 1}
     folders = {"fast": str(tmp_path / "fast"), "slow": str(tmp_path / "slow")}
 
     answer: Any = drain_process_module._answered({**request, **folders})

@@ -544,11 +544,11 @@ def test_a_copy_that_is_not_what_was_written_takes_no_good_ones_place(
     """The slow tier loses a bit of what it was given; the fast one has space for a single snapshot."""
     damaged = [1]
 
-    def check_damaged(tier: Any, plan: Any, *arguments: Any, **named: Any) -> None:
-        if tier.name == str(top / "slow") and plan.step in damaged:
-            damaged.remove(plan.step)
-            flip(top / "slow", plan.step)
-        check_part(tier, plan, *arguments, **named)
+    def check_damaged(tier: Any, decision: Any, *arguments: Any, **named: Any) -> None:
+        if tier.name == str(top / "slow") and decision.step in damaged:
+            damaged.remove(decision.step)
+            flip(top / "slow", decision.step)
+        check_part(tier, decision, *arguments, **named)
 
     monkeypatch.setattr("penstock.checkpoint.writer.check_part", check_damaged)
     with opened(fast_bytes=TABLES_BYTES + 3 * BIG // 2) as store:

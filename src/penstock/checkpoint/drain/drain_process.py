@@ -1,6 +1,6 @@
 """A process that writes what a drain copies, so that the training's own interpreter has nothing to do with it.
 
-    training     {"chain": ..., "plan": ..., "encoding": ...} ──▶ a line of JSON on the process's standard input
+    training     {"chain": ..., "decision": ..., "encoding": ...} ──▶ a line of JSON on the process's standard input
     the process  reads the fast tier, encodes, writes and syncs a part of the draft that the training began
                  ◀── {"written": ...} or {"failed": ...}, a line on its standard output
 
@@ -27,7 +27,7 @@ from typing import Any
 from penstock.checkpoint.files.catalog import Catalog, Link, open_links
 from penstock.checkpoint.files.manifest import folder_of
 from penstock.checkpoint.files.parts import Part
-from penstock.checkpoint.recipe import EncodingConfig, Plan, WrittenPart, check_part
+from penstock.checkpoint.recipe import EncodingConfig, SnapshotDecision, WrittenPart, check_part
 from penstock.checkpoint.staged import FromChain, ProcessEnded, write_staged
 from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.throttle import Cap
@@ -186,26 +186,28 @@ class ProcessDrainer:
             self._refuse(error)
         return not self._is_refused
 
-    def write(self, plan: Plan) -> WrittenPart:
+    def write(self, decision: SnapshotDecision) -> WrittenPart:
         """Write a part into a draft that was begun. Raises: FormatError, DataError, ProcessEnded."""
         try:
-            return WrittenPart.read(self._ask("write", plan)["written"], 0)
+            return WrittenPart.read(self._ask("write", decision)["written"], 0)
         except ProcessEnded as error:
             if self._interrupt.is_set():
                 raise DataError(str(error)) from error  # nobody is to write in its place
             raise
 
-    def check(self, plan: Plan, part: Part) -> None:
+    def check(self, decision: SnapshotDecision, part: Part) -> None:
         """Read a committed part back, as `check_part` does. Raises: FormatError, DataError."""
         # Not broken off, nor left to a process that was killed: what is committed would pass for damaged.
         try:
-            self._ask("check", plan, list(part), to_its_end=True)
+            self._ask("check", decision, list(part), to_its_end=True)
         except ProcessEnded:
-            check_part(LocalTier(str(self._settings["slow"])), plan, 0, part, to_its_end=True)
+            check_part(LocalTier(str(self._settings["slow"])), decision, 0, part, to_its_end=True)
 
-    def _ask(self, what: str, plan: Plan, part: JSON = None, *, to_its_end: bool = False) -> Any:
+    def _ask(
+        self, what: str, decision: SnapshotDecision, part: JSON = None, *, to_its_end: bool = False
+    ) -> Any:
         assert self._process is not None, "it has begun"
-        request: Any = {"do": what, "plan": plan, "part": part, **self._settings}
+        request: Any = {"do": what, "decision": decision, "part": part, **self._settings}
         answer = self._process.ask(request, to_its_end=to_its_end)
         if "failed" in answer:
             self._waves.is_damaged = answer["is_damaged"]
@@ -262,10 +264,10 @@ def _answered(request: Any) -> JSON:
     waves: FromChain | None = None
     is_damaged = False
     try:
-        plan = Plan.read(request["plan"])
+        decision = SnapshotDecision.read(request["decision"])
         fast, slow = LocalTier(request["fast"]), LocalTier(request["slow"])
         if request["do"] == "check":
-            check_part(slow, plan, 0, Part(*request["part"]), to_its_end=True)
+            check_part(slow, decision, 0, Part(*request["part"]), to_its_end=True)
             return {}
         catalog = Catalog([fast, slow])
         try:
@@ -276,11 +278,11 @@ def _answered(request: Any) -> JSON:
         with closing(opened) as chain, Workers(request["threads"], "penstock-drain") as workers:
             rate = request["bytes_per_second"]
             cap = None if rate is None else Cap(slow.name, rate)
-            draft = slow.begin(folder_of(plan.step), plan.uid, join=True)
+            draft = slow.begin(folder_of(decision.step), decision.uid, join=True)
             waves = FromChain(chain, threading.Event())
             encoding = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
             nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
-            made = write_staged(draft, plan, 0, encoding, waves, nbytes, catalog, workers, cap=cap)
+            made = write_staged(draft, decision, 0, encoding, waves, nbytes, catalog, workers, cap=cap)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
         is_damaged = is_damaged or (waves is not None and waves.is_damaged)

@@ -11,7 +11,7 @@ from penstock.checkpoint.drain.drain_process import ProcessDrainer
 from penstock.checkpoint.files.catalog import Catalog, Link, open_links
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.housekeeping import Housekeeping
-from penstock.checkpoint.recipe import Plan
+from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
 from penstock.checkpoint.writer import Job, SnapshotWriter
@@ -204,7 +204,9 @@ class Drainer:
             None,
             waves,
             Save(SaveTerms((_SLOW,), can_repeat=True, is_drain=True)),
-            drained=Plan(step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None),
+            drained=SnapshotDecision(
+                step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None
+            ),
             rank_trees=manifest.rank_trees,
         )
         if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
