@@ -19,6 +19,8 @@ from penstock.policy.decisions import (
     FIRST_PROBES,
     GROUP_SECONDS,
     HAND_OVER_SECONDS,
+    LEAST_LOAD_COSTS,
+    LOAD_COST_SECONDS,
     LOAD_SECONDS,
     MEMORY,
     OWN_SLOWER,
@@ -139,6 +141,8 @@ class ObviousScheduler:
         self.first_probes = FIRST_PROBES if guess_seconds < 2 * TRIED_AGAIN_SECONDS else 0
 
         self.slots, self.free_slots = limits.slots, limits.slots
+        #: There are arrays for so many.
+        self.most_slots = limits.slots
         self.steps = [
             (epoch, step)
             for epoch in range(plan.epochs)
@@ -172,6 +176,8 @@ class ObviousScheduler:
 
     def slots_added(self, slots: int, now: float) -> Expected:
         self.free_slots += max(0, slots - self.slots)
+        if slots > self.most_slots:
+            self.most_slots = max(slots, 2 * self.slots)
         self.slots = max(self.slots, slots)
         return self._go_on(now)
 
@@ -383,10 +389,12 @@ class ObviousScheduler:
         if batch is None:
             return None
         all_work = sum(len(batch.work) for batch in self.batches)
-        worth = 1
+        worth = least = 1
         if self.load_seconds is not None:
             worth = max(self.tried, int(LOAD_SECONDS / self.load_seconds))
-        most = min(worth, math.ceil(all_work / self.limits.decoders))
+            if self.most_slots > self.limits.decoders:
+                least = int(LEAST_LOAD_COSTS * LOAD_COST_SECONDS / self.load_seconds)
+        most = min(worth, max(least, math.ceil(all_work / self.limits.decoders)))
         if len(batch.work) - most < most / 2:
             most = len(batch.work)
         taken: list[Place] = []

@@ -822,6 +822,36 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
     assert max(taken) == 10
 
 
+@for_each(
+    ("slots", "seconds", "is_split"),
+    [(4, 30e-6, False), (3, 30e-6, True), (4, 1e-3, True)],
+    ids=["quick", "as few slots as threads", "slow"],
+)
+def test_a_batch_is_split_among_threads_if_each_part_takes_several_times_what_a_load_costs(
+    slots: int, seconds: float, *, is_split: bool
+) -> None:
+    """Three threads, and batches of 64 that take 2 ms or 64 ms."""
+    plan = AccessPlan(Sequential(640), 64, 1)
+    limits = StagingLimits(slots=slots, readers=0, decoders=3, undecoded_bytes=10**6)
+    nothing = place_by_frequency(plan, 0, np.full(640, 10), [])
+    scheduler = Scheduler(plan, 0, np.full(640, 10), nothing, machine(), limits)
+
+    taken: list[int] = []
+    queue = scheduler.start(0.0)
+    while queue:
+        match each := queue.pop(0):
+            case Load():
+                taken.append(len(each.rows))
+                reads = [OwnRead(SOURCE, len(each.rows), FAST_SECONDS)]
+                queue += scheduler.loaded(each, {}, reads, 0.0, seconds * len(each.rows))
+            case Ready():
+                queue += scheduler.slot_freed(each.slot, 0.0)
+
+    assert sum(taken) == 640
+    # The first three Loads are of one sample, as nobody knows what one takes.
+    assert (min(taken[4:]) < 64) == is_split
+
+
 def samples_staged(runtime: FakeRuntime, wall_seconds: float) -> list[int]:
     """Return the sizes of what is staged, one after the other, where each sample takes so long to load."""
     sizes: list[int] = []

@@ -38,9 +38,6 @@ from penstock.trace.schema import SOURCE, SPAN, Spans
 WORTH_COMPILING_READS = 100_000
 #: From so many on the clock is loaded, if it was compiled before.
 _WORTH_LOADING_READS = 2_000
-#: What a Load takes of a processor beside its samples, where that is shared. Measured: 0.1 to 0.4 ms, as
-#: `penstock.policy.scheduler` has it; 0.35 where crops were kept.
-_LOAD_SECONDS = 0.3e-3
 #: Spans after which the clock returns, for them to be taken; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
 
@@ -345,7 +342,7 @@ def _new_clock(
     g[c.REQUEST] = machine.source.request_seconds
     g[c.PROCESSORS], g[c.LOAD_COST] = (
         machine.processors,
-        _LOAD_SECONDS if machine.processors < np.inf else 0.0,
+        decisions.LOAD_COST_SECONDS if machine.processors < np.inf else 0.0,
     )
     if step_seconds is None:
         assert machine.compute is not None, "the caller has seen to it"
