@@ -23,27 +23,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.for_each import for_each
 from tests.patience import patient
+from tests.store.tar_files import npy, write
 
 from penstock import Loader, open_source
 from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
+from penstock.loader import TarSamples
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import Sequential
 from penstock.store import TarShards, catalogs, listing, open_files, packed, packed_listing, read_group
 from penstock.store.calls import Calls
 from penstock.store.tar import read_members
-
-Members = dict[str, bytes] | list[tuple[str, bytes]]
-
-
-def write(shard: Path, members: Members, form: int = tarfile.USTAR_FORMAT) -> Path:
-    shard.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(shard, "w", format=form) as tar:
-        for name, content in members.items() if isinstance(members, dict) else members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return shard
 
 
 def contents(source: TarShards) -> list[bytes]:
@@ -400,6 +390,17 @@ def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: li
             "b.jpg: x is [3], of another length than the first, [1, 2]",
         ),
         ({"a.jpg": b"1", "a.json": b"[" * 100_000}, {"label": "json:x"}, "(RecursionError)"),
+        (
+            {"a.jpg": b"1", "a.npy": b"12"},
+            {"label": "npy"},
+            "a.npy is no array of numbers as numpy.save writes it",
+        ),
+        ({"a.jpg": b"1", "a.npy": npy(np.array("x"))}, {"label": "npy"}, "a.npy is no array of numbers"),
+        (
+            {"a.jpg": b"1", "a.npy": npy(np.zeros(2)), "b.jpg": b"1", "b.npy": npy(np.zeros(3))},
+            {"label": "npy"},
+            "b has a label of float64[3], and the first key float64[2]: write arrays of one type and shape",
+        ),
     ],
 )
 def test_labels_that_cannot_be_taken_are_named(
@@ -432,6 +433,26 @@ def test_numbers_and_lists_of_json_are_labels_of_any_type(store: Store) -> None:
     assert found() == ("float64", [16777217, 0.5], "float64", [16777217, 0.5])
     write_labels(0, b"1")
     assert found() == ("float32", [1, 0.5], "float32", [1, 0.5])
+
+
+def test_arrays_are_labels_of_their_type_and_single_integers_are_classes(store: Store) -> None:
+    def write_labels(number: int, label: np.ndarray) -> None:
+        content = {f"{key}.jpg": b"1" for key in "ab"} | {f"{key}.npy": npy(label) for key in "ab"}
+        write(store.data / f"{number}.tar", content)
+
+    for number in range(2):
+        write_labels(number, np.array([number, 0.5], np.float16))
+    for _ in range(2):  # indexed now, then from the catalog
+        source: Any = TarShards(store.data / "{0..1}.tar", label="npy")
+        assert (source.labels.dtype, source.labels.tolist()[1:3]) == (np.float16, [[0, 0.5], [1, 0.5]])
+        write_labels(0, np.array([0, 0.5], np.float16))
+    write_labels(1, np.zeros(3, np.float16))
+    with pytest.raises(DataError, match=r"1\.tar has labels of float16\[3\], unlike .*0\.tar, float16\[2\]"):
+        TarShards(store.data / "{0..1}.tar", label="npy")
+    for number in range(2):
+        write_labels(number, np.array(number + 1))
+    source = TarShards(store.data / "{0..1}.tar", label="npy")
+    assert (source.labels.tolist(), source.classes) == ([1, 1, 2, 2], ("0", "1", "2"))
 
 
 def test_shards_of_different_content_are_named(tmp_path: Path) -> None:
@@ -625,6 +646,28 @@ def test_other_members_and_labels_have_catalogs_of_their_own(store: Store) -> No
     assert len(store.indexed) == 3
     assert store.open() == first
     assert store.indexed == []
+
+
+def test_fields_that_nobody_named_are_those_of_the_first_shard_as_it_is_now(store: Store) -> None:
+    texts = {"jpg": "text", "cls": "text"}
+    assert TarSamples(store.data / "*.tar", decode=texts)[2] == {"jpg": "2", "cls": "c2"}
+    store.indexed.clear()
+
+    # Nothing changed; then another shard did; then the first one, which has other members now.
+    TarSamples(store.data / "*.tar")
+    assert store.indexed == []
+    store.write(1, "11")
+    assert TarSamples(store.data / "*.tar", decode=texts)[1] == {"jpg": "11", "cls": "c11"}
+    assert store.indexed == ["1.tar"]
+    write(store.data / "new", {"0.txt": b"t", "0.cls": b"5"}).rename(store.data / "0.tar")
+
+    samples = TarSamples(store.data / "*.tar", decode={"cls": "text"})
+
+    assert [samples[number] for number in range(3)] == [
+        {"txt": "t", "cls": "5"},
+        {"cls": "c11"},
+        {"cls": "c2"},
+    ]
 
 
 def test_the_catalog_of_a_pattern_is_found_by_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

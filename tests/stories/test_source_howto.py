@@ -78,11 +78,15 @@ def write_shards(folder: Path) -> None:
             for number in range(16):
                 content = io.BytesIO()
                 Image.new("RGB", (80, 70), (number, shard, 0)).save(content, "PNG")
+                mask = io.BytesIO()
+                Image.new("L", (80, 70), number).save(mask, "PNG")
                 label = f"{number % 10}", f'{{"class": "{"cat" if number % 2 else "dog"}"}}'
                 for name, data in (
                     ("png", content.getvalue()),
                     ("cls", label[0].encode()),
                     ("json", label[1].encode()),
+                    ("seg.png", mask.getvalue()),
+                    ("txt", b"a picture"),
                 ):
                     member = tarfile.TarInfo(f"{number:05}.{name}")
                     member.size = len(data)
@@ -131,12 +135,14 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
     assert printed == [
         "(32, 3, 64, 64) (32,)",
         f"TarShards('{tmp_path}/shards/*.tar'): 64 samples, 4 shards, 2 classes ('cat', 'dog')",
+        "(32, 3, 64, 64) (32, 64, 64) a picture (32,)",
         f"TFRecords('{tmp_path}/records/train-*-of-00002'): 6 samples, 2 shards, 3 classes "
         f"{tmp_path}/records/train-00000-of-00002: record 0",
         f"MosaicShards('{tmp_path}/mds'): 3 samples, 2 shards, 3 classes ('0', '1', '2')",
         f"LitDataChunks('{tmp_path}/litdata'): 2 samples, 1 shard, 2 classes ('0', '1')",
         f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
         "ArrowTable(Table): 2 samples, 2 classes ('cat', 'dog')",
+        "['first text', 'second'] [1 0]",
         f"ParquetFiles('{tmp_path}/parquet/train-*.parquet'): 2 samples, 1 shard, 2 classes ('0', '1')",
         "(32, 16) float32",
         "(32, 16) (32,)",

@@ -8,6 +8,8 @@ from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import MixedDataset, mix
 from penstock.loader.prediction import predict
+from penstock.loader.source_samples import SourceSamples, mapped
+from penstock.loader.tar_samples import TarSamples
 from penstock.loader.unequal import Padded, Padding, Ragged
 from penstock.plan.mixing import LinearWeights
 from penstock.report import print_report
@@ -26,7 +28,10 @@ __all__ = [
     "Padding",
     "Ragged",
     "SkippedSample",
+    "SourceSamples",
+    "TarSamples",
     "cu_seqlens",
+    "mapped",
     "mix",
     "predict",
     "print_report",

@@ -531,8 +531,9 @@ class LoaderConfig:
 
     @property
     def _may_do_without(self) -> bool:
-        """Whether the source may say by itself what its samples are. A path is looked at when it is opened."""
-        return self.paths is not None or isinstance(self.source, Numeric)
+        """Whether the source may say by itself what its samples are. It is looked at when it is opened."""
+        may_be_text = hasattr(type(self.source), "is_text")
+        return self.paths is not None or isinstance(self.source, Numeric) or may_be_text
 
     @property
     def paths(self) -> Paths | None:

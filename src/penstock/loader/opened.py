@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -16,6 +17,7 @@ from penstock.loader.config import DTYPE, LoaderConfig, plan_over
 from penstock.loader.dataset import MapDataset
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.loader.skips import without_bad
+from penstock.loader.source_samples import SourceSamples, is_text
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
@@ -68,6 +70,7 @@ def data_of(source: Source | MapDataset) -> Data:
 def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = None) -> Source | MapDataset:
     """Open what a path names, less the samples to skip; a source or data set is taken as it is.
 
+    Text that gets no transforms becomes a data set of str.
     listed: what a path names, if it is open. Raises: what `open_source` and `without_bad` raise.
     """
     source: Source | MapDataset | None = listed
@@ -79,7 +82,15 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
         assert not isinstance(config.source, (str, os.PathLike)), "what is no path is a source or data set"
         given = config.source
         source = calls.one("a datasets.Dataset", lambda: ArrowTable(given)) if config.is_of_table else given
-    return source if config.skip is None else without_bad(source, config.skip, calls.one)
+    if config.skip is not None:
+        source = without_bad(source, config.skip, calls.one)
+    if config.transforms or not isinstance(source, Source):
+        return source
+    if not calls.one(f"whether {source!r} is of text", partial(is_text, source)):
+        return source
+    samples = SourceSamples(source)
+    replace(config, source=samples, storage_options=None, skip=None)  # which refuses what is for bytes alone
+    return samples
 
 
 class Opened(NamedTuple):

@@ -252,7 +252,7 @@ def drafted(
         calls.report(line)
     classes, contents = _disks_of(config, machine, source, policy, front_end, calls)
     cpus, cpu_reason = cpu_limit()
-    threads = _threads(config, machine, cpus, cpu_reason, is_remote=any(map(objects_in, sources_in(source))))
+    threads = _threads(config, machine, cpus, cpu_reason, source)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
         samples_of_source(
@@ -564,7 +564,11 @@ class _Threads(NamedTuple):
 
 
 def _threads(
-    config: LoaderConfig, machine: Machine | None, cpus: int, cpu_reason: str, *, is_remote: bool
+    config: LoaderConfig,
+    machine: Machine | None,
+    cpus: int,
+    cpu_reason: str,
+    source: Source | MapDataset,
 ) -> _Threads:
     decoders, readers = config.decoders, config.readers
     if decoders == 0:
@@ -572,7 +576,7 @@ def _threads(
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_in_processes:
         decoders, because = THREADS_A_PROCESS * int(config.workers), "as workers= says"
-    if config.is_of_data_set:
+    if not isinstance(source, Source):
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
@@ -580,7 +584,7 @@ def _threads(
     most_readers = 0
     if readers is not None:
         readers_because = "as readers= says"
-    elif is_remote:
+    elif any(map(objects_in, sources_in(source))):
         # They wait for the source, whose own limit says how many requests are under way.
         readers, readers_because = _REMOTE_READERS, "as many requests as the store rewards, at most"
     elif machine is not None:

@@ -16,6 +16,10 @@ from penstock.errors import DataError
 Column = tuple[Sequence[Any], set[type]]
 
 
+class JsonObject(dict[str, Any]):
+    """What a sample has as an object of JSON, of whatever keys: it is a leaf, which a batch has in a list."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A value that is not looked into.
@@ -174,6 +178,8 @@ def learn_structure(value: Any, leaves: Collection[str] = (), name: str = "") ->
     if name in leaves:
         return Leaf(takes_any=True)
     keys, kind, members = None, None, value
+    if isinstance(value, JsonObject):
+        return Leaf()
     if isinstance(value, Mapping):
         keys = tuple(value)
     elif isinstance(value, (tuple, list)):
@@ -242,7 +248,8 @@ def _made(kind: type, members: Mapping[Any, Any]) -> Any:
 
 
 def _find_is_nested(kind: type) -> bool:
-    return issubclass(kind, (tuple, list, Mapping)) or bool(_field_names(kind))
+    is_branch = issubclass(kind, (tuple, list, Mapping)) and not issubclass(kind, JsonObject)
+    return is_branch or bool(_field_names(kind))
 
 
 _is_nested_type: Callable[[type], bool] = functools.lru_cache(maxsize=256)(_find_is_nested)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, NamedTuple, Unpack
 
@@ -79,6 +79,12 @@ class ArrowFiles(CataloguedFiles):
         place = place_of_paths(paths)
         list_anew = partial(list_arrow, place, sample, label)
         super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
+        self._sample = sample
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether the samples are text. The first file is asked when it is wanted first."""
+        return _columns(self.files[0], self._sample, None, self.objects).is_text
 
 
 def list_arrow(place: str, sample: str | None, label: ColumnLabel, asking: Asking) -> Catalog:

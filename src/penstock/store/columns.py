@@ -28,6 +28,7 @@ class Columns(NamedTuple):
 
     classes: names of the labels 0, 1 ..., () where the table has none; None for labels that are text.
     labels: the columns of numbers that are labels, in place of one, and what these are called; see `Indexed`.
+    is_text: whether samples are text.
     """
 
     sample: str
@@ -35,6 +36,7 @@ class Columns(NamedTuple):
     classes: tuple[str, ...] | None
     labels: Mapping[str, str] = MappingProxyType({})
     path: str = ""
+    is_text: bool = False
 
     def check_names(self, path: str, schema: Any) -> None:
         """Raise DataError if a file's names of the classes are others than those of the first, or of its own."""
@@ -110,6 +112,7 @@ def choose_columns(
             f"{path}: sample is {sample!r}; its columns are {has}: give sample= to penstock.store.{opener}, "
             "the name of one of bytes or text"
         )
+    chosen = Columns(fields[sample], "", None, path=path, is_text=_is_text(kinds[sample], pa))
     if label is not None and not isinstance(label, str):
         for name in label:
             if name not in kinds or not _is_of_numbers(kinds[name], pa):
@@ -117,21 +120,21 @@ def choose_columns(
                     f"{path}: label is {list(label)}; its columns are {has}: several are columns of numbers, or of "
                     "lists of them, all of one length"
                 )
-        return Columns(fields[sample], "", None, {name: name for name in label}, path)
+        return chosen._replace(labels={name: name for name in label})
     if label == AUTO_LABEL:
         label = next((name for name in _USUAL_LABELS if name in kinds and name != sample), None)
     if label is not None:
         kind = kinds.get(label)
-        is_text = kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        is_text = kind is not None and _is_text(kind, pa)
         if kind is None or not (is_text or _is_of_numbers(kind, pa)):
             raise ConfigError(
                 f"{path}: label is {label!r}; its columns are {has}: give one of numbers, of lists or text, or None"
             )
         if pa.types.is_integer(kind):
-            return Columns(fields[sample], label, _class_names(schema, label), path=path)
+            return chosen._replace(label=label, classes=_class_names(schema, label))
         if not is_text:
-            return Columns(fields[sample], "", None, {label: ""}, path)
-    return Columns(fields[sample], label or "", None, path=path)
+            return chosen._replace(labels={label: ""})
+    return chosen._replace(label=label or "")
 
 
 def check_label(label: Any) -> None:
@@ -148,11 +151,11 @@ def _values_of(kind: Any, pa: Any) -> Any:
 
 def is_of_bytes(kind: Any, pa: Any) -> bool:
     """Return whether values are bytes or text of any length."""
-    types = pa.types
-    return any(
-        test(kind)
-        for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
-    )
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind)) or _is_text(kind, pa)
+
+
+def _is_text(kind: Any, pa: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Unpack
 
 import numpy as np
@@ -22,9 +22,12 @@ from penstock.store.labels import check_names
 from penstock.store.listing import Asking, ListingArguments
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, opened_object
 from penstock.store.patterns import place_of_paths
+from penstock.store.remote import Objects
 
 #: How shards are compressed, as their indexes and the ends of their names have it; and what pyarrow calls it.
 _CODECS = {"zstd": "zstd", "br": "brotli", "gz": "gzip", "bz2": "bz2"}
+#: How MDS and LitData say that a column is text.
+_TEXTS = ("str", "text")
 
 
 class CompressedShards(DecodedFiles, CataloguedFiles):
@@ -50,6 +53,7 @@ class CompressedShards(DecodedFiles, CataloguedFiles):
         place = place_of_paths(folder)
         list_anew = partial(self._list, place, sample, label, memory)
         super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
+        self._folder, self._sample = place, sample
         self._codecs = [codec_by_ending(path) for path in self.files]
         if any(self._codecs):
             # What lies behind the last sample of a shard is nobody's.
@@ -63,6 +67,16 @@ class CompressedShards(DecodedFiles, CataloguedFiles):
         place: str, sample: str | None, label: ColumnLabel, memory: str | int, asking: Asking
     ) -> Catalog:
         """Index the shards."""
+
+    @staticmethod
+    @abstractmethod
+    def _kinds(place: str, objects: Objects | None) -> dict[str, str]:
+        """Return how each column is stored, by name."""
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether the samples are text, which has to be asked for. The index is read when it is wanted first."""
+        return self._sample is not None and self._kinds(self._folder, self.objects)[self._sample] in _TEXTS
 
     def _unit_named(self, unit: int) -> str:
         return "all samples"

@@ -74,6 +74,10 @@ class LitDataChunks(CompressedShards):
     ) -> Catalog:
         return list_litdata(place, sample, label, asking, memory)
 
+    @staticmethod
+    def _kinds(place: str, objects: Objects | None) -> dict[str, str]:
+        return _read_index(place, objects).kinds
+
 
 def is_litdata(front: bytes) -> bool:
     """Return whether what `front_of_index` found is of LitData's chunks."""

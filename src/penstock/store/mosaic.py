@@ -68,6 +68,10 @@ class MosaicShards(CompressedShards):
     ) -> Catalog:
         return list_mosaic(place, sample, label, asking, memory)
 
+    @staticmethod
+    def _kinds(place: str, objects: Objects | None) -> dict[str, str]:
+        return _kinds_of(_read_index(place, objects)[0])
+
 
 def is_mosaic(front: bytes) -> bool:
     """Return whether what `front_of_index` found is of MDS shards."""
@@ -105,6 +109,11 @@ def list_mosaic(
 
 def _facts(shard: dict[str, Any]) -> tuple[Any, ...]:
     return shard["column_names"], shard["column_encodings"], shard["column_sizes"]
+
+
+def _kinds_of(shard: dict[str, Any]) -> dict[str, str]:
+    names, encodings, _ = _facts(shard)
+    return dict(zip(names, encodings, strict=True))
 
 
 def _read_index(place: str, objects: Objects | None) -> list[dict[str, Any]]:
@@ -151,8 +160,7 @@ def _file_of(shard: dict[str, Any]) -> str:
 def _columns(
     place: str, shard: dict[str, Any], sample: str | None, label: ColumnLabel, calls: Calls
 ) -> RowColumns:
-    names, encodings, _ = _facts(shard)
-    kinds = dict(zip(names, encodings, strict=True))
+    kinds = _kinds_of(shard)
     has = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     if sample is None:
         sample = next((name for name, kind in kinds.items() if kind in _OF_SAMPLES), None)

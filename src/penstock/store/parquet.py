@@ -80,6 +80,9 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         sample, or a row group is larger than memory.
     """
 
+    #: Whether the samples are text.
+    is_text = False
+
     def __init__(
         self,
         paths: Paths,
@@ -96,7 +99,8 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         list_anew = partial(list_parquet, place, sample, label, memory=memory)
         super().__init__(place, list_anew, listing, sample=sample, label=label, classes=classes)
         first = partial(_columns, self.files[0], sample, None, self.objects)
-        self._column = calls.one(self.files[0], first).sample
+        columns = calls.one(self.files[0], first)
+        self._column, self.is_text = columns.sample, columns.is_text
         #: By file what its end says, of a few.
         self._metadata: dict[int, Any] = {}
         groups = self._offsets >> _PLACE_BITS

@@ -109,6 +109,11 @@ class Selection(Selectable):
         for array in (self.ids, self.sizes_bytes, *known):
             array.flags.writeable = False
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the samples are text, as the source says."""
+        return bool(getattr(self.source, "is_text", False))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Selection, (self.source, self.ids)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.store.catalog import Catalog
@@ -41,6 +43,10 @@ _USUAL_LABEL = "cls"
 _MOST_LABEL_BYTES = 1 << 20
 
 
+#: How arrays end that NumPy wrote.
+_ARRAYS = b"npy"
+
+
 class TarShards(CataloguedFiles):
     """Tar files in the convention of WebDataset, read at random.
 
@@ -52,9 +58,10 @@ class TarShards(CataloguedFiles):
     member: ending of the member that is the sample, such as "png" or "seg.png", the first that a key has of
         "jpg;png". A picture of any kind unless given, of which a key has one.
     label: "cls" takes the member that ends so, an integer or a name, and none where no key has it; any other ending is
-        one that each key has to have, and "json:field" (or "json:outer.inner") a field of JSON: an integer, a name,
-        another number, or a list, which become what `Manifest` makes of them; a list of such fields gives several, by
-        name. None takes none. Names are numbered in sorted order. Samples without a label have -1.
+        one that each key has to have, "npy" of arrays of numbers, of one type and shape; and "json:field" (or
+        "json:outer.inner") a field of JSON: an integer, a name, another number, or a list, which become what `Manifest`
+        makes of them; a list of such fields gives several, by name. None takes none. Names are numbered in sorted
+        order. Samples without a label have -1.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
     refresh, calls, catalog, storage_options: as in `open_source`. A shard that did not change is not indexed again.
@@ -92,7 +99,7 @@ def list_shards(
 
     endings: of the members that are samples; is_given: whether the user named them, in the order of preference.
     """
-    files = asking.calls.one(place, lambda: _shards_of(place, asking.objects))
+    files = asking.calls.one(place, lambda: shards_of(place, asking.objects))
     shards: dict[str, _Samples] = {}
 
     def index(file: Opened) -> Indexed:
@@ -102,7 +109,7 @@ def list_shards(
     catalog = index_files(
         asking, files, index, kind="TarShards", label=f".{label}", has_json="json:" in str(label)
     )
-    for note in _notes(place, [shards[path] for path in files if path in shards]):
+    for note in notes_on(place, [shards[path] for path in files if path in shards]):
         asking.calls.report(note)
     return catalog
 
@@ -137,7 +144,8 @@ def _checked_label(label: Any) -> str | tuple[str, ...] | None:
     return texts[0] if isinstance(label, str) else tuple(texts)
 
 
-def _shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
+def shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
+    """Return the tar files that a place is. objects: what reads addresses."""
     if objects is not None and is_of_several(place):  # their names may end in anything
         return files_of(place, objects)
     return tuple(
@@ -185,18 +193,17 @@ class _Samples:
     def _take(self, members: Members) -> None:
         names = members.names
         for index, name in enumerate(names):
-            base = name.rfind(b"/") + 1
-            dot = name.find(b".", base)
-            if dot <= base:  # hidden, or without an ending
+            parts = key_and_ending(name)
+            if parts is None:
                 continue
-            key, ending = name[:dot], name[dot + 1 :].lower()
+            key, ending = parts
             if ending in self._ranks:
                 before = self.samples.setdefault(key, index)
                 if before != index:
                     self._choose(members, key, before, index)
             elif ending == self._label_ending:
                 if (before := self._labels.setdefault(key, index)) != index:
-                    raise self._twice(members, before, index)
+                    raise member_twice(self.path, members, before, index)
             else:
                 self._keys[key] = None
         if not self.samples:
@@ -205,7 +212,7 @@ class _Samples:
     def _choose(self, members: Members, key: bytes, before: int, index: int) -> None:
         one, other = (members.names[each][len(key) + 1 :].lower() for each in (before, index))
         if one == other:
-            raise self._twice(members, before, index)
+            raise member_twice(self.path, members, before, index)
         if not self._is_given:
             raise DataError(
                 f"{self.path}: {os.fsdecode(key)} has two pictures, .{os.fsdecode(one)} and .{os.fsdecode(other)}: "
@@ -213,13 +220,6 @@ class _Samples:
             )
         if self._ranks[other] < self._ranks[one]:
             self.samples[key] = index
-
-    def _twice(self, members: Members, before: int, index: int) -> DataError:
-        places = " and ".join(f"{members.offsets[each]:,}" for each in (before, index))
-        return DataError(
-            f"{self.path}: {os.fsdecode(members.names[index])} is there twice, at bytes {places}: keys are used once "
-            "in a shard; write it anew"
-        )
 
     def _no_sample(self, names: list[bytes]) -> DataError:
         wanted = ", ".join(self._endings)
@@ -256,7 +256,8 @@ class _Samples:
                 )
             labels.append(self._labels_of(file, members, index, names))
         if not isinstance(self._label, tuple):
-            return [label for (label,) in labels]
+            only = [label for (label,) in labels]
+            return self._stacked(only) if isinstance(only[0], np.ndarray) else only
         paths = [name.partition(":")[2] for name in names]
         return {path: list(each) for path, each in zip(paths, zip(*labels, strict=True), strict=True)}
 
@@ -274,19 +275,34 @@ class _Samples:
         found = list[Any]()
         for _, _, path in (name.partition(":") for name in names):
             try:
+                if not path and self._label_ending.endswith(_ARRAYS):
+                    array = read_array(content)
+                    return [array if array.ndim or array.dtype.kind not in "biu" else int(array)]
                 if not path:
                     return [number_or_name(content.decode("utf-8").strip())]
-                value: Any = json.loads(content)
-                is_field = isinstance(value, dict) and path in value
-                for name in [path] if is_field else path.split("."):
-                    value = value[int(name)] if isinstance(value, list) else value[name]
+                value = json_field(json.loads(content), path)
             except (ValueError, LookupError, TypeError, RecursionError) as error:
-                what = f"is no JSON with a field {path!r}" if path else "is no text in UTF-8"
+                is_array = self._label_ending.endswith(_ARRAYS)
+                else_what = (
+                    "is no array of numbers as numpy.save writes it" if is_array else "is no text in UTF-8"
+                )
+                what = f"is no JSON with a field {path!r}" if path else else_what
                 raise self._no_label(members, index, f"{what} ({type(error).__name__})") from error
             if not isinstance(value, int | float | str | list):
                 raise self._no_label(members, index, f"has {path} = {value!r:.80}")
             found.append(value)
         return found
+
+    def _stacked(self, arrays: Sequence[Any]) -> FoundLabels:
+        """Return arrays that are labels as one. Raises: DataError naming the key whose array is another."""
+        facts = [(each.dtype, each.shape) for each in map(np.asarray, arrays)]
+        if (other := next((index for index, each in enumerate(facts) if each != facts[0]), None)) is not None:
+            key, found = list(self.samples)[other], [f"{dtype}{list(shape)}" for dtype, shape in facts]
+            raise DataError(
+                f"{self.path}: {os.fsdecode(key)} has a label of {found[other]}, and the first key {found[0]}: "
+                "write arrays of one type and shape, or take them as a field by penstock.loader.TarSamples"
+            )
+        return {"": np.stack(arrays)}
 
     def _no_label(self, members: Members, index: int, why: str) -> DataError:
         return DataError(
@@ -295,7 +311,55 @@ class _Samples:
         )
 
 
-def _notes(place: str, shards: Sequence[_Samples]) -> list[str]:
+def key_and_ending(name: bytes) -> tuple[bytes, bytes] | None:
+    """Return the two parts of a member's name, the ending in small letters; None where it is hidden or has no ending.
+
+    >>> key_and_ending(b"a/0001.seg.PNG")
+    (b'a/0001', b'seg.png')
+    """
+    base = name.rfind(b"/") + 1
+    dot = name.find(b".", base)
+    return None if dot <= base else (name[:dot], name[dot + 1 :].lower())
+
+
+def member_twice(path: str, members: Members, before: int, index: int) -> DataError:
+    """Return what to raise for two members of one name. before, index: where they are among the members."""
+    places = " and ".join(f"{members.offsets[each]:,}" for each in (before, index))
+    return DataError(
+        f"{path}: {os.fsdecode(members.names[index])} is there twice, at bytes {places}: keys are used once "
+        "in a shard; write it anew"
+    )
+
+
+def read_array(content: bytes) -> NDArray[Any]:
+    """Return what `numpy.save` wrote. Raises: ValueError for anything else, pickled objects or an array cut off."""
+    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"an array of {array.dtype}")
+    return array
+
+
+def json_field(value: Any, path: str) -> Any:
+    """Return a field of what JSON has: "class", or "outer.inner", where numbers are places in a list.
+
+    Raises: LookupError, TypeError or ValueError where there is none.
+    """
+    is_field = isinstance(value, dict) and path in value
+    for name in [path] if is_field else path.split("."):
+        value = value[int(name)] if isinstance(value, list) else value[name]
+    return value
+
+
+class IndexedShard(Protocol):
+    """What was found in a shard that was indexed now, besides its samples; see `_Samples`."""
+
+    path: str
+    left_out: list[bytes]
+    links: int
+    has_end: bool
+
+
+def notes_on(place: str, shards: Sequence[IndexedShard]) -> list[str]:
     """Return lines about what was left out, and what looks cut off, in shards that were indexed now."""
     notes = []
     if without := [shard for shard in shards if shard.left_out]:

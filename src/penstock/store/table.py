@@ -42,6 +42,9 @@ class ArrowTable(Selectable):
     Raises: ConfigError if the columns do not tell which is the sample; DataError naming the row without a value.
     """
 
+    #: Whether the samples are text.
+    is_text = False
+
     def __init__(
         self,
         table: Any,
@@ -62,6 +65,7 @@ class ArrowTable(Selectable):
         if not rows.num_rows or (self._rows is not None and not self._rows.size):
             raise DataError(f"{self.place} has no rows: give one that has some")
         columns = self._find_columns(rows, sample, label, pa)
+        self.is_text = columns.is_text
         self._find_values(rows, columns.sample, pa)
         found, self.classes = self._find_labels(rows, columns)
         of_samples: Any = slice(None) if self._rows is None else self._rows

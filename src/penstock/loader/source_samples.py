@@ -1,0 +1,160 @@
+"""The samples of a source as a map-style data set: text and numbers in place of their bytes.
+
+What it returns a loader takes as it takes those of any data set: with `ragged=`, `padded=`, `optional=`, `collate_fn=`,
+`cache="rows"` and worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader.asked import NAMES, asked_by
+from penstock.store import Numeric, Source
+from penstock.store.group import Bytes, read_group
+from penstock.store.labels import labels_of
+from penstock.store.selection import unselected
+
+
+class SourceSamples:
+    """The samples of a source as their values, in place of bytes: a data set whose `data[k]` is sample k.
+
+    Text is a str, rows of numbers are arrays, all else is bytes. With labels a sample is a pair of value and label: the
+    number of a class or an array of numbers, a dict of such where labels have names.
+
+    source: any `Source`, such as `ParquetFiles(path, sample="text")`.
+
+    Reading raises DataError naming the sample, also where text is not in UTF-8.
+    """
+
+    def __init__(self, source: Source) -> None:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"source is {source!r:.200}; it is a source of penstock.store, such as ParquetFiles"
+            )
+        self.source = source
+        #: What opens a part of the samples reads their classes here, as a loader does.
+        self.classes = source.classes
+        self._labels = labels_of(source.labels, len(source))
+        self._has_labels = (
+            bool(self._labels) if isinstance(self._labels, dict) else bool((self._labels != -1).any())
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r})"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Return several samples, which are read together. Raises: the error of the first that cannot be."""
+        return [
+            self._with_label(sample, self._value(sample, data))
+            for sample, data in zip(samples, read_samples(self.source, samples), strict=True)
+        ]
+
+    def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
+        """Return the samples as a function makes them; see `mapped`."""
+        return mapped(self, function)
+
+    def _value(self, sample: int, data: Bytes) -> Any:
+        whole = unselected(self.source)
+        if isinstance(whole, Numeric):
+            numbers = whole.numbers
+            return data.view(numbers.dtype).reshape(numbers.shape)
+        if not is_text(self.source):
+            return data.tobytes()
+        try:
+            return str(data.data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.source.describe(sample)} is no text in UTF-8 ({error.reason}): write it in UTF-8, or as bytes"
+            ) from error
+
+    def _with_label(self, sample: int, value: Any) -> Any:
+        if not self._has_labels:
+            return value
+        if isinstance(self._labels, dict):
+            return value, {name: each[sample] for name, each in self._labels.items()}
+        return value, self._labels[sample]
+
+
+def is_text(source: object) -> bool:
+    """Return whether the samples of a source are text."""
+    return bool(getattr(source, "is_text", False))
+
+
+def read_samples(source: Source, samples: Sequence[int]) -> list[Bytes]:
+    """Return the bytes of some samples, which are read together; an empty one has none.
+
+    Raises: IndexError for a sample that there is not; the error of the first that cannot be read.
+    """
+    if wrong := [sample for sample in samples if not -len(source) <= sample < len(source)]:
+        raise IndexError(f"there is no sample {wrong[0]}: {source!r}")
+    ids = np.array(samples, np.int64) % len(source)
+    sizes = source.sizes_bytes[ids]
+    begins = np.concatenate(([0], np.cumsum(sizes)))
+    into = np.empty(int(begins[-1]), np.uint8)
+    which = np.flatnonzero(sizes)
+    # Those without bytes are in none of the places between.
+    failed = read_group(source, ids[which], into, np.append(begins[which], into.size)) if which.size else []
+    for _, error in failed:
+        raise error
+    return [into[begin:end] for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)]
+
+
+def mapped(samples: Any, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
+    """Return a data set whose samples a function makes of those of another one.
+
+    samples: a data set that has `__getitems__`, too. function: called with a sample, and, in a loader, with what it has
+        parameters for: `rng`, a generator of the sample's own, and `epoch`.
+    """
+    if not callable(function):
+        raise ConfigError(f"{function!r:.200} is no function of a sample")
+    asks = asked_by(function).intersection(NAMES)
+    return MappedWithDraws(samples, function, asks) if asks else Mapped(samples, function)
+
+
+class Mapped:
+    """See `mapped`."""
+
+    def __init__(self, samples: Any, function: Callable[..., Any]) -> None:
+        self.samples, self.function = samples, function
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.function(self.samples[sample])
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        return list(map(self.function, self.samples.__getitems__(samples)))
+
+
+class MappedWithDraws:
+    """See `mapped`. asks: which of `NAMES` the function has parameters for."""
+
+    def __init__(self, samples: Any, function: Callable[..., Any], asks: frozenset[str]) -> None:
+        self.samples, self.function, self.asks = samples, function, asks
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, sample: int, epoch: int, rng: np.random.Generator) -> Any:
+        return self._made(self.samples[sample], epoch, rng)
+
+    def __getitems__(
+        self, samples: Sequence[int], epoch: int, rngs: Sequence[np.random.Generator]
+    ) -> list[Any]:
+        found = self.samples.__getitems__(samples)
+        return [self._made(each, epoch, rng) for each, rng in zip(found, rngs, strict=True)]
+
+    def _made(self, sample: Any, epoch: int, rng: np.random.Generator) -> Any:
+        given = {"epoch": epoch, "rng": rng}
+        return self.function(sample, **{name: given[name] for name in self.asks})

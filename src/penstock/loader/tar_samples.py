@@ -1,0 +1,193 @@
+"""Samples of tar shards with all their members: dicts, whose fields are decoded by the endings of their names."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.loader.source_samples import Mapped, MappedWithDraws, mapped, read_samples
+from penstock.loader.structure import JsonObject
+from penstock.loader.transforms.decoders import Decoders, Picture
+from penstock.loader.transforms.geometry import Box
+from penstock.loader.transforms.joint import decode_mask
+from penstock.store.listing import IMAGE_EXTENSIONS, ListingArguments
+from penstock.store.members import TarMembers, check_wanted
+from penstock.store.patterns import Paths
+from penstock.store.shards import json_field, read_array
+
+#: Makes a value of a member's bytes.
+Decode = Callable[[bytes], Any]
+
+
+class TarSamples:
+    """The samples of tar shards in the convention of WebDataset, with several members each: dicts, by field.
+
+    shards: as in `penstock.store.TarShards`; compressed ones are refused.
+    fields: endings of members by names of yours, {"image": "jpg;png", "caption": "txt", "label": "cls"}, of several the
+        first that a key has; "json:class" or "json:outer.inner" is a field of JSON. Or a list of endings, which name
+        themselves. None takes all that the first key of the first shard has, by their endings.
+    decode: how members become values, by field: a word of those below, or a function of bytes. By the last part of
+        their ending unless given:
+
+        | word | value | endings |
+        |---|---|---|
+        | rgb | uint8[height, width, 3] | jpg, jpeg, png, ppm, pgm, bmp, tif, tiff, webp |
+        | mask | the class of each pixel, [height, width] | |
+        | text | str | txt, text, transcript |
+        | int | int | cls, cls2, class, count, index, inx, id |
+        | json | an object in a list of the batch, where it is a mapping | json, jsn |
+        | npy | the array that `numpy.save` wrote; without pickled objects | npy |
+        | bytes | bytes | all others |
+
+    refresh, calls, catalog, storage_options: as in `penstock.open_source`.
+
+    A field whose member a key lacks is left out of its sample, for which a loader takes a default by `optional=`; keys
+    without any are left out and reported. Members of a sample are read by one read.
+
+    Raises: ConfigError for other fields and words; DataError as `TarShards`, and naming the key whose members lie
+        apart; when a sample is read, naming the member that is not what its field says.
+    """
+
+    def __init__(
+        self,
+        shards: Paths,
+        fields: Mapping[str, str] | Sequence[str] | None = None,
+        *,
+        decode: Mapping[str, str | Decode] | None = None,
+        **listing: Unpack[ListingArguments],
+    ) -> None:
+        wanted, self._paths = (None, {}) if fields is None else _parted(fields)
+        self.source = TarMembers(shards, wanted, **listing)
+        self._decode = dict(decode or {})
+        known = [field for field in self.source.wanted if field not in self._paths]
+        for field, how in self._decode.items():
+            if field not in self.source.wanted or field in self._paths:
+                raise ConfigError(f"decode has {field!r}; fields that are members are {', '.join(known)}")
+            if not callable(how) and how not in DECODERS:
+                raise ConfigError(
+                    f"decode has {how!r:.80} for {field!r}; it is one of {', '.join(DECODERS)}, or a function of bytes"
+                )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source.place!r}): {len(self):,} samples"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, sample: int) -> dict[str, Any]:
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples, which are read together. Raises: the error of the first that cannot be."""
+        return [
+            self._fields_of(sample % len(self), data.data)
+            for sample, data in zip(samples, read_samples(self.source, samples), strict=True)
+        ]
+
+    def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
+        """Return the samples as a function makes them; see `penstock.loader.mapped`."""
+        return mapped(self, function)
+
+    def _fields_of(self, sample: int, data: memoryview) -> dict[str, Any]:
+        made = dict[str, Any]()
+        for field, ending, begin, end in self.source.members_of(sample):
+            how = self._decode.get(field) or _usual_decoder(ending)
+            try:
+                value = (how if callable(how) else DECODERS[how])(bytes(data[begin:end]))
+                if (paths := self._paths.get(field)) is None:
+                    made[field] = value
+                else:
+                    made |= {name: _handed_over(json_field(value, path)) for name, path in paths.items()}
+            except Exception as error:
+                word = "decode= of it" if callable(how) else how
+                reason = (
+                    str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                )
+                raise DataError(
+                    f"{self.source.describe(sample)}.{ending}, taken as {word}: {reason:.300}; correct it, or give "
+                    f"another decode= for {field!r}"
+                ) from error
+        return made
+
+
+def _parted(
+    fields: Mapping[str, str] | Sequence[str],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, str]]]:
+    """Return the members that are wanted, and by member of JSON the fields of it, whose paths are told by name.
+
+    Raises: ConfigError as `check_wanted`; for a member that two fields want.
+    """
+    if not isinstance(fields, Mapping) and isinstance(fields, Sequence) and not isinstance(fields, str):
+        fields = dict(zip(fields, fields, strict=True))
+    plain, paths = dict[str, Any](), dict[str, dict[str, str]]()
+    for name, text in fields.items() if isinstance(fields, Mapping) else ():
+        ending, colon, path = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if colon and path and ending.lstrip(".").lower() == "json":
+            paths.setdefault("json:", {})[name] = path
+        else:
+            plain[name] = text
+    wanted = check_wanted(plain | dict.fromkeys(paths, "json") or fields)
+    by_ending = dict[str, str]()
+    for name, endings in wanted.items():
+        for ending in endings:
+            if (other := by_ending.setdefault(ending, name)) != name:
+                raise ConfigError(
+                    f"fields has .{ending} for {other!r} and {name!r}: a member is one field; take fields of JSON as "
+                    '"json:NAME", each by its own name'
+                )
+    return wanted, paths
+
+
+# -- From bytes to values -------------------------------------------------------------------------------------------
+
+_threads = threading.local()
+
+
+def _picture_of(content: bytes) -> NDArray[np.uint8]:
+    decoders: Decoders | None = getattr(_threads, "decoders", None)
+    if decoders is None:
+        decoders = _threads.decoders = Decoders()
+    picture = Picture(content, decoders)
+    return picture.decode(Box(0, 0, picture.height, picture.width), 1).array.copy()
+
+
+def _mask_of(content: bytes) -> NDArray[Any]:
+    return decode_mask(np.frombuffer(content, np.uint8))
+
+
+def _json_of(content: bytes) -> Any:
+    return _handed_over(json.loads(content))
+
+
+def _handed_over(value: Any) -> Any:
+    return JsonObject(value) if isinstance(value, dict) else value
+
+
+#: By word, what makes a value of a member's bytes.
+DECODERS: dict[str, Decode] = {
+    "rgb": _picture_of,
+    "mask": _mask_of,
+    "text": lambda content: content.decode("utf-8"),
+    "int": lambda content: int(content.decode("utf-8")),
+    "json": _json_of,
+    "npy": read_array,
+    "bytes": bytes,
+}
+#: By the last part of an ending. Source: webdataset 1.0, `autodecode.py`.
+_BY_ENDING = {
+    **{ending[1:]: "rgb" for ending in IMAGE_EXTENSIONS},
+    **dict.fromkeys(("txt", "text", "transcript"), "text"),
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), "int"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    "npy": "npy",
+}
+
+
+def _usual_decoder(ending: str) -> str:
+    return _BY_ENDING.get(ending.rpartition(".")[2], "bytes")

@@ -1,0 +1,311 @@
+"""Samples of sources as values: text and numbers in place of bytes, and all members of a tar shard's keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.store.litdata_files import write_litdata
+from tests.store.mds_files import write_mds
+from tests.store.tar_files import npy, write
+
+from penstock.errors import ConfigError, DataError
+from penstock.loader import Loader, SourceSamples, TarSamples
+from penstock.store import Arrays, ArrowFiles, ArrowTable, LitDataChunks, MosaicShards, ParquetFiles
+from penstock.store.calls import Calls
+
+
+def image(ending: str, pixels: np.ndarray) -> bytes:
+    return bytes(cv2.imencode(ending, pixels)[1])
+
+
+def members(number: int) -> dict[str, bytes]:
+    """Return all that the key of a number has."""
+    pixels = np.full((4, 6, 3), (0, 0, 10 * number), np.uint8)  # OpenCV's blue, green and red
+    return {
+        f"x/{number}.png": image(".png", pixels),
+        f"x/{number}.seg.png": image(".png", np.full((4, 6), number, np.uint8)),
+        f"x/{number}.txt": f"picture {number} ü".encode(),
+        f"x/{number}.cls": b"%d\n" % number,
+        f"x/{number}.json": json.dumps({"a": number, "in": {"b": [number, 0.5]}, f"k{number}": 1}).encode(),
+        f"x/{number}.npy": npy(np.arange(number + 1, dtype=np.int16)),
+        f"x/{number}.pickle": b"P",
+    }
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    for shard in range(2):
+        content = {name: data for key in range(3) for name, data in members(3 * shard + key).items()}
+        write(tmp_path / f"{shard}.tar", content)
+    return f"{tmp_path}/{{0..1}}.tar"
+
+
+def batches(source: Any, **options: Any) -> list[Any]:
+    with Loader(source, batch_size=4, epochs=1, shuffle=False, report=None, **options) as loader:
+        return list(loader)
+
+
+# -- Members of tar shards ---------------------------------------------------------------------------------------------
+
+
+def test_all_members_of_a_key_are_fields_of_a_sample_decoded_by_their_endings(shards: str) -> None:
+    sample = TarSamples(shards)[4]
+
+    assert list(sample) == ["png", "seg.png", "txt", "cls", "json", "npy", "pickle"]
+    assert sample["png"].shape == sample["seg.png"].shape == (4, 6, 3)
+    assert sample["png"][0, 0].tolist() == [40, 0, 0]
+    assert (sample["txt"], sample["cls"], sample["pickle"]) == ("picture 4 ü", 4, b"P")
+    assert sample["json"] == {"a": 4, "in": {"b": [4, 0.5]}, "k4": 1}
+    assert (sample["npy"].dtype, sample["npy"].tolist()) == (np.int16, [0, 1, 2, 3, 4])
+
+
+def test_a_batch_has_arrays_text_and_objects_of_json_as_they_are(shards: str) -> None:
+    fields = {
+        "image": "jpg;png",
+        "mask": ".SEG.png",
+        "caption": "txt",
+        "label": "cls",
+        "meta": "json",
+        "ids": "npy",
+    }
+    samples = TarSamples(shards, fields, decode={"mask": "mask", "label": float})
+
+    first, second = batches(samples, padded={"ids": -1})
+
+    assert first["image"].shape == (4, 4, 6, 3)
+    assert first["mask"].shape == (4, 4, 6)
+    assert second["mask"][:, 0, 0].tolist() == second["label"].tolist() == [4, 5]
+    assert second["label"].dtype == np.float64
+    assert second["caption"] == ["picture 4 ü", "picture 5 ü"]
+    assert second["meta"][1]["k5"] == 1
+    assert first["ids"].tolist() == [[0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 2, -1], [0, 1, 2, 3]]
+
+
+def test_fields_of_json_are_fields_of_samples(shards: str) -> None:
+    samples = TarSamples(shards, {"a": "json:a", "half": "json:in.b.1", "rest": "json:in", "caption": "txt"})
+
+    assert samples[2] == {"a": 2, "half": 0.5, "rest": {"b": [2, 0.5]}, "caption": "picture 2 ü"}
+    assert TarSamples(shards, ["txt", "cls"])[2] == {"txt": "picture 2 ü", "cls": 2}
+
+
+def test_the_first_of_its_endings_that_a_key_has_is_a_field(tmp_path: Path) -> None:
+    shard = write(
+        tmp_path / "a.tar", {"a.png": b"ap", "a.jpg": b"aj", "b.png": b"bp", "c.jpg": b"cj", "c.png": b""}
+    )
+    samples = TarSamples(shard, {"image": "jpg;png"}, decode={"image": "bytes"})
+
+    assert [samples[number]["image"] for number in range(3)] == [b"aj", b"bp", b"cj"]
+
+
+def test_a_field_that_a_key_lacks_has_its_default_or_is_named(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shard = write(
+        tmp_path / "a.tar", {"a.cls": b"1", "a.txt": b"t", "b.cls": b"2", "c.other": b"", "d.cls": b"3"}
+    )
+    samples = TarSamples(shard, ["cls", "txt"], calls=Calls(report=lines.append))
+
+    (batch,) = batches(samples, optional={"txt": "none"})
+
+    assert batch["txt"] == ["t", "none", "none"]
+    assert lines == [f"{shard}: 1 key without a sample left out, the first {shard}: c"]
+    with pytest.raises(
+        DataError, match=r"TarSamples\[1\] is a dict with the keys \['cls'\].*'txt' a default by optional="
+    ):
+        batches(samples)
+
+
+def test_samples_read_together_are_those_read_alone_by_threads_processes_and_a_function_with_draws(
+    shards: str,
+) -> None:
+    samples = TarSamples(shards, ["cls", "npy"])
+    drawn: Any = samples.map(with_draws)
+
+    threads, processes = batches(drawn), batches(drawn, workers=1)
+
+    assert [each["cls"] for each in samples.__getitems__([5, 0, 5])] == [5, 0, 5]
+    assert threads[1]["length"].tolist() == [5, 6]
+    assert [batch["draw"].tolist() for batch in threads] == [batch["draw"].tolist() for batch in processes]
+    rngs = [np.random.default_rng(number) for number in (1, 2, 1, 2)]
+    assert drawn.__getitems__([4, 2], 0, rngs[:2]) == [
+        drawn.__getitem__(4, 0, rngs[2]),
+        drawn.__getitem__(2, 0, rngs[3]),
+    ]
+    assert [each["length"].tolist() for each in batches(samples.map(without_draws))] == [[1, 2, 3, 4], [5, 6]]
+    assert len(drawn) == len(samples.map(without_draws)) == 6
+    with pytest.raises(ConfigError, match="7 is no function of a sample"):
+        samples.map(7)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="there is no sample 6: TarMembers"):
+        samples[6]
+
+
+def with_draws(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return without_draws(sample) | {"draw": rng.integers(1000)}
+
+
+def without_draws(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"length": len(sample["npy"])}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"a.png": b"no picture"}, "a.png, taken as rgb: not an image"),
+        ({"a.png": b""}, "a.png, taken as rgb: the file is empty"),
+        ({"a.txt": b"\xff"}, "a.txt, taken as text: UnicodeDecodeError"),
+        (
+            {"a.cls": b"cat"},
+            "a.cls, taken as int: ValueError: invalid literal for int() with base 10: 'cat'; correct it, "
+            "or give another decode= for 'cls'",
+        ),
+        ({"a.json": b"{"}, "a.json, taken as json: JSONDecodeError"),
+        ({"a.json": b"[" * 100_000}, "a.json, taken as json: RecursionError"),
+        ({"a.npy": npy(np.array([{}], object))}, "a.npy, taken as npy: ValueError: Object arrays"),
+        ({"a.npy": npy(np.arange(9))[:-1]}, "a.npy, taken as npy: ValueError"),
+    ],
+)
+def test_a_member_that_is_not_what_its_ending_says_is_named(
+    tmp_path: Path, content: dict[str, bytes], message: str
+) -> None:
+    shard = write(tmp_path / "a.tar", {"a.other": b"-", **content})
+    samples = TarSamples(
+        shard, [ending for ending in ("png", "txt", "cls", "json", "npy") if f"a.{ending}" in content]
+    )
+
+    with pytest.raises(DataError) as caught:
+        samples[0]
+
+    assert f"{shard}: {message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [("a.txt", b""), ("b.txt", b""), ("a.cls", b"")],
+            "members of a lie apart, with those of other keys between",
+        ),
+        ([("a.txt", b"1"), ("a.txt", b"2")], "a.txt is there twice, at bytes 512 and 1,536"),
+        ([("a.jpg", b"1")], "has 1 member but none that ends in txt, cls"),
+    ],
+)
+def test_keys_that_cannot_be_taken_are_named(
+    tmp_path: Path, content: list[tuple[str, bytes]], message: str
+) -> None:
+    shard = write(tmp_path / "a.tar", content)
+
+    with pytest.raises(DataError) as caught:
+        TarSamples(shard, ["txt", "cls"])
+
+    assert str(caught.value).startswith(str(shard))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "decode", "message"),
+    [
+        ({}, {}, "fields is {}; it has the endings of members by names of yours"),
+        ("jpg", {}, "fields is 'jpg'"),
+        ({"a": ""}, {}, "fields is {'a': ''}"),
+        ({"a": 1}, {}, "fields is {'a': 1}"),
+        ({"a": "cls", "b": "txt;cls"}, {}, "fields has .cls for 'a' and 'b': a member is one field"),
+        ({"a": "cls"}, {"b": "text"}, "decode has 'b'; fields that are members are a"),
+        ({"a": "json:a"}, {"a": "text"}, "decode has 'a'; fields that are members are "),
+        ({"a": "cls"}, {"a": "pickle"}, "decode has 'pickle' for 'a'; it is one of rgb, mask, text"),
+    ],
+)
+def test_other_fields_and_words_are_refused(shards: str, fields: Any, decode: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TarSamples(shards, fields, decode=decode)
+
+    assert message in str(caught.value)
+
+
+# -- Text of tables ----------------------------------------------------------------------------------------------------
+
+TABLE = pa.table({"text": ["one", "", "drei ü", "four", "five"], "label": [1, 0, 1, 1, 0]})
+
+
+def write_arrow(path: Path, table: pa.Table) -> Path:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    return path
+
+
+def text_sources(folder: Path) -> dict[str, Any]:
+    pq.write_table(TABLE, folder / "a.parquet")
+    return {
+        "parquet": folder / "a.parquet",
+        "arrow": write_arrow(folder / "a.arrow", TABLE),
+        "columns": ParquetFiles(folder / "a.parquet", sample="text"),
+        "table": ArrowTable(TABLE),
+    }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "columns", "table"])
+def test_a_column_of_text_comes_as_str_beside_its_labels(tmp_path: Path, kind: str) -> None:
+    (texts, labels), (more, _) = batches(text_sources(tmp_path)[kind])
+
+    assert texts == ["one", "", "drei ü", "four"]
+    assert labels.tolist() == [1, 0, 1, 1]
+    assert more == ["five"]
+
+
+def test_what_is_selected_of_text_is_text_and_labels_with_names_are_a_dict(tmp_path: Path) -> None:
+    table = TABLE.append_column("score", pa.array([0.5, 1, 2, 3, 4]))
+    part = ArrowTable(table, sample="text", label=["label", "score"]).select([2, 0])
+
+    ((texts, labels),) = batches(part)
+
+    assert texts == ["drei ü", "one"]
+    assert (labels["label"].tolist(), labels["score"].tolist()) == ([1, 1], [2.0, 0.5])
+    assert batches(ArrowFiles(write_arrow(tmp_path / "b.arrow", TABLE), label=None).select([2, 0])) == [
+        ["drei ü", "one"]
+    ]
+
+
+def test_text_of_shards_that_streaming_and_litdata_wrote_is_str(tmp_path: Path) -> None:
+    shards = [[(b"one", 1), (b"zwei", 0)]]
+    write_mds(tmp_path / "mds", shards, column_encodings=["str", "int", "float32"])
+    write_litdata(tmp_path / "litdata", shards)
+    index = tmp_path / "litdata" / "index.json"
+    index.write_text(index.read_text().replace('"bytes"', '"str"'))
+
+    for kind, folder in ((MosaicShards, "mds"), (LitDataChunks, "litdata")):
+        ((texts, labels),) = batches(kind(tmp_path / folder, sample="image"))
+        assert (texts, labels.tolist()) == (["one", "zwei"], [1, 0])
+
+
+def test_bytes_stay_bytes_and_numbers_are_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
+
+    assert SourceSamples(ArrowTable(pa.table({"blob": [b"\xff", b"b"]})))[0] == b"\xff"
+    assert SourceSamples(Arrays(tmp_path / "a.npy"))[2].tolist() == [4.0, 5.0]
+    with pytest.raises(ConfigError, match=r"transforms is empty, and the samples of .* are bytes"):
+        batches(ArrowTable(pa.table({"blob": [b"\xff", b"b"]})))
+    with pytest.raises(ConfigError, match=r"source is 'a'; it is a source of penstock\.store"):
+        SourceSamples("a")  # type: ignore[arg-type]
+
+
+def test_text_is_collated_as_that_of_any_data_set(tmp_path: Path) -> None:
+    samples = SourceSamples(text_sources(tmp_path)["columns"]).map(lambda sample: len(sample[0]))
+
+    assert [batch.tolist() for batch in batches(samples)] == [[3, 0, 6, 4], [4]]
+    assert batches(SourceSamples(ArrowTable(TABLE)), collate_fn=len) == [4, 1]
+
+
+def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
+    path = text_sources(tmp_path)["parquet"]
+
+    for options in ({"keep": "crops"}, {"readers": 2}, {"share": "jobs"}):
+        with pytest.raises(ConfigError, match="data set"):
+            batches(path, **options)
+    broken = ArrowTable(pa.table({"text": pa.array([b"\xff"]).cast(pa.string(), safe=False)}))
+    with pytest.raises(DataError, match="row 0 is no text in UTF-8"):
+        batches(broken)
