@@ -12,16 +12,19 @@ from tests.for_each import for_each
 from penstock.errors import ConfigError
 from penstock.units import (
     exact_bytes,
+    exact_flops_rate,
     exact_mean_bytes,
     exact_rate,
     exact_seconds,
     exact_share,
     format_bytes,
+    format_flops,
     format_rate,
     format_ratio,
     format_seconds,
     is_integer,
     parse_bytes,
+    parse_flops_rate,
     parse_mean_bytes,
     parse_rate,
     parse_samples_rate,
@@ -67,6 +70,15 @@ def test_a_time_is_read_in_seconds(text: str, expected: float) -> None:
 
 def test_a_training_speed_is_read_in_samples_per_second() -> None:
     assert parse_samples_rate("640 samples/s") == 640.0
+
+
+def test_a_rate_of_operations_is_written_and_read_back() -> None:
+    assert parse_flops_rate("1.5 TFLOP/s") == 1.5e12
+    assert exact_flops_rate(1e11) == "100 GFLOP/s"
+    assert parse_flops_rate(exact_flops_rate(1 / 3)) == 1 / 3
+    assert format_flops(4.19e6) == "4.19 MFLOP"
+    with pytest.raises(ConfigError, match="'GB/s' is not one of FLOP/s, MFLOP/s"):
+        parse_flops_rate("1 GB/s")
 
 
 @for_each(

@@ -33,6 +33,16 @@ _RATES: _Units = {
     **{f"{unit}/s": Fraction(scale, 8) for unit, scale in _BITS.items()},
 }
 _SAMPLES: _Units = {"samples/s": Fraction(1)}
+_FLOPS: _Units = {
+    unit: Fraction(scale)
+    for unit, scale in {
+        "FLOP/s": 1,
+        "MFLOP/s": 10**6,
+        "GFLOP/s": 10**9,
+        "TFLOP/s": 10**12,
+        "PFLOP/s": 10**15,
+    }.items()
+}
 _SHARES: _Units = {"%": Fraction(1, 100)}
 _SECONDS: _Units = {
     "ns": Fraction(1, 10**9),
@@ -101,6 +111,14 @@ def parse_samples_rate(value: str | int | float) -> float:
     Raises: ConfigError if it is not a rate above zero with that unit.
     """
     return _above_zero(value, _parse(value, _SAMPLES, "640 samples/s"))
+
+
+def parse_flops_rate(value: str | int | float) -> float:
+    """Return floating-point operations per second, from a number or text such as ``"100 GFLOP/s"``.
+
+    Raises: ConfigError if it is not a rate above zero with a known unit.
+    """
+    return _above_zero(value, _parse(value, _FLOPS, "100 GFLOP/s"))
 
 
 def parse_seconds(value: str | int | float) -> float:
@@ -184,6 +202,11 @@ def format_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(bytes_per_second)}/s"
 
 
+def format_flops(flops: float) -> str:
+    """Return a number of floating-point operations for people, three digits of it: ``"54 MFLOP"``."""
+    return _for_people(flops, {"FLOP": 1, "kFLOP": 10**3, "MFLOP": 10**6, "GFLOP": 10**9, "TFLOP": 10**12})
+
+
 def format_seconds(seconds: float) -> str:
     """Return a time for people, three digits of it: ``"5 ms"``, ``"1.25 s"``."""
     return _for_people(seconds, {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0})
@@ -232,6 +255,11 @@ def exact_mean_bytes(size: float) -> str:
 def exact_rate(bytes_per_second: float) -> str:
     """Return text that `parse_rate` reads back as the same number, bit for bit."""
     return _exact(bytes_per_second, _RATES, ("GB/s", "MB/s", "kB/s", "B/s"))
+
+
+def exact_flops_rate(flops_per_second: float) -> str:
+    """Return text that `parse_flops_rate` reads back as the same number, bit for bit."""
+    return _exact(flops_per_second, _FLOPS, ("TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"))
 
 
 def exact_seconds(seconds: float) -> str:

@@ -44,6 +44,7 @@ from penstock.graph import (
 )
 from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.ops.vjp import TRACED_FROM_USE
+from penstock.graph.ops.work import work_of
 from penstock.graph.run import timeline
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
@@ -79,6 +80,80 @@ def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:
         with pytest.raises(GraphError, match=rf"'a'.*{min(field)}") as caught:
             place_graph(Graph([constant("a", 1.0, **field)]), list(cost))
         assert caught.value.kind == "mismatch"
+
+
+def test_work_is_estimated_by_operation_and_shapes() -> None:
+    """Worked out by hand: FLOPs, and bytes that are read and written."""
+    graph = Graph()
+    x = graph.placeholder("float32", [8, 100], name="x")
+    w = graph.variable("float32", [100, 50], name="w")
+    read = graph.add("Read", w, name="read")
+    product = graph.add("MatMul", x, read, name="product")
+    graph.add("Sum", product, axis=0, name="sum")
+    images = graph.placeholder("float32", [2, 9, 9, 3], name="images")
+    filters = graph.placeholder("float32", [2, 2, 3, 4], name="filters")
+    planes = graph.add("Convolution2D", images, filters, padding="VALID", name="planes")
+    graph.add("MaxPool", planes, ksize=2, strides=2, padding="VALID", name="pool")
+    square = graph.placeholder("float64", [30, 30], name="square")
+    graph.add("MatrixInverse", square, name="inverse")
+    graph.add("MatrixDeterminant", square, name="determinant")
+    bias = graph.placeholder("float32", [7], name="bias")
+    weights = graph.placeholder("float32", [7, 100], name="weights")
+    graph.add("aten.linear.default", x, weights, bias, name="linear")
+    graph.add("aten.view.default", x, args=[{"input": 0}, [100, 8]], name="view")
+    graph.add("DecodeImage", graph.placeholder("bytes", []), size=[4, 5], name="picture")
+    gradients(graph, graph.add("Sum", product), [x, w])
+
+    def work(name: str) -> tuple[float, float]:
+        found = work_of(graph.nodes[name])
+        return found.flops, found.nbytes
+
+    assert work("product") == (2 * 8 * 100 * 50, 4 * (8 * 100 + 100 * 50 + 8 * 50))
+    assert work("sum") == (8 * 50, 4 * (8 * 50 + 50))
+    assert work("planes") == (
+        2 * (2 * 8 * 8 * 4) * (2 * 2 * 3),
+        4 * (2 * 9 * 9 * 3 + 2 * 2 * 3 * 4 + 2 * 8 * 8 * 4),
+    )
+    assert work("pool") == (2 * 4 * 4 * 4 * 4, 4 * (2 * 8 * 8 * 4 + 2 * 4 * 4 * 4))
+    assert work("inverse") == (2 * 30**3, 2 * 8 * 900)
+    assert work("determinant")[0] == pytest.approx(2 / 3 * 30**3)
+    assert work("linear")[0] == 2 * 8 * 100 * 7
+    assert [work(name) for name in ("x", "w", "read", "view")] == [(0, 0)] * 4
+    assert work("picture")[0] == 600 * 4 * 5 * 3
+    vjp = next(
+        node for node in graph.nodes.values() if node.op == "Vjp" and node.attr["of"]["op"] == "MatMul"
+    )
+    assert work(vjp.name)[0] == 2 * work("product")[0]
+    assert not work_of(graph.nodes["product"]).unknown
+
+
+def test_what_a_graph_leaves_open_is_guessed_and_said() -> None:
+    graph = Graph()
+    x, any_ = graph.placeholder("float32", [None, 4], name="x"), graph.placeholder("float32", name="any")
+    graph.add("MatMul", x, np.ones((4, 5), np.float32), name="product")
+    graph.add("MatMul", any_, any_, name="unknown")
+    product = graph.add("MatMul", any_, x)
+    gradients(graph, graph.add("Sum", product), [any_])
+    n, _ = graph.while_loop(lambda i, y: i < 9, lambda i, y: (i + 1, y * y), [0, np.ones(1000, np.float32)])
+    graph.cond(n < 3, lambda: graph.add("Neg", x), lambda: graph.add("Square", graph.add("Neg", x)))
+    graph.add("Call", x, function="f", outputs=[["float32", [3]]], name="call")
+    graph.add("Concat", graph.placeholder("bytes", [2]), axis=0, name="text")
+    found = {name: work_of(node) for name, node in graph.nodes.items()}
+
+    assert (found["product"].flops, found["unknown"].flops) == (2 * 32 * 4 * 5, 2 * 32 * 32)
+    assert found["product"].unknown == {"an open size counts as 32"}
+    assert next(w for name, w in found.items() if graph.nodes[name].op == "Vjp").flops > 0
+    assert found["While"].flops == 32 * (1000 + 1 + 1)
+    assert found["While"].unknown == {"a loop counts as 32 iterations"}
+    assert found["Cond"].flops == 2 * 32 * 4
+    assert found["call"].unknown == {"an open size counts as 32", "a function counts by its elements"}
+    assert found["text"].unknown == {"byte strings count as empty"}
+    devices = Devices(
+        ["cpu:0", "gpu:0"], flops_per_second={"cpu:0": 1e3}, memory_bytes_per_second={"cpu:0": 1e9}
+    )
+    assert devices.kernel_seconds("cpu:0", 2e3, 1e9) == 2
+    assert devices.kernel_seconds("cpu:0", 1e3, 3e9) == 3
+    assert devices.kernel_seconds("gpu:0", 1e13, 0) == 1
 
 
 def test_half_of_a_float_is_its_upper_half_and_a_nan_stays_one() -> None:

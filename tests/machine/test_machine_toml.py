@@ -293,7 +293,10 @@ def machines(draw: st.DrawFn) -> Machine:
         decode_threads=draw(counts),
         processors=draw(counts | st.just(math.inf)),
         devices=tuple(
-            Device(name, draw(st.none() | st.integers(0, 2**63))) for name in ("a", "/job:b")[: len(storage)]
+            Device(
+                name, draw(st.none() | st.integers(0, 2**63)), *(draw(st.none() | rates) for _ in range(2))
+            )
+            for name in ("a", "/job:b")[: len(storage)]
         ),
         links=tuple(
             draw(

@@ -55,6 +55,20 @@ def test_a_small_node_stays_where_handing_it_over_costs_the_sender_more() -> Non
     assert placed(0.02)["small"] == "y"
 
 
+def test_a_search_spreads_no_node_by_which_the_step_does_not_end_earlier() -> None:
+    """z would take b off x, for nothing: the step ends with y's long node."""
+    same = dict.fromkeys("xyz", 1.0)
+    nodes = [
+        PlacedNode("long", cost_seconds={"y": 10.0}),
+        PlacedNode("a", cost_seconds=same),
+        PlacedNode("b", cost_seconds=same),
+        PlacedNode("c", ("a", "b"), cost_seconds=same),
+    ]
+    devices = Devices("xyz", latency_seconds=0.5)
+    assert place(nodes, devices).device["b"] == "z"
+    assert place_searched(nodes, devices).device == {"long": "y", "a": "x", "b": "x", "c": "x"}
+
+
 def test_exchanges_have_tries_of_their_own_after_all_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 nodes, moves and exchanges take all tries that they may have."""
     draw = random.Random(0)

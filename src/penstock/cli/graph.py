@@ -171,7 +171,7 @@ def _place(options: argparse.Namespace) -> None:
     graph = Graph.from_json(options.graph.read_text("utf-8"))
     machine = read_machine(options.machine, Calls())
     devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
-    known = {*devices.names, *(name for node in placed_nodes(graph, ()) for name in node.cost_seconds)}
+    known = {*devices.names, *(name for node in placed_nodes(graph, devices) for name in node.cost_seconds)}
     for name in options.device or ():
         if name not in known and not is_device(name):
             raise ConfigError(
@@ -189,7 +189,9 @@ def _place(options: argparse.Namespace) -> None:
         raise ConfigError(
             "no devices are named: give --device for each, or --machine with a file that has [[device]]"
         )
-    placed = place_graph(graph, devices, objective=options.objective)
+    # As of a session.
+    default = dict.fromkeys(devices.names, 0.0) if machine is None else None
+    placed = place_graph(graph, devices, default_cost_seconds=default, objective=options.objective)
     rows = [
         (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
     ]

@@ -154,10 +154,20 @@ class Device:
     """What runs nodes of a dataflow graph.
 
     name: such as "/job:worker/task:0/device:cpu:0". memory_bytes: for variables; None where nobody counts them.
+    flops_per_second, memory_bytes_per_second: what its kernels reach, and the rate of its memory, by which nodes that
+    nobody measured are estimated; None: as usual for its type.
+    Raises: ConfigError naming the field.
     """
 
     name: str
     memory_bytes: int | None = None
+    flops_per_second: float | None = None
+    memory_bytes_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("flops_per_second", "memory_bytes_per_second"):
+            if (rate := getattr(self, field)) is not None:
+                check_rate(field, rate)
 
 
 @dataclass(frozen=True, slots=True)

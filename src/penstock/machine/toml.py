@@ -38,6 +38,8 @@ table from the number of users to a rate, or one rate for any number:
     [[device]]                      # of dataflow graphs
     name = "/job:worker/task:0/device:cpu:0"
     memory = "16 GB"
+    flops = "100 GFLOP/s"
+    memory_rate = "20 GB/s"
 
     [[link]]                        # between devices, where it is not the network
     between = ["/job:worker/task:0/device:cpu:0", "/job:worker/task:1/device:cpu:0"]
@@ -68,7 +70,15 @@ from penstock.machine.tables import (
     with_unit,
     write_fields,
 )
-from penstock.units import exact_bytes, exact_rate, exact_seconds, parse_rate, parse_samples_rate
+from penstock.units import (
+    exact_bytes,
+    exact_flops_rate,
+    exact_rate,
+    exact_seconds,
+    parse_flops_rate,
+    parse_rate,
+    parse_samples_rate,
+)
 
 if TYPE_CHECKING:
     from penstock.machine.machine import Machine
@@ -148,13 +158,21 @@ def _compute(value: object) -> Rate:
     return Rate(parse_rate(speed), of="bytes")
 
 
+def _flops_rate(value: object) -> float:
+    return parse_flops_rate(with_unit(value, "100 GFLOP/s"))
+
+
+def _rate(value: object) -> float:
+    return parse_rate(with_unit(value, "200 MB/s"))
+
+
 def _write_compute(rate: Rate) -> str:
     return exact_rate(rate.per_second) if rate.of == "bytes" else f"{rate.per_second!r} samples/s"
 
 
 def _curve(value: object) -> Curve:
     if not isinstance(value, dict):
-        return Curve.flat(parse_rate(with_unit(value, "200 MB/s")))
+        return Curve.flat(_rate(value))
     return Curve(tuple(sorted(_point(users, rate) for users, rate in value.items())))
 
 
@@ -170,7 +188,7 @@ def _point(users: str, rate: object) -> tuple[float, float]:
     if isinstance(rate, dict):
         raise ConfigError(f"{users} is followed by a dot: put quotes round a number with a fraction")
     try:
-        return float(users), parse_rate(with_unit(rate, "200 MB/s"))
+        return float(users), _rate(rate)
     except ConfigError as error:
         raise ConfigError(f"at {users} users, {error}") from None
 
@@ -197,6 +215,8 @@ _SOURCE = (
 _DEVICE = (
     Field("name", "name", text),
     Field("memory", "memory_bytes", size, exact_bytes, None),
+    Field("flops", "flops_per_second", _flops_rate, exact_flops_rate, None),
+    Field("memory_rate", "memory_bytes_per_second", _rate, exact_rate, None),
 )
 _LINK = (
     Field("between", "between", _names, list),

@@ -50,7 +50,8 @@ class PlacedNode:
     group: nodes of one group run on one device; "" is none. only: which devices are allowed; see `is_allowed`.
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
     needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
-    sending its output to another device keeps both from their nodes, however long it is under way.
+    sending its output to another device keeps both from their nodes, however long it is under way. basis: where its
+    costs are from, for people; "" where they are nothing.
     """
 
     name: str
@@ -64,10 +65,17 @@ class PlacedNode:
     holds_bytes: float = 0.0
     needs: str = ""
     hop_seconds: float = 0.0
+    basis: str = ""
+
+    def with_basis(self, why: str) -> str:
+        """Return a reason with where the costs are from that it goes by."""
+        return f"{why} ({self.basis})" if self.basis else why
 
 
 #: Of links of which nothing is known.
 USUAL_LATENCY_SECONDS, USUAL_BYTES_PER_SECOND = 50e-6, 1e9
+#: Of devices of which nothing is known, by what their names have: FLOP/s that kernels reach, bytes/s of the memory.
+_USUAL_RATES = {"gpu": (1e13, 1e12), "cuda": (1e13, 1e12), "": (1e11, 2e10)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class Devices:
 
     names: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them, but those
     that links has, by both devices. memory_bytes: by device, for the state of its nodes; without end where it says
-    none.
+    none. flops_per_second, memory_bytes_per_second: by device, as usual for its type where they say none.
     """
 
     names: Sequence[str]
@@ -84,6 +92,19 @@ class Devices:
     bytes_per_second: float = float("inf")
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    flops_per_second: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
+
+    def kernel_seconds(self, device: str, flops: float, nbytes: float) -> float:
+        """Return how long a device computes and moves so much: whichever takes longer, by the roofline.
+
+        Source: Williams, Waterman and Patterson, "Roofline", CACM 52 (2009).
+        """
+        usual = next(rates for part, rates in _USUAL_RATES.items() if part in device)
+        return max(
+            flops / self.flops_per_second.get(device, usual[0]),
+            nbytes / self.memory_bytes_per_second.get(device, usual[1]),
+        )
 
     def link(self, one: str, other: str) -> tuple[float, float]:
         """Return the latency and the bytes a second from one device to another."""
@@ -276,7 +297,7 @@ def place(
         if not follows:
             group_device[first] = device
             left_bytes[device] -= holds
-        reason[name] = _reason_to_follow(node, members, fixed) if follows else _reason(device, ends)
+        reason[name] = _reason_to_follow(node, members, fixed) if follows else _reason(node, device, ends)
         for user in users[name]:
             missing[user] -= 1
             if missing[user] == 0:
@@ -359,12 +380,10 @@ def _reason_to_follow(
     return f"shares a device with {next(each.name for each in members if each.name != node.name)!r}"
 
 
-def _reason(device: str, ends: Mapping[str, float]) -> str:
+def _reason(node: PlacedNode, device: str, ends: Mapping[str, float]) -> str:
     others = ", ".join(
         f"{format_seconds(seconds)} on {each}" for each, seconds in ends.items() if each != device
     )
-    return (
-        f"finishes at {format_seconds(ends[device])}, against {others}"
-        if others
-        else "the only device for it"
-    )
+    if not others:
+        return "the only device for it"
+    return node.with_basis(f"finishes at {format_seconds(ends[device])}, against {others}")

@@ -47,12 +47,12 @@ def place_searched(
         if placed is not None:
             search.placed = placed
             search.improve()
-            if search.placed.end_seconds < best.end_seconds * (1 - 1e-9):
+            if search.is_better(search.placed, best):
                 best = search.placed
     search.placed = best
     search.exchange()
     best = search.placed
-    return greedy if best is greedy else _explained(best, greedy)
+    return greedy if best is greedy else _explained(nodes, best, greedy)
 
 
 class _Search:
@@ -69,6 +69,7 @@ class _Search:
         feasible: Mapping[str, Sequence[str]],
         placed: Placement,
     ) -> None:
+        self._rank = {name: rank for rank, name in enumerate(devices.names)}
         self._nodes, self._devices, self._groups, self._feasible = nodes, devices, groups, feasible
         self._runs = [
             (names, [d for d in devices.names if all(d in feasible[name] for name in names)])
@@ -94,9 +95,18 @@ class _Search:
         is_better = False
         for moved, _ in zip(changes, tries, strict=False):
             found = _placed_with({**self.placed.device, **moved}, self._nodes, self._devices)
-            if found is not None and found.end_seconds < self.placed.end_seconds * (1 - 1e-9):
+            if found is not None and self.is_better(found, self.placed):
                 self.placed, is_better = found, True
         return is_better
+
+    def is_better(self, one: Placement, other: Placement) -> bool:
+        """Return whether a step ends earlier; of two that end at once, which sends less, or has preferred devices."""
+        if abs(one.end_seconds - other.end_seconds) > 1e-9 * other.end_seconds:
+            return one.end_seconds < other.end_seconds
+        return self._price(one) < self._price(other)
+
+    def _price(self, placed: Placement) -> tuple[int, int]:
+        return len(placed.sent), sum(map(self._rank.__getitem__, placed.device.values()))
 
     def _moves(self) -> Iterator[dict[str, str]]:
         """Yield where nodes go if a run of them goes to another device."""
@@ -195,15 +205,19 @@ def _placed_with(
         return None
 
 
-def _explained(best: Placement, greedy: Placement) -> Placement:
+def _explained(nodes: Sequence[PlacedNode], best: Placement, greedy: Placement) -> Placement:
     """Return a placement with a reason for each node that runs elsewhere than node by node."""
     so, by_node = format_seconds(best.end_seconds), format_seconds(greedy.end_seconds)
     why = f"the step ends at {so} so, and at {by_node} node by node"
+    if so == by_node:
+        why = f"the step ends at {so} elsewhere, too, and sends more"
     return replace(
         best,
         reason={
-            name: greedy.reason[name] if device == greedy.device[name] else why
-            for name, device in best.device.items()
+            node.name: greedy.reason[node.name]
+            if best.device[node.name] == greedy.device[node.name]
+            else node.with_basis(why)
+            for node in nodes
         },
     )
 

@@ -74,6 +74,7 @@ register(
         kind="state",
         attributes={"dtype": REQUIRED, "shape": None},
         kernels={"cpu": lambda node, resources: _placeholder(node)},
+        flops=None,
     )
 )
 
@@ -90,7 +91,15 @@ def _constant(node: Node) -> Any:
     return lambda: value
 
 
-register(Operation("Constant", _infer_constant, attributes={"value": REQUIRED}, kernels={"cpu": _constant}))
+register(
+    Operation(
+        "Constant",
+        _infer_constant,
+        attributes={"value": REQUIRED},
+        kernels={"cpu": _constant},
+        flops=None,
+    )
+)
 
 
 def _infer_identity(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -104,6 +113,7 @@ register(
         inputs=(1, 1),
         kernels={"cpu": lambda node: lambda value: value},
         differentiable=True,
+        flops=None,
     )
 )
 
@@ -234,6 +244,7 @@ register(
         attributes={"begin": REQUIRED, "size": REQUIRED},
         kernels={"cpu": _slice},
         differentiable=True,
+        flops=None,
     )
 )
 
@@ -277,6 +288,7 @@ register(
         attributes={"axis": REQUIRED, "num": REQUIRED},
         kernels={"cpu": _split},
         differentiable=True,
+        flops=None,
     )
 )
 
@@ -297,6 +309,7 @@ register(
         _infer_rank,
         inputs=(1, 1),
         kernels={"cpu": lambda node: lambda value: torch.tensor(value.ndim, dtype=torch.int32)},
+        flops=None,
     )
 )
 register(
@@ -305,6 +318,7 @@ register(
         _infer_rank,
         inputs=(1, 1),
         kernels={"cpu": lambda node: lambda value: torch.tensor(tuple(value.shape), dtype=torch.int32)},
+        flops=None,
     )
 )
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.model.dtypes import common, dtype_of_torch, is_known, torch_dtype
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.registry import Operation, register_family
+from penstock.graph.ops.sizes import one_each
 
 #: What unknown sizes are tried as: the sizes of outputs that differ between two trials are unknown.
 _TRIALS = (2, 3)
@@ -67,18 +69,35 @@ def _infer(node: Node, specs: Sequence[Spec], call: Callable[..., Any]) -> Seque
                 raise MismatchError(
                     f"{node.op} takes tensors of numbers of known rank, and an input is {spec}"
                 )
-            sizes = [trial if size is None else size for size in spec.shape]
-            values.append(torch.empty(sizes, dtype=torch_dtype(spec.dtype), device="meta"))
-        try:
-            args, kwargs = _arguments(node, values)
-            results = call(*args, **kwargs)
-        except Exception as error:
-            raise MismatchError(f"{node.op} refuses these inputs: {error!s:.300}") from error
+            values.append(_meta(spec, trial))
+        results = _call_with(node, values, call)
         outputs = results if isinstance(results, tuple | list) else [results]
         found.append([Spec(dtype_of_torch(each.dtype), tuple(each.shape)) for each in outputs])
         if all(is_known(spec.shape) for spec in specs):
             return found[0]
     return [Spec(one.dtype, common(one.shape, two.shape)) for one, two in zip(*found, strict=True)]
+
+
+def _call_with(node: Node, values: Sequence[torch.Tensor], call: Callable[..., Any]) -> Any:
+    try:
+        args, kwargs = _arguments(node, values)
+        return call(*args, **kwargs)
+    except Exception as error:
+        raise MismatchError(f"{node.op} refuses these inputs: {error!s:.300}") from error
+
+
+def _flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec], call: Callable[..., Any]) -> float:
+    """Return what torch's own counter makes of a call; what that has no rule for counts by its elements."""
+    with FlopCounterMode(display=False) as counter:
+        _call_with(node, [_meta(spec) for spec in takes], call)
+    return max(float(counter.get_total_flops()), one_each(node, takes, gives))
+
+
+def _meta(spec: Spec, unknown: int = 0) -> torch.Tensor:
+    """Return a tensor of a spec without numbers. unknown: in place of sizes that are."""
+    assert spec.shape is not None, "inputs are of known rank"
+    sizes = [unknown if size is None else size for size in spec.shape]
+    return torch.empty(sizes, dtype=torch_dtype(spec.dtype), device="meta")
 
 
 def refuse_draws(op: str, attr: Mapping[str, Any]) -> None:
@@ -140,6 +159,7 @@ def aten_operation(name: str) -> Operation | None:
         attributes={"args": None, "kwargs": None},
         kernels={"cpu": lambda node: _kernel(node, call)},
         differentiable=True,
+        flops=None if call.is_view else lambda node, takes, gives: _flops(node, takes, gives, call),
     )
 
 

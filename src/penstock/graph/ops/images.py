@@ -18,7 +18,10 @@ from penstock.graph.model.dtypes import Value, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.sizes import elements
 
+#: For each number of the pixels. Measured: 44 kB of JPEG become 224 x 224 pixels in 0.9 ms of one processor.
+_DECODE_FLOPS = 600.0
 _MOST_SAMPLE = np.int64((1 << 63) - 1)
 
 
@@ -32,6 +35,10 @@ def _infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     if not is_size or not all(type(each) is int and 0 < each < 1 << 15 for each in size):
         raise MismatchError(f"size is {size!r:.80}; give height and width, in pixels")
     return [Spec("uint8", None if spec.shape is None else (*spec.shape, *size, 3))]
+
+
+def _flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec]) -> float:
+    return _DECODE_FLOPS * elements(gives[0])
 
 
 def _kernel(node: Node) -> Callable[[int, Value], Value]:
@@ -64,7 +71,14 @@ def _plain(node: Node) -> Callable[[Value], Value]:
 
 
 register(
-    Operation("DecodeImage", _infer, inputs=(1, 1), attributes={"size": REQUIRED}, kernels={"cpu": _plain})
+    Operation(
+        "DecodeImage",
+        _infer,
+        inputs=(1, 1),
+        attributes={"size": REQUIRED},
+        kernels={"cpu": _plain},
+        flops=_flops,
+    )
 )
 
 
@@ -80,5 +94,6 @@ register(
         inputs=(1, 1),
         attributes={"size": REQUIRED},
         kernels={"cpu": _random},
+        flops=_flops,
     )
 )

@@ -11,6 +11,7 @@ from penstock.graph.model.dtypes import FLOATS, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import NUMBERS, broadcast, one_dtype, tensor_of
 from penstock.graph.ops.registry import Operation, register
+from penstock.graph.ops.sizes import elements, last_size
 
 
 def _infer_matmul(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -30,6 +31,10 @@ def _infer_matmul(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec(dtype, (*batch, one[-2], other[-1]))]
 
 
+def _matmul_flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec]) -> float:
+    return 2.0 * elements(gives[0]) * last_size(takes[0])
+
+
 def _onednn(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Multiply by oneDNN, which on some processors is twice as fast as the default for float32."""
     if one.dtype != torch.float32 or other.ndim != 2:
@@ -47,6 +52,7 @@ register(
         alternatives={"onednn": lambda node: _onednn},
         differentiable=True,
         takes_out=True,
+        flops=_matmul_flops,
     )
 )
 
@@ -61,6 +67,7 @@ def _infer_square(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec(spec.dtype, shape)]
 
 
+# LU takes 2/3 n^3, and an inverse 4/3 n^3 more: Golub and Van Loan, sections 3.2 and 3.4.
 register(
     Operation(
         "MatrixInverse",
@@ -68,6 +75,7 @@ register(
         inputs=(1, 1),
         kernels={"cpu": lambda node: torch.linalg.inv},
         differentiable=True,
+        flops=lambda node, takes, gives: 2.0 * elements(takes[0]) * last_size(takes[0]),
     )
 )
 register(
@@ -77,5 +85,6 @@ register(
         inputs=(1, 1),
         kernels={"cpu": lambda node: torch.linalg.det},
         differentiable=True,
+        flops=lambda node, takes, gives: 2 / 3 * elements(takes[0]) * last_size(takes[0]),
     )
 )

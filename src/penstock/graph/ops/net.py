@@ -15,6 +15,7 @@ from penstock.graph.model.dtypes import FLOATS, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import one_dtype, tensor_of
 from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.sizes import elements, last_size
 
 
 def _infer_softmax(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -102,6 +103,10 @@ def _infer_convolution(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [Spec(dtype, (image[0], rows, columns, window[3]))]
 
 
+def _convolution_flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec]) -> float:
+    return 2.0 * elements(gives[0]) * elements(takes[1]) / last_size(takes[1])
+
+
 def _convolution(node: Node) -> Any:
     strides, same = _pair(node, "strides"), node.attr["padding"] == "SAME"
 
@@ -122,11 +127,16 @@ register(
         attributes={"strides": 1, "padding": REQUIRED},
         kernels={"cpu": _convolution},
         differentiable=True,
+        flops=_convolution_flops,
     )
 )
 
 
 _POOL = {"ksize": REQUIRED, "strides": REQUIRED, "padding": REQUIRED}
+
+
+def _pool_flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec]) -> float:
+    return float(elements(gives[0]) * math.prod(_pair(node, "ksize")))
 
 
 def _infer_pool(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -169,6 +179,7 @@ register(
         attributes={**_POOL, "indices": False},
         kernels={"cpu": _pool},
         differentiable=True,
+        flops=_pool_flops,
     )
 )
 

@@ -11,6 +11,8 @@ A kernel is made once per node of a plan. How it is called follows from the oper
 | control | none: the executor itself | | no |
 
 A kernel gives its value, or a tuple of them where the node has not exactly one output. It never changes an input.
+
+What a node computes stands next to its shapes, for placements that nobody measured: see `penstock.graph.ops.work`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Literal
 
 from penstock.graph.errors import MismatchError, UnknownOperationError, nearest
 from penstock.graph.model.node import Node, Spec
+from penstock.graph.ops.sizes import Flops, one_each
 
 Kind = Literal["pure", "state", "random", "waiting", "control"]
 Infer = Callable[[Node, Sequence[Spec]], Sequence[Spec]]
@@ -37,7 +40,7 @@ class Operation:
     attribute `kernel` of a node chooses; a run never does, as their results differ in the last bits.
     differentiable: whether its gradient is that of its kernel by torch. handles: whether it takes variables as such,
     and not their values. takes_out: whether its first kernel writes its value into a tensor that it is given as `out`,
-    as torch's functions do.
+    as torch's functions do. flops: what it computes; None: it passes on what is there, which takes no time.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Operation:
     differentiable: bool = False
     handles: bool = False
     takes_out: bool = False
+    flops: Flops | None = one_each
 
     def kernel(self, node: Node) -> Callable[..., Callable[..., Any]]:
         """Return what makes the kernel of a node, by attribute or a device such as "/job:a/task:0/device:cuda:1"."""

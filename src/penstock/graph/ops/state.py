@@ -35,6 +35,7 @@ register(
         kind="state",
         attributes={"dtype": REQUIRED, "shape": None, **SHARED},
         kernels={"cpu": lambda node, resources: lambda: resources.variable(node)},
+        flops=None,
     )
 )
 
@@ -73,6 +74,7 @@ register(
         inputs=(1, 1),
         kernels={"cpu": lambda node, resources: _read},
         handles=True,
+        flops=None,
     )
 )
 register(

@@ -23,6 +23,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.aten import refuse_draws
 from penstock.graph.ops.registry import REQUIRED, Operation, operation, register
+from penstock.graph.ops.sizes import filled, one_each
 
 #: A trace takes some 10 ms, the first of a process seconds.
 TRACED_FROM_USE = 10
@@ -51,6 +52,16 @@ def _infer(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     if len(specs) != of["inputs"] + len(node.attr["cotangents"]):
         raise MismatchError("Vjp takes the inputs of the forward node and its cotangents")
     return [Spec(specs[place].dtype, specs[place].shape) for place in wrt]
+
+
+def _flops(node: Node, takes: Sequence[Spec], gives: Sequence[Spec]) -> float:
+    """Return the work of the forward node once for each gradient, as it is of products and convolutions."""
+    of = node.attr["of"]
+    forward = Node(node.name, of["op"], attr=of["attr"])
+    forward.takes = node.takes[: of["inputs"]]
+    count = operation(of["op"]).flops or one_each
+    results = filled(operation(of["op"]).infer(forward, forward.takes))
+    return len(gives) * count(forward, takes[: of["inputs"]], results)
 
 
 def _check_forward(of: Any) -> None:
@@ -201,5 +212,6 @@ register(
         attributes={"of": REQUIRED, "cotangents": REQUIRED, "wrt": REQUIRED},
         kernels={"cpu": _vjp},
         differentiable=True,
+        flops=_flops,
     )
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.graph.errors import InfeasibleError, MismatchError, UnsupportedError
 from penstock.graph.model.check import control_dependencies, dependencies, is_back_edge
-from penstock.graph.model.dtypes import is_known, numpy_dtype
+from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
+from penstock.graph.ops.sizes import bytes_of, filled
+from penstock.graph.ops.work import work_of
 from penstock.graph.run.partition import BY_HAND, constraint_of, kind_of_flow, neighbours, to_one_device
 from penstock.graph.run.reach import inner_nodes
 from penstock.machine import Machine
@@ -27,6 +28,7 @@ from penstock.policy.graph_placement import (
     place,
 )
 from penstock.policy.graph_search import place_searched, rivals
+from penstock.units import format_bytes, format_flops
 
 
 def place_graph(
@@ -43,18 +45,19 @@ def place_graph(
 
     devices: with their memory and links; or their names, in order of preference. Each node's `placement` has `cost`
     (seconds by device), `bytes` (of its output), `group` and `only`. default_cost_seconds: for nodes without a cost;
-    None: no time on any device. fixed: where nodes are already. costs: by node, `cost` and `bytes` in place of what the
-    node says, and `hop`: for how many seconds sending its output keeps both devices from other nodes. objective:
-    "latency" of one step, by the white paper's greedy rule; "search": the same, improved by a search; "throughput" of
-    steps that follow each other. brought: by device, what Call and NextBatch nodes find there: ("Call", name of a
-    function), ("NextBatch", name of batches). What no device has may go to any.
+    None: what `work_of` estimates of each, at the devices' rates. fixed: where nodes are already. costs: by node,
+    `cost` and `bytes` in place of what the node says, and `hop`: for how many seconds sending its output keeps both
+    devices from other nodes. objective: "latency" of one step, by the white paper's greedy rule; "search": the same,
+    improved by a search; "throughput" of steps that follow each other. brought: by device, what Call and NextBatch
+    nodes find there: ("Call", name of a function), ("NextBatch", name of batches). What no device has may go to any.
+    The reason for a choice ends with where the cost is from: measured (`costs`), given (by the node) or estimated.
     Raises: InfeasibleError naming the node that no device can run; UnsupportedError for control flow that would have to
     run on several; MismatchError if a cost is no number, or a name no text.
     """
     devices = devices if isinstance(devices, Devices) else Devices(devices)
     if twice := [name for place, name in enumerate(devices.names) if name in devices.names[:place]]:
         raise MismatchError(f"the device {twice[0]!r} is named twice")
-    nodes = placed_nodes(graph, devices.names, default_cost_seconds, costs, brought)
+    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
     _check_flow(graph, nodes, devices.names, fixed or {})
@@ -108,12 +111,14 @@ def other_placements(
     devices: Devices,
     best: Placement,
     *,
+    default_cost_seconds: Mapping[str, float] | None,
     fixed: Mapping[str, str],
     costs: Mapping[str, Mapping[str, Any]],
     brought: Mapping[str, Collection[tuple[str, str]]],
 ) -> list[Placement]:
     """Return what may be faster than the placement that `place_graph` returned for the same arguments."""
-    return rivals(best, placed_nodes(graph, devices.names, None, costs, brought), devices, fixed=fixed)
+    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
+    return rivals(best, nodes, devices, fixed=fixed)
 
 
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}
@@ -122,29 +127,35 @@ _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeli
 def devices_of(machine: Machine) -> Devices:
     """Return a machine's devices and links."""
     links = {each.between: (each.latency_seconds, each.bytes_per_second) for each in machine.links}
+
+    def known(field: str) -> dict[str, float]:
+        return {each.name: amount for each in machine.devices if (amount := getattr(each, field)) is not None}
+
     return Devices(
         [each.name for each in machine.devices],
         bytes_per_second=machine.network_bytes_per_second,
-        memory_bytes={e.name: e.memory_bytes for e in machine.devices if e.memory_bytes is not None},
         links=links | {(other, one): link for (one, other), link in links.items()},
+        memory_bytes=known("memory_bytes"),
+        flops_per_second=known("flops_per_second"),
+        memory_bytes_per_second=known("memory_bytes_per_second"),
     )
 
 
 def placed_nodes(
     graph: Graph,
-    devices: Sequence[str],
+    devices: Devices,
     default_cost_seconds: Mapping[str, float] | None = None,
     costs: Mapping[str, Mapping[str, Any]] | None = None,
     brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
 ) -> list[PlacedNode]:
     """Return what a placement knows of the nodes of a graph. Arguments, Raises: as `place_graph`."""
-    default = dict.fromkeys(devices, 0.0) if default_cost_seconds is None else dict(default_cost_seconds)
     beside = neighbours(graph)
     return [
         _placed(
             graph,
             node,
-            default,
+            devices,
+            default_cost_seconds,
             (costs or {}).get(node.name, {}),
             beside[node.name],
             *_have(node, brought or {}),
@@ -172,14 +183,18 @@ def _is_amount(value: Any) -> bool:
 def _placed(
     graph: Graph,
     node: Node,
-    default: Mapping[str, float],
+    devices: Devices,
+    default: Mapping[str, float] | None,
     measured: Mapping[str, Any],
     beside: tuple[str, ...],
     have: Sequence[str],
     needs: str,
 ) -> PlacedNode:
     given = {**node.placement, **measured}
-    cost, nbytes = given.get("cost", default), given.get("bytes", 0)
+    cost, basis = given.get("cost", default), "cost measured" if "cost" in measured else "cost given"
+    if cost is None:
+        cost, basis = _estimated(node, devices)
+    nbytes = given.get("bytes", sum(map(bytes_of, filled(node.outputs))))
     hop = given.get("hop", 0)
     is_cost = isinstance(cost, Mapping) and all(map(_is_amount, cost.values()))
     group, only = given.get("group") or "", given.get("only") or node.device
@@ -208,12 +223,22 @@ def _placed(
         _state_bytes(node),
         needs,
         float(hop),
+        basis if any(cost.values()) else "",
     )
+
+
+def _estimated(node: Node, devices: Devices) -> tuple[dict[str, float], str]:
+    """Return the seconds of a node on each device by its operation and shapes, and what that is from."""
+    try:
+        work = work_of(node)
+    except MismatchError as error:
+        raise MismatchError(error.text, node=node.name, where=node.where) from error
+    seconds = {each: devices.kernel_seconds(each, work.flops, work.nbytes) for each in devices.names}
+    said = [format_flops(work.flops), format_bytes(work.nbytes), *sorted(work.unknown)]
+    return seconds, f"cost estimated: {', '.join(said)}"
 
 
 def _state_bytes(node: Node) -> float:
     """Return the bytes of what a variable holds, as far as its shape is known."""
-    if node.op != "Variable" or not is_known(node.outputs[0].shape):
-        return 0.0
-    dtype = node.outputs[0].dtype
-    return float(math.prod(node.outputs[0].shape) * (0 if dtype == "bytes" else numpy_dtype(dtype).itemsize))
+    is_counted = node.op == "Variable" and is_known(node.outputs[0].shape)
+    return float(bytes_of(node.outputs[0])) if is_counted else 0.0

@@ -298,7 +298,16 @@ class WorkerSession:
     def _to_place(self) -> dict[str, Any]:
         """Return what a placement goes by beside devices, as arguments of `place_graph`."""
         brought = {device: peer.brought for peer in self._peers.values() for device in peer.devices}
-        return {"fixed": dict(self._device), "costs": self._costs, "brought": brought}
+        return {
+            "default_cost_seconds": self._default_costs(),
+            "fixed": dict(self._device),
+            "costs": self._costs,
+            "brought": brought,
+        }
+
+    def _default_costs(self) -> dict[str, float] | None:
+        """Return what a node costs that nobody measured: where no machine says what devices are, nothing anywhere."""
+        return dict.fromkeys(self.devices, 0.0) if self._config.machine is None else None
 
     def learn(
         self, fetches: Any = (), feeds: Mapping[Any, Any] | None = None, targets: Sequence[Any] = ()
@@ -437,7 +446,7 @@ class WorkerSession:
         """Return, by node and worker that needs it, the node there after which it is early enough to ask for it."""
         if not (self._costs and self._config.orders_receives):
             return {}
-        nodes = placed_nodes(self.graph, self.devices, costs=self._costs)
+        nodes = placed_nodes(self.graph, self._joined(), self._default_costs(), self._costs)
         order = receive_order(nodes, placement, self._joined())
         return {(each.source, task_of(each.device)): each.after for each in order if each.after}
 
