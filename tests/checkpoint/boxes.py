@@ -14,9 +14,10 @@ from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import EncodingConfig
 from penstock.checkpoint.saving import Waves
 from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.staging import StagingArea
 from penstock.checkpoint.state.tensors import Box, Layout, Piece
 from penstock.checkpoint.tiers.local import LocalTier
-from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart, SnapshotWriter
 from penstock.flow.ordered import Workers
 from penstock.policy.retention import Keep
 from penstock.policy.saving import Save, SaveTerms
@@ -41,11 +42,11 @@ def save_rows(
         layout = Layout("table", dtype_named("float32"), rows.shape, Box(table.shape, (first, 0)))
         pieces.append(Piece(layout, 0, np.frombuffer(rows.tobytes(), np.uint8)))
     layouts = [piece.layout for piece in pieces]
-    waves = Waves(1, 1)
+    waves = Waves(1, 1, table.nbytes)
     waves.put(pieces)
-    nbytes = sum(layout.nbytes for layout in layouts)
-    job = Job(step, time.monotonic(), layouts, nbytes, TREE, None, waves, Save(SaveTerms()))
-    job.is_copied.set()
+    own, blocked = OwnPart(waves, StagingArea()), Blocked(time.monotonic())
+    job = Job(step, Content(layouts, TREE), own, Save(SaveTerms()), blocked)
+    blocked.is_copied.set()
     writer = SnapshotWriter(catalog, way, housekeeping, alone())
     try:
         writer.begin(job)

@@ -519,7 +519,7 @@ def test_failed_saves_and_restores_leave_no_files_open(folder: Path) -> None:
 
 
 def test_waves_hold_the_copy_back_until_an_area_is_free() -> None:
-    waves = Waves(1, 2)
+    waves = Waves(1, 2, 0)
     assert waves.wait_for_area()
     waves.put([])
     taken = waves.take()
@@ -536,7 +536,7 @@ def test_waves_hold_the_copy_back_until_an_area_is_free() -> None:
 
 
 def test_waves_that_nobody_writes_any_more_say_so() -> None:
-    waves = Waves(1, 1)
+    waves = Waves(1, 1, 0)
     assert waves.wait_for_area()
     found: list[bool] = []
     waiting = threading.Thread(target=lambda: found.append(waves.wait_for_area()))
@@ -547,7 +547,7 @@ def test_waves_that_nobody_writes_any_more_say_so() -> None:
 
 
 def test_waves_that_are_left_off_are_written_as_far_as_they_came_and_then_fail() -> None:
-    waves = Waves(2, 2)
+    waves = Waves(2, 2, 0)
     waves.put([])
     waves.leave_off()
     taken = waves.take()
@@ -557,7 +557,7 @@ def test_waves_that_are_left_off_are_written_as_far_as_they_came_and_then_fail()
 
 
 def test_a_writer_that_waits_for_a_wave_hears_that_none_will_come() -> None:
-    waves = Waves(1, 1)
+    waves = Waves(1, 1, 0)
     found: list[BaseException] = []
 
     def take() -> None:

@@ -57,9 +57,9 @@ class Saved:
 class Waves:
     """What the training thread has staged and the background has not written yet. Shared by these two."""
 
-    def __init__(self, areas: int, waves: int) -> None:
-        """areas: how many waves can be staged at a time. waves: how many there are."""
-        self._waves = waves
+    def __init__(self, areas: int, waves: int, nbytes: int) -> None:
+        """areas: how many waves can be staged at a time. waves: how many there are. nbytes: of all together."""
+        self._waves, self.nbytes = waves, nbytes
         #: guards all below
         self._changed = threading.Condition()
         #: All that were handed over, in their order. Those of areas that were reused are lost.

@@ -47,7 +47,12 @@ class Held:
 
 
 class Staged(Protocol):
-    """Where the pieces of a snapshot come from: `Waves` of a training, or another tier."""
+    """Where the pieces of a part come from: `Waves` of a training, or another tier."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all pieces."""
+        ...
 
     @property
     def is_damaged(self) -> bool:
@@ -101,6 +106,10 @@ class CopiedInTurn:
         self._waves = waves
         self._area = area
 
+    @property
+    def nbytes(self) -> int:
+        return sum(place.stop - place.start for wave in self._waves for _, _, place in wave)
+
     def take(self) -> Iterator[Sequence[Piece]]:
         self._area.reserve(max(map(space_of, self._waves)))
         return map(self._area.copy, self._waves)
@@ -127,6 +136,10 @@ class FromChain:
         self._scratch = Scratch()
         #: Whether it was found to be damaged.
         self.is_damaged = False
+
+    @property
+    def nbytes(self) -> int:
+        return self._chain.manifest.raw_bytes
 
     def take(self) -> Iterator[Sequence[Piece]]:
         """Yield the tensors in pieces, valid until the next are asked for.
@@ -183,7 +196,6 @@ def write_staged(
     number: int,
     encoding: EncodingConfig,
     staged: Staged,
-    nbytes: int,
     catalog: Catalog,
     workers: Workers,
     *,
@@ -194,8 +206,7 @@ def write_staged(
 ) -> WrittenPart:
     """Write a rank's part of tensors as they come, and return once it would outlive a loss of power.
 
-    number: of the part. nbytes: of all tensors of it. cap: on what is written. catalog: where the reference is found,
-    unless it is `held` in memory.
+    number: of the part. cap: on what is written. catalog: where the reference is found, unless it is `held` in memory.
     began: is called with the first wave. written: is called with bytes as they are written.
     Raises: DataError, FormatError; ConfigError if the codec has to read all of them first, and they can be read only
         once. The file is closed in any case.
@@ -212,7 +223,7 @@ def write_staged(
         coder: Coder | None = None
         if encoding.codec != RAW:
             coder = codec_named(encoding.codec).coder(
-                lambda: pairs_of(_looked_at(encoding, staged, first, nbytes), references)
+                lambda: pairs_of(_looked_at(encoding, staged, first), references)
             )
         all_waves = chained([first], waves)
         if encoding.kept_mantissa_bits is not None:
@@ -234,11 +245,9 @@ def write_staged(
             raise
 
 
-def _looked_at(
-    encoding: EncodingConfig, staged: Staged, first: Sequence[Piece], nbytes: int
-) -> Iterator[Piece]:
+def _looked_at(encoding: EncodingConfig, staged: Staged, first: Sequence[Piece]) -> Iterator[Piece]:
     """Yield the whole state, for a codec that looks at it before it writes. Raises: ConfigError if it cannot be."""
-    if nbytes <= sum(piece.data.size for piece in first):
+    if staged.nbytes <= sum(piece.data.size for piece in first):
         yield from first
         return
     again = staged.again()

@@ -33,7 +33,7 @@ from penstock.checkpoint.state.flatten import Flat
 from penstock.checkpoint.state.staging import Cut, StagingArea, space_of, waves_of
 from penstock.checkpoint.state.tree import Framework
 from penstock.checkpoint.sync.wire import messages
-from penstock.checkpoint.writer import Job
+from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart
 from penstock.errors import ClosedError, ConfigError, DataError, FormatError, RankError, WaitTimeout
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -211,9 +211,10 @@ class SnapshotStore:
         self._check_open()
         step = checked_step(step)
         with self._spans.span(Kind.SAVE, step) as count:
-            begin_seconds = time.monotonic()
-            previous_step = self._finish_saving()
-            blocked_by_previous_seconds = time.monotonic() - begin_seconds
+            blocked = Blocked(time.monotonic())
+            blocked.previous_step = self._finish_saving()
+            if blocked.previous_step is not None:
+                blocked.by_previous_seconds = time.monotonic() - blocked.begin_seconds
             before = None if self._drainer is None else functools.partial(self._raise_of_drain, step)
             flat, own, layouts, sources = self._shared.take(step, state, per_rank, before)
             if not self._opened.is_space_checked:
@@ -228,30 +229,23 @@ class SnapshotStore:
                 assert limit_bytes is not None, "without a limit there is one wave"
                 cuts = waves_of(sources, limit_bytes // 2)
             areas = self._writer.free_areas()[: min(2, len(cuts))]
-            waves = Waves(len(areas), len(cuts))
+            waves = Waves(len(areas), len(cuts), sum(map(attrgetter("layout.nbytes"), sources)))
+            get_ready = functools.partial(_reserve, areas, max(map(space_of, cuts)))
             job = Job(
                 step,
-                begin_seconds,
-                layouts,
-                sum(map(attrgetter("layout.nbytes"), sources)),
-                flat.tree,
-                own.tree if own else None,
-                waves,
+                Content(layouts, flat.tree, own.tree if own else None),
+                OwnPart(waves, areas[0], self._ranks.rank, get_ready),
                 Save(self._writer.terms(can_repeat=len(cuts) == 1, ranks=self._ranks.size)),
-                areas[0],
-                functools.partial(_reserve, areas, max(map(space_of, cuts))),
-                number=self._ranks.rank,
-                previous_step=previous_step,
-                blocked_by_previous_seconds=blocked_by_previous_seconds if previous_step is not None else 0.0,
+                blocked,
             )
             self._writer.begin(job)
             if self._ranks.rank == 0 and (warning := self._catalog.describe_lower(step)):
                 self._report(warning)
             saving = self._stage(job, cuts, waves, areas)
-            count(job.nbytes)
-            job.blocked_seconds = time.monotonic() - begin_seconds
-            job.is_copied.set()
-            self._due.go_on(job.blocked_seconds)
+            count(waves.nbytes)
+            blocked.seconds = time.monotonic() - blocked.begin_seconds
+            blocked.is_copied.set()
+            self._due.go_on(blocked.seconds)
             return saving
 
     def _stage(
@@ -263,7 +257,7 @@ class SnapshotStore:
         try:
             # They begin here: an interpreter that is shutting down starts no more threads.
             # No more than there are groups of blocks for; a single one is encoded by who writes it.
-            groups = max(job.nbytes // GROUP_BYTES, sum(map(len, cuts)) // GROUP_BLOCKS)
+            groups = max(waves.nbytes // GROUP_BYTES, sum(map(len, cuts)) // GROUP_BLOCKS)
             threads = min(self._threads, groups + 1) if groups else 0
             workers = Workers(threads, f"penstock-encode-{job.step}")
             write = functools.partial(self._write, job, workers)
@@ -279,7 +273,7 @@ class SnapshotStore:
         except BaseException as error:
             # Interrupted, no thread to be had, or a device failed: what is half copied is never written.
             waves.leave_off()
-            job.is_copied.set()
+            job.blocked.is_copied.set()
             if saving is not None and saving.is_begun:
                 saving.forget_failure()
             else:
@@ -294,13 +288,13 @@ class SnapshotStore:
         """Write a snapshot in the background; it is drained once its save has been reported."""
         if self._drainer is not None and self._ranks.rank == 0:
             self._drainer.hold_back(job.step)
-            self._drainer.get_ready(sum(map(attrgetter("nbytes"), job.layouts)))
+            self._drainer.get_ready(sum(map(attrgetter("nbytes"), job.content.layouts)))
         saved = self._writer.write(job, workers)
         if self._copies is not None:
             self._copies.copy(saved.step, saved.uid)
         for area in self._writer.free_areas() if any(self._writer.holds) else ():
             # Here, lest the next save does it while training waits.
-            area.reserve(job.area.nbytes)
+            area.reserve(job.own.area.nbytes)
         return saved
 
     def _raise_of_drain(self, step: int) -> None:

@@ -73,59 +73,88 @@ _DISK_BLOCK_BYTES = 4096
 _NOWHERE = Begin(0)
 
 
-@dataclass(eq=False)
-class Job:
-    """One save, from the copy of the state to the committed snapshot.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a save writes, as far as it is known when it begins.
 
-    begin_seconds: of the monotonic clock. layouts: of the tensors of all ranks. nbytes: of those this rank writes.
-    tree: of the state. rank_tree: of what this rank has for itself. waves: the state of this rank as it is staged.
-    life: decides what happens next.
+    layouts: of the tensors of all ranks. tree: of the state. rank_tree: of what this rank has for itself.
+    rank_trees: of what every rank has for itself; None: each part comes with its own.
+    drained: which snapshot it is, as the faster tier has it; None: a new one.
     """
 
-    step: int
-    begin_seconds: float
     layouts: Sequence[Layout]
-    nbytes: int
     tree: JSON
-    rank_tree: JSON
-    waves: Staged
-    life: Save
-    #: Where the first wave is staged.
-    area: StagingArea = field(default_factory=StagingArea)
-    #: Called on every rank before a draft is begun; what it raises on any is raised on all.
-    get_ready: Callable[[], None] = lambda: None
-    #: Set by the training thread once the whole state is copied; `blocked_seconds` before it.
-    is_copied: threading.Event = field(default_factory=threading.Event)
-    blocked_seconds: float = 0.0
-    #: For which step the training thread waited first, and how long.
-    previous_step: int | None = None
-    blocked_by_previous_seconds: float = 0.0
-    #: Of a drain: which snapshot it is, and what every rank has for itself, as the faster tier has them.
-    drained: SnapshotDecision | None = None
+    rank_tree: JSON = None
     rank_trees: Sequence[JSON] | None = None
-    #: Who writes the part in place of this process; None: nobody.
+    drained: SnapshotDecision | None = None
+
+
+@dataclass(slots=True, eq=False)
+class OwnPart:
+    """The part that this rank writes: the tensors as they are staged, who encodes them, and what became of it.
+
+    area: where the first wave is staged. number: of the part.
+    get_ready: called on every rank before a draft is begun; what it raises on any is raised on all.
+    """
+
+    waves: Staged
+    area: StagingArea
+    number: int = 0
+    get_ready: Callable[[], None] = lambda: None
+    #: Writes it in place of this process.
     elsewhere: PartProcess | None = None
+    #: Encode, once training may go on.
+    workers: Workers | None = None
+    #: The first wave.
+    first: Sequence[Piece] = ()
+    written: Part | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Blocked:
+    """How long a save stops the training. The rest is set by the training thread before `is_copied`, once the state is.
+
+    begin_seconds: of the monotonic clock. previous_step: of the save that had to end first, if one had to.
+    by_previous_seconds: how long that took, of `seconds`.
+    """
+
+    begin_seconds: float
+    previous_step: int | None = None
+    by_previous_seconds: float = 0.0
+    seconds: float = 0.0
+    is_copied: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a committed snapshot took: bytes of the state, bytes of all files, seconds since the save began."""
+
+    raw_bytes: int
+    stored_bytes: int
+    durable_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One save, from the copy of the state to the committed snapshot. life: decides what happens next."""
+
+    step: int
+    content: Content
+    own: OwnPart
+    life: Save
+    blocked: Blocked
     #: What was written of each part, where ranks meet elsewhere and `commit` is given it; None: they meet here.
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.
     instructions: Instructions = ()
-    #: Where it goes, and how it is stored there; what rank 0 decided, and its draft; this rank's part, its first wave.
+    #: Where it goes, and how it is stored there; what rank 0 decided, its draft, and steps that must stay meanwhile.
     target: Begin = _NOWHERE
     encoding: EncodingConfig = field(init=False)
     decision: SnapshotDecision = field(init=False)
     draft: Draft | None = None
-    number: int = 0
-    part: Part | None = None
-    first: Sequence[Piece] = ()
-    #: Who encodes, once training may go on.
-    workers: Workers | None = None
-    #: Of the snapshot: of its state, and of its files.
-    raw_bytes: int = 0
-    stored_bytes: int = 0
-    durable_seconds: float = 0.0
-    #: Steps that must stay while it is written.
     pinned: list[int] = field(default_factory=list)
     was_aborted: bool = False
+    counted: Counted = field(init=False)
     #: What `Saved` says besides: why it is no delta, and why it is not on a nearer tier.
     note: str = ""
 
@@ -190,7 +219,7 @@ class SnapshotWriter:
         """Choose the tier, decide what a snapshot shall be, and begin its draft; `write` has to follow.
 
         Raises: on all ranks, what failed on any: ConfigError if there is one of this step, or another process writes
-            here; DataError; what `job.get_ready` raises.
+            here; DataError; what `job.own.get_ready` raises.
         """
         job.instructions = job.life.offered()
         try:
@@ -204,24 +233,24 @@ class SnapshotWriter:
 
         Raises: on all ranks, what failed on any.
         """
-        job.workers = workers
+        job.own.workers = workers
         try:
             self._run(job, until=Finish)
         finally:
             self._let_go(job)
-        decision = job.decision
+        decision, counted, blocked = job.decision, job.counted, job.blocked
         return Saved(
             decision.step,
             decision.uid,
             decision.reference.step if decision.reference else None,
-            job.raw_bytes,
-            job.stored_bytes,
-            job.blocked_seconds,
-            job.durable_seconds,
+            counted.raw_bytes,
+            counted.stored_bytes,
+            blocked.seconds,
+            counted.durable_seconds,
             self._tiers[job.target.tier].name,
             job.note,
-            job.blocked_by_previous_seconds,
-            job.previous_step,
+            blocked.by_previous_seconds,
+            blocked.previous_step,
         )
 
     def join(self, job: Job, decision: SnapshotDecision, target: Begin) -> None:
@@ -235,16 +264,16 @@ class SnapshotWriter:
         Returns: what was written, as JSON.
         Raises: FormatError, DataError. A draft to which others may still write stays until `give_up`.
         """
-        job.workers = workers
+        job.own.workers = workers
         assert job.parts is not None, "ranks meet elsewhere"
         if job.draft is not None and job.life.terms.ranks == 1:
             self._run(job, until=Commit)
         else:
-            job.parts[job.number] = self._write_part(job)
+            job.parts[job.own.number] = self._write_part(job)
             if self.holds[job.decision.reference is not None]:
                 # Nothing refers to it unless it is committed.
-                self.held = Held(job.decision.uid, job.first, job.area)
-        return job.parts[job.number].write()
+                self.held = Held(job.decision.uid, job.own.first, job.own.area)
+        return job.parts[job.own.number].write()
 
     def commit(self, job: Job, tree: JSON, parts: Mapping[int, Any]) -> Saved:
         """Commit a snapshot that has begun, of parts that ranks wrote which meet elsewhere; as `write` does.
@@ -252,12 +281,12 @@ class SnapshotWriter:
         parts: by their numbers, what `write_part` returned.
         """
         assert job.parts is not None, "ranks meet elsewhere"
-        job.tree = tree
+        job.content = replace(job.content, tree=tree)
         job.parts = {number: WrittenPart.read(part, number) for number, part in parts.items()} | job.parts
         if job.life.stage is Stage.WRITING:
             refers = [number in parts and job.parts[number].refers for number in range(job.life.terms.ranks)]
             job.instructions = self._durable(job, refers)
-        return self.write(job, job.workers)
+        return self.write(job, job.own.workers)
 
     def give_up(self, job: Job, error: BaseException) -> None:
         """Take back a beginning that nobody will write, unless it is over. error: why."""
@@ -295,7 +324,7 @@ class SnapshotWriter:
             case Place():
                 place = functools.partial(self._place, job)
                 tier, speeds, why = together(
-                    f"the place of step {job.step}", lambda: len(json.dumps(job.rank_tree)), place
+                    f"the place of step {job.step}", lambda: len(json.dumps(job.content.rank_tree)), place
                 )
                 if why:
                     self._note_fall(job, tier, why)
@@ -306,7 +335,7 @@ class SnapshotWriter:
             case Begin():
                 self._aim(job, instruction)
                 begin = functools.partial(self._begin, job)
-                decision = together(f"the beginning of step {job.step}", job.get_ready, begin)
+                decision = together(f"the beginning of step {job.step}", job.own.get_ready, begin)
                 if not isinstance(decision, SnapshotDecision):
                     decision = SnapshotDecision.read(decision)  # from rank 0
                 job.decision = decision
@@ -316,7 +345,7 @@ class SnapshotWriter:
             # Ranks that meet elsewhere write parts and commit by two calls, `write_part` and `commit`. For those that
             # meet here the second case of `WritePart` does both in one round: no `Commit` is obeyed.
             case WritePart() if job.parts is not None:
-                job.parts[job.number] = part = self._write_part(job)
+                job.parts[job.own.number] = part = self._write_part(job)
                 return self._durable(job, [part.refers])
             case Commit() if job.parts is not None:
                 return self._committed(
@@ -336,7 +365,7 @@ class SnapshotWriter:
                 prune = functools.partial(self._housekeeping.forget, time.time(), tier)
                 self._ranks.on_rank_zero(f"what goes after step {job.step}", prune)
                 life.pruned()
-                job.is_copied.wait()
+                job.blocked.is_copied.wait()
                 return life.staged()
         raise AssertionError(f"{instruction} is settled")
 
@@ -344,7 +373,7 @@ class SnapshotWriter:
         """Obey what comes before the next attempt, or the end."""
         match instruction:
             case Hold():
-                self.held = Held(job.decision.uid, job.first, job.area)
+                self.held = Held(job.decision.uid, job.own.first, job.own.area)
             case Abort():
                 job.was_aborted = True
                 if self._ranks.rank == 0 and job.draft is not None:
@@ -364,23 +393,24 @@ class SnapshotWriter:
             case Discard():
                 self._housekeeping.discard(job.target.tier, job.step)
             case WriteHere():
-                assert job.elsewhere is not None, "it was written elsewhere"
+                assert job.own.elsewhere is not None, "it was written elsewhere"
                 assert failure is not None, "the process ended"
-                job.elsewhere.give_up(failure)
-                job.elsewhere = None
+                job.own.elsewhere.give_up(failure)
+                job.own.elsewhere = None
 
     # -- What rank 0 does ------------------------------------------------------------------------------------
 
     def _place(self, job: Job, own_bytes: Sequence[int]) -> list[Any]:
         """Return the tier with space for a snapshot, what was measured, and why it is no nearer one."""
+        content = job.content
         self._housekeeping.open_for_writing()
         self._housekeeping.replace_damaged(job.step)
         if self._catalog.copies(job.step):
             raise ConfigError(self._catalog.there_already(job.step))
         # The folder, the manifest and each rank's part fill their last block only in part.
         files_bytes = _DISK_BLOCK_BYTES * (job.life.terms.ranks + 2)
-        beside_bytes = bytes_beside(job.tree, job.layouts, own_bytes) + files_bytes
-        why = self._housekeeping.why_not_fast(sum(layout.nbytes for layout in job.layouts) + beside_bytes)
+        beside_bytes = bytes_beside(content.tree, content.layouts, own_bytes) + files_bytes
+        why = self._housekeeping.why_not_fast(sum(layout.nbytes for layout in content.layouts) + beside_bytes)
         speeds = self._speeds()
         return [1 if why else 0, speeds and astuple(speeds), why]
 
@@ -396,13 +426,13 @@ class SnapshotWriter:
         tier, housekeeping = job.target.tier, self._housekeeping
         housekeeping.let_go(job.pinned)
         housekeeping.open_for_writing()
-        if job.drained is None:
+        if job.content.drained is None:
             housekeeping.replace_damaged(job.step)
         else:
             housekeeping.make_way(tier, job.step)
-        new = job.drained or new_baseline(job.step, self._catalog)
+        new = job.content.drained or new_baseline(job.step, self._catalog)
         with housekeeping.deletions_paused:
-            decision = decide(self._catalog, tier, new, job.encoding, job.layouts)
+            decision = decide(self._catalog, tier, new, job.encoding, job.content.layouts)
             job.pinned = list(map(attrgetter("step"), decision.chain))
             housekeeping.hold(job.pinned)
         # Not under the lock: a slow tier that hangs must not hold up a save to the fast one.
@@ -429,7 +459,7 @@ class SnapshotWriter:
     def _commit(self, job: Job, made: Sequence[WrittenPart]) -> list[int]:
         """Make parts a snapshot; return the bytes of its state, and of its files."""
         assert job.draft is not None, "it was begun here"
-        decision, rank_trees = job.decision, job.rank_trees
+        content, decision, rank_trees = job.content, job.decision, job.content.rank_trees
         manifest = Manifest(
             step=decision.step,
             uid=decision.uid,
@@ -439,7 +469,7 @@ class SnapshotWriter:
             codec=job.encoding.codec,
             reference=decision.reference,
             kept_mantissa_bits=job.encoding.kept_mantissa_bits,
-            tree=job.tree,
+            tree=content.tree,
             rank_trees=tuple(map(attrgetter("rank_tree"), made) if rank_trees is None else rank_trees),
             parts=tuple(map(attrgetter("part"), made)),
             tensors=tuple(chain.from_iterable(map(attrgetter("stored"), made))),
@@ -457,30 +487,29 @@ class SnapshotWriter:
 
         Raises: FormatError, DataError, ProcessEnded.
         """
-        decision, tier = job.decision, job.target.tier
+        own, decision, tier = job.own, job.decision, job.target.tier
 
         def began(wave: Sequence[Piece]) -> None:
-            job.first, self._begin_seconds = wave, time.monotonic()
+            own.first, self._begin_seconds = wave, time.monotonic()
 
         with self._spans.span(self._span, decision.step, tier) as count:
-            if job.elsewhere is not None:
+            if own.elsewhere is not None:
                 self._begin_seconds = time.monotonic()
-                made = job.elsewhere.write(decision)
+                made = own.elsewhere.write(decision)
                 count(made.part.nbytes)
             else:
-                assert job.workers is not None, "somebody encodes"
+                assert own.workers is not None, "somebody encodes"
                 draft = job.draft or self._tiers[tier].begin(
                     folder_of(decision.step), decision.uid, join=True
                 )
                 made = write_staged(
                     draft,
                     decision,
-                    job.number,
+                    own.number,
                     job.encoding,
-                    job.waves,
-                    job.nbytes,
+                    own.waves,
                     self._catalog,
-                    job.workers,
+                    own.workers,
                     cap=self._cap,
                     held=self.held,
                     began=began,
@@ -489,14 +518,15 @@ class SnapshotWriter:
                 if job.parts is not None and isinstance(draft, LocalDraft):
                     # Before the commit: ranks that meet elsewhere do not meet after it.
                     try:
-                        check_part(self._tiers[tier], decision, job.number, made.part, draft=draft)
+                        check_part(self._tiers[tier], decision, own.number, made.part, draft=draft)
                     except FormatError as error:
                         # Not of the reference, which would be distrusted: the tier did not keep what it was given.
                         raise DataError(str(error)) from error
-        job.part = made.part
+        own.written = made.part
         if made.encode_seconds:
             self.encode_bytes_per_second = made.encoded_bytes / made.encode_seconds
-        return made if job.rank_tree is None else replace(made, rank_tree=job.rank_tree)
+        rank_tree = job.content.rank_tree
+        return made if rank_tree is None else replace(made, rank_tree=rank_tree)
 
     def _check(self, job: Job) -> None:
         tier = self._tiers[job.target.tier]
@@ -504,13 +534,14 @@ class SnapshotWriter:
             for number in sorted(job.parts):
                 check_part(tier, job.decision, number, job.parts[number].part, to_its_end=False)
             return
-        assert job.part is not None, "it was written"
-        if job.elsewhere is not None:
-            job.elsewhere.check(job.decision, job.part)
+        own = job.own
+        assert own.written is not None, "it was written"
+        if own.elsewhere is not None:
+            own.elsewhere.check(job.decision, own.written)
             return
         # What is on another machine is not fetched back only to be looked at.
         reads_back = isinstance(tier, LocalTier)
-        check_part(tier, job.decision, job.number, job.part, to_its_end=reads_back)
+        check_part(tier, job.decision, own.number, own.written, to_its_end=reads_back)
 
     def _note_fall(self, job: Job, tier: int, why: str) -> None:
         job.note = f"; written to {self._catalog.tiers[tier].name} at once: {why}"
@@ -528,9 +559,8 @@ class SnapshotWriter:
 
     def _committed(self, job: Job, raw_bytes: int, stored_bytes: int) -> Instructions:
         instructions = job.life.committed()
-        job.raw_bytes, job.stored_bytes = raw_bytes, stored_bytes
         now_seconds = time.monotonic()
-        job.durable_seconds = now_seconds - job.begin_seconds
+        job.counted = Counted(raw_bytes, stored_bytes, now_seconds - job.blocked.begin_seconds)
         if not job.target.is_encoded:
             self.raw_bytes_per_second = raw_bytes / max(now_seconds - self._begin_seconds, 1e-9)
         return instructions
@@ -543,9 +573,9 @@ class SnapshotWriter:
             job.encoding = EncodingConfig("complete", 1, codec, self._encoding.kept_mantissa_bits)
 
     def _let_go(self, job: Job) -> None:
-        job.waves.give_up()
-        if job.workers is not None:
-            job.workers.close()
+        job.own.waves.give_up()
+        if job.own.workers is not None:
+            job.own.workers.close()
         pinned, job.pinned = job.pinned, []
         self._housekeeping.let_go(pinned)
 
@@ -567,7 +597,7 @@ class SnapshotWriter:
 
 def _fault_of(error: BaseException, job: Job) -> Fault:
     """Return what failed, as far as it matters for what comes next."""
-    if job.waves.is_damaged:
+    if job.own.waves.is_damaged:
         return Fault.STATE
     kinds = (
         (ProcessEnded, Fault.PROCESS),

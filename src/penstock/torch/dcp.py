@@ -80,7 +80,7 @@ from penstock.checkpoint.state.tree import (
     key_names,
     read_tree,
 )
-from penstock.checkpoint.writer import Job
+from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
@@ -249,11 +249,10 @@ class StoreWriter(StorageWriter):
 
     def _new_job(self, step: int, layouts: Sequence[Layout], tree: Any, life: Save) -> Job:
         area = self._opened.writer.free_areas()[0]
-        waves = CopiedInTurn([[]], area)
-        job = Job(
-            step, self._begin_seconds, layouts, 0, tree, None, waves, life, area, rank_trees=(), parts={}
-        )
-        job.is_copied.set()
+        content = Content(layouts, tree, rank_trees=())
+        own = OwnPart(CopiedInTurn([[]], area), area)
+        job = Job(step, content, own, life, Blocked(self._begin_seconds), parts={})
+        job.blocked.is_copied.set()
         return job
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -286,10 +285,9 @@ class StoreWriter(StorageWriter):
             decision = SnapshotDecision.read(decided)
             job = self._new_job(decision.step, (), None, Save(SaveTerms()))
             self._opened.writer.join(job, decision, Begin(*target))
-        job.number = number
-        job.nbytes = sum(source.layout.nbytes for source in sources)
+        job.own.number = number
         # Training stands still for as long as this takes, so that nothing has to be staged but for the next delta.
-        job.waves = CopiedInTurn(waves_of(sources, self._staging_bytes), job.area)
+        job.own.waves = CopiedInTurn(waves_of(sources, self._staging_bytes), job.own.area)
         workers = Workers(self._threads, f"penstock-encode-{job.step}")
         try:
             return self._opened.writer.write_part(job, workers)
@@ -316,7 +314,7 @@ class StoreWriter(StorageWriter):
                 if part is not None:
                     parts[number] = part
         tree = _tree(leaves)
-        read_tree(tree, {layout.name: layout.whole for layout in job.layouts}.values())
+        read_tree(tree, {layout.name: layout.whole for layout in job.content.layouts}.values())
         self._step = None
         saved = self._opened.writer.commit(job, tree, parts)
         self._job = None

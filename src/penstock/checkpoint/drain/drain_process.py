@@ -281,8 +281,7 @@ def _answered(request: Any) -> JSON:
             draft = slow.begin(folder_of(decision.step), decision.uid, join=True)
             waves = FromChain(chain, threading.Event())
             encoding = EncodingConfig("complete", 1, request["codec"], request["kept_mantissa_bits"])
-            nbytes = sum(stored.layout.nbytes for stored in chain.manifest.tensors)
-            made = write_staged(draft, decision, 0, encoding, waves, nbytes, catalog, workers, cap=cap)
+            made = write_staged(draft, decision, 0, encoding, waves, catalog, workers, cap=cap)
     except (PenstockError, OSError) as error:
         kind = FormatError if isinstance(error, FormatError) else DataError
         is_damaged = is_damaged or (waves is not None and waves.is_damaged)

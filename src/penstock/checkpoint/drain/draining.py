@@ -14,7 +14,8 @@ from penstock.checkpoint.housekeeping import Housekeeping
 from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.saving import Saved
 from penstock.checkpoint.staged import FromChain
-from penstock.checkpoint.writer import Job, SnapshotWriter
+from penstock.checkpoint.state.staging import StagingArea
+from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart, SnapshotWriter
 from penstock.errors import FormatError
 from penstock.flow.cpus import give_way
 from penstock.flow.ordered import Workers
@@ -194,24 +195,20 @@ class Drainer:
     def _copy(self, step: int, begin_seconds: float, chain: Chain, links: Sequence[Link]) -> Saved:
         manifest = chain.manifest
         waves = FromChain(chain, self._interrupt)
+        same = SnapshotDecision(
+            step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None
+        )
         layouts = [stored.layout for stored in manifest.tensors]
         job = Job(
             step,
-            begin_seconds,
-            layouts,
-            sum(layout.nbytes for layout in layouts),
-            manifest.tree,
-            None,
-            waves,
+            Content(layouts, manifest.tree, rank_trees=manifest.rank_trees, drained=same),
+            OwnPart(waves, StagingArea()),
             Save(SaveTerms((_SLOW,), can_repeat=True, is_drain=True)),
-            drained=SnapshotDecision(
-                step, manifest.uid, manifest.created_seconds, manifest.clock_seconds, (), None
-            ),
-            rank_trees=manifest.rank_trees,
+            Blocked(begin_seconds),
         )
         if self._apart is not None and manifest.raw_bytes >= _LEAST_APART_BYTES:
-            job.elsewhere = self._apart if self._apart.begin(links, waves) else None
-        job.is_copied.set()
+            job.own.elsewhere = self._apart if self._apart.begin(links, waves) else None
+        job.blocked.is_copied.set()
         self._writer.begin(job)
         # They begin here, for the writer ends them.
         return self._writer.write(job, Workers(self._threads, f"penstock-drain-{step}"))
