@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.cli.main import main
-from penstock.graph import Graph
+from penstock.graph import Graph, Session
 from penstock.graph.workers import SessionConfig
 
 MACHINE = """
@@ -88,6 +88,35 @@ def test_place_shows_the_placement_that_a_session_would_have(
         results = json.loads(capsys.readouterr().out)["results"]
         ends[" ".join(objective)] = max(each["finish_seconds"] for each in results)
     assert ends == pytest.approx({"": 2.5, "--objective search": 2.5, "--objective latency": 7.0})
+
+
+def test_place_goes_by_what_was_recorded_or_printed_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [2, 2], name="x")
+    graph.add("Neg", x, name="y")
+    graph.add("Exp", x, name="other")
+    path, trace, printed = (tmp_path / name for name in ("graph.json", "run.trace", "placed.json"))
+    path.write_text(graph.to_json())
+    with Session(graph, trace=trace) as session:
+        session.run("y:0", {x: np.eye(2, dtype=np.float32)})
+    machine = tmp_path / "machine.toml"
+    machine.write_text(HEAVY)
+    words = ["graph", "place", str(path), "--machine", str(machine), "--json", "--costs"]
+    costs = []
+    for file in (trace, printed):
+        assert main([*words, str(file)]) == 0
+        printed.write_text(capsys.readouterr().out)
+        found = {each["node"]: each for each in json.loads(printed.read_text())["results"]}
+        costs.append(found["y"]["cost_seconds"])
+        assert (found["y"]["cost_from"], found["y"]["bytes"]) == ("measured", 16)
+        assert found["y"]["reason"].endswith("(cost measured)")
+        assert (found["x"]["cost_from"], found["other"]["cost_from"]) == ("", "estimated")
+    assert costs[0] == costs[1]
+    path.write_text(Graph([{"name": "z", "op": "NoOp"}]).to_json())
+    assert main([*words, str(trace)]) == 1
+    assert "run.trace: it is of another graph: it has 'y', and this one has not" in capsys.readouterr().err
 
 
 def test_place_prints_short_times_with_their_units(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.graph.graphs import body, constant, node
 from tests.patience import patient, wait_until
 from torch._higher_order_ops.while_loop import while_loop
 
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, DataError
 from penstock.graph import (
     Devices,
     Graph,
@@ -46,6 +47,7 @@ from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.ops.vjp import TRACED_FROM_USE
 from penstock.graph.ops.work import work_of
 from penstock.graph.run import timeline
+from penstock.graph.tools.costs import costs_of_trace, read_costs
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
 from penstock.measure.chrome import write_chrome
@@ -154,6 +156,98 @@ def test_what_a_graph_leaves_open_is_guessed_and_said() -> None:
     assert devices.kernel_seconds("cpu:0", 2e3, 1e9) == 2
     assert devices.kernel_seconds("cpu:0", 1e3, 3e9) == 3
     assert devices.kernel_seconds("gpu:0", 1e13, 0) == 1
+
+
+A, B = "/job:w/task:0/device:cpu:0", "/job:w/task:1/device:cpu:0"
+
+
+def traced(names: list[str], spans: list[tuple[int, int, int, float]], *tasks: str) -> Trace:
+    """Return a trace of a graph's runs. spans: rank, number of the name, step, seconds."""
+    made = np.zeros(len(spans), SPAN)
+    made["kind"] = Kind.NODE
+    for field, values in zip(("rank", "sample", "step", "end"), zip(*spans, strict=True), strict=True):
+        made[field] = values
+    meta: dict[str, Any] = {"graph": True, **({"ranks": len(tasks)} if tasks else {})}
+    return Trace(made, meta, names=dict(enumerate(names)), hosts=dict(enumerate(tasks)))
+
+
+def test_a_trace_says_what_nodes_cost_and_what_a_region_took_is_shared_as_it_is_estimated() -> None:
+    """Two products, one of thrice the work, are a region; a loop runs node by node; a Dequeue waits."""
+    graph = Graph()
+    x = graph.placeholder("float32", [64, 64], name="x")
+    graph.add("MatMul", x, x, name="small")
+    graph.add("MatMul", x, graph.placeholder("float32", [64, 256]), name="large")
+    graph.while_loop(lambda i: i < 9, lambda i: graph.add("Add", i, i, name="twice"), [1.0], name="loop")
+    queue = graph.add("FIFOQueue", capacity=1, components=[["float32", []]], name="queue")
+    graph.add("Dequeue", queue, name="wait")
+    names = ["small to large (2 nodes)", ":small", ":large", "loop/twice", "wait", ""]
+    spans = [(0, 0, step, seconds) for step, seconds in enumerate((9.0, 5.0, 4.0))]
+    spans += [(0, 3, 0, 1.0), (0, 3, 0, 2.0), (0, 3, 1, 3.0), (0, 4, 0, 7.0), (0, 5, 0, 7.0)]
+    devices = Devices([A, B], flops_per_second={A: 1e9, B: 2e9}, memory_bytes_per_second={A: 1e12, B: 1e12})
+    share = devices.kernel_seconds("cpu:0", 2 * 64**3, 3 * 4 * 64**2)
+    share /= share + devices.kernel_seconds("cpu:0", 2 * 64**2 * 256, 4 * (64**2 + 2 * 64 * 256))
+
+    found = costs_of_trace(graph, traced(names, spans), devices)
+
+    assert set(found) == {"small", "large", "loop"}
+    assert found["small"]["cost"][A] / found["small"]["cost"][B] == pytest.approx(2)
+    usual = Devices(["cpu:0"])
+    assert costs_of_trace(graph, traced(names, spans), usual)["small"] == {
+        "cost": {"cpu:0": pytest.approx(5 * share)}
+    }
+    assert costs_of_trace(graph, traced(names, spans), usual)["loop"] == {"cost": {"cpu:0": 3.0}}
+    with pytest.raises(MismatchError, match="of another graph: it has 'other', and this one has not"):
+        costs_of_trace(graph, traced(["other"], [(0, 0, 0, 1.0)]), devices)
+    with pytest.raises(MismatchError, match="no spans of nodes"):
+        costs_of_trace(graph, Trace(np.zeros(1, SPAN)), devices)
+
+
+def test_a_worker_that_a_trace_shows_to_be_slow_is_avoided() -> None:
+    """Each ran another product of equal size; what the first took five times as long for is as quick on the second."""
+    graph = Graph()
+    x = graph.placeholder("float32", [64, 64], name="x")
+    for name in ("one", "two"):
+        graph.add("MatMul", x, x, name=name)
+    trace = traced(["one", "two"], [(0, 0, 0, 5.0), (1, 1, 0, 1.0)], "/job:w/task:0", "/job:w/task:1")
+    found = costs_of_trace(graph, trace, Devices([A, B, "gpu:0"]))
+
+    assert found["one"]["cost"] == pytest.approx({A: 5, B: 1, "gpu:0": ANY})
+    assert found["two"]["cost"] == pytest.approx({A: 5, B: 1, "gpu:0": ANY})
+
+
+def test_the_trace_of_a_run_has_all_nodes_of_its_regions(tmp_path: Path) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [2, 2], name="x")
+    y = graph.add("Neg", graph.add("MatMul", x, x, name="product"), name="y")
+    graph.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a * a), [0, y], name="loop")
+    path = tmp_path / "run.trace"
+    with Session(graph, trace=path) as session:
+        for _ in range(2):
+            session.run("loop:1", {x: np.eye(2, dtype=np.float32)})
+            session.run(y, {x: np.eye(2, dtype=np.float32)})
+    found = read_costs(graph, path, Devices([A]))
+
+    assert set(found) == {"product", "y", "loop", "Constant"}
+    saved = tmp_path / "costs.json"
+    saved.write_text(json.dumps(found))
+    again = read_costs(graph, saved, Devices([A, B]))
+    assert {name: each["cost"][A] for name, each in again.items()} == {
+        n: e["cost"][A] for n, e in found.items()
+    }
+    for text, said in (
+        ('{"nobody": {"cost": {}}}', "another graph"),
+        ('{"y": {"cost": {"cpu:0": "much"}}}', "cost of 'y'"),
+        ('{"results": []}', "no cost that was measured"),
+    ):
+        saved.write_text(text)
+        with pytest.raises(MismatchError, match=said):
+            read_costs(graph, saved, Devices([A]))
+    for text in ('{"y": ', "no trace"):
+        saved.write_text(text)
+        with pytest.raises(DataError, match=r"costs\.json"):
+            read_costs(graph, saved, Devices([A]))
+    with pytest.raises(DataError, match="none"):
+        read_costs(graph, tmp_path / "none", Devices([A]))
 
 
 def test_half_of_a_float_is_its_upper_half_and_a_nan_stays_one() -> None:

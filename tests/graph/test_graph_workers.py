@@ -28,7 +28,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.graph.clusters import SECRET, TASKS, new_worker, opened
-from tests.graph.graphs import any_value
+from tests.graph.graphs import any_value, node
 from tests.patience import patient, wait_until
 
 from penstock.errors import ConfigError, DataError, WaitTimeout
@@ -848,6 +848,20 @@ def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for
     tensors = [(e["ph"], e["pid"]) for e in events if e["name"] == "tensor"]
     assert tensors == [("s", 0), ("f", 2)] * 4
     assert trace.is_complete
+
+
+def test_a_session_places_by_the_trace_of_an_earlier_one(workers: dict[str, str], tmp_path: Path) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [2], name="x")
+    graph.add("Exp", graph.add("Neg", x, name="y"), name="z", device=TASKS[1])
+    path = tmp_path / "run.trace"
+    with opened(graph, workers, trace=path) as session:
+        session.run("z:0", {x: [1, 2]})
+    with opened(graph, workers, costs=path) as session:
+        assert session.placement().reason["y"].endswith("(cost measured)")
+        assert session.run("z:0", {x: [0, 0]}).tolist() == [1, 1]
+    with pytest.raises(MismatchError, match="another graph"):
+        opened(Graph([node("n", "NoOp")]), workers, costs=path)
 
 
 def test_a_trace_of_workers_that_misses_spans_is_not_complete(

@@ -32,7 +32,9 @@ _EXAMPLES_OF_PLACE = """\
 examples:
   penstock graph place model.json --device /job:a/task:0/device:cpu:0 --device /job:b/task:0/device:cpu:0
   penstock graph place model.json --machine machine.toml --objective throughput
-JSON: results[] of node, device, finish_seconds, reason.
+  penstock graph place model.json --machine machine.toml --costs run.trace
+JSON: results[] of node, device, finish_seconds, reason, cost_seconds by device, cost_from (measured, given or
+estimated), bytes of the output.
 """
 
 
@@ -81,6 +83,12 @@ def add_graph(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="a machine's TOML with devices, their memory, links and network",
+    )
+    place.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="trace of the graph's runs, or JSON of WorkerSession.learn or of this command: what nodes take",
     )
     place.add_argument(
         "--device",
@@ -162,6 +170,7 @@ def listening_worker(
 
 def _place(options: argparse.Namespace) -> None:
     from penstock.graph import Devices, Graph, place_graph
+    from penstock.graph.tools.costs import read_costs
     from penstock.graph.tools.placing import devices_of, placed_nodes
     from penstock.graph.workers.access import is_device
     from penstock.loader.setup import read_machine
@@ -191,14 +200,27 @@ def _place(options: argparse.Namespace) -> None:
         )
     # As of a session.
     default = dict.fromkeys(devices.names, 0.0) if machine is None else None
-    placed = place_graph(graph, devices, default_cost_seconds=default, objective=options.objective)
+    costs = None if options.costs is None else read_costs(graph, options.costs, devices)
+    placed = place_graph(
+        graph, devices, default_cost_seconds=default, costs=costs, objective=options.objective
+    )
     rows = [
         (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
     ]
+    about = placed_nodes(graph, devices, default, costs)
     table = Table(
         f"{format_count(len(rows), 'node')} of {options.graph}",
         ("node", "device", "finish", "reason"),
         [(node, device, format_seconds(finish), reason) for node, device, finish, reason in rows],
     )
     fields = ("node", "device", "finish_seconds", "reason")
-    show(options, {"results": [dict(zip(fields, row, strict=True)) for row in rows]}, [table])
+    results = [
+        {
+            **dict(zip(fields, row, strict=True)),
+            "cost_seconds": node.cost_seconds,
+            "cost_from": node.basis.removeprefix("cost ").partition(":")[0],
+            "bytes": node.nbytes,
+        }
+        for row, node in zip(rows, about, strict=True)
+    ]
+    show(options, {"results": results}, [table])

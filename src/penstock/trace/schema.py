@@ -63,7 +63,8 @@ class Kind(IntEnum):
     header says.
 
     `NODE` is a node, or a region of nodes that run as one function; its sample is the number of its name in the trace's
-    names, its step the run's number. Runs are the trace's steps, all of epoch 0.
+    names, its step the run's number. A region's number is followed by those of its nodes, whose names begin with a
+    colon. Runs are the trace's steps, all of epoch 0.
 
     `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and

@@ -51,6 +51,8 @@ class Unit:
     targets: list[list[tuple[Unit, int]]] = field(default_factory=list)
     followers: list[Unit] = field(default_factory=list)
     turn: int = -1
+    #: Of its spans, and of the nodes of a region; see `names_of`.
+    names: tuple[str, ...] = ()
     #: Of an Enter: the frame that it leads into, and whether it gives each iteration the same.
     child: int = 0
     is_constant: bool = False

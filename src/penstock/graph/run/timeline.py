@@ -20,7 +20,7 @@ from penstock.flow.recorder import Recorder, Ring
 from penstock.graph.run.plan import Unit
 from penstock.ranks.transport_of_job import rank_of_this_process
 from penstock.report import print_report
-from penstock.trace import JSON, NO_FLOW, NO_STEP, Kind, TraceWriter
+from penstock.trace import JSON, NO_FLOW, NO_STEP, Kind, Trace, TraceWriter
 from penstock.trace.file import path_in_run
 
 _RING_SPANS = 1 << 13
@@ -38,7 +38,7 @@ class Timeline:
         self._lanes = 0
         self._runs = itertools.count()
         self._active: set[int] = set()
-        self._numbers: dict[str, int] = {}
+        self._names = SpanNames()
 
     def begin(self) -> Lane:
         """Return the lane of a run that begins now: the first that no other run has."""
@@ -65,12 +65,10 @@ class Timeline:
 
     def number(self, unit: Unit) -> int:
         """Return the number by which spans name a unit."""
-        name = name_of(unit)
-        number = self._numbers.get(name)
-        if number is None:
-            with self._lock:
-                number = self._numbers.setdefault(name, len(self._numbers))
-            self._collector.name({number: name})
+        with self._lock:
+            number, new = self._names.number(names_of(unit))
+        if new:
+            self._collector.name(new)
         return number
 
     def flow(self, unit: Unit, run: int) -> int:
@@ -80,6 +78,34 @@ class Timeline:
     def close(self) -> None:
         """End the file. Twice is harmless."""
         self._collector.close()
+
+
+class SpanNames:
+    """The numbers by which spans name units.
+
+    A region's number is followed by those of its members, which begin with a colon, as no name of a node does.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._next = 0
+
+    def number(self, names: tuple[str, ...]) -> tuple[int, dict[int, str]]:
+        """Return the number of a unit, and what is new and has to be written. names: as `names_of` returns them."""
+        number = self._numbers.get(names)
+        if number is not None:
+            return number, {}
+        number = self._numbers[names] = self._next
+        self._next += len(names)
+        return number, dict(enumerate((names[0], *(f":{member}" for member in names[1:])), number))
+
+
+def members_of(trace: Trace, number: int) -> list[str]:
+    """Return the names of the nodes that ran in the spans of a number: of a region, its members."""
+    found: list[str] = []
+    while (name := trace.names.get(number + 1 + len(found), "")).startswith(":"):
+        found.append(name[1:])
+    return found or [trace.name_of(number)]
 
 
 def timeline_of(trace: str | os.PathLike[str] | None) -> Timeline | None:
@@ -133,6 +159,14 @@ class Lane:
         if not self._has_waited:
             self.wait(self._at, self._at)
         self.ring.record(Kind.STEP, self._at, time.perf_counter(), step=self.run, samples=0)
+
+
+def names_of(unit: Unit) -> tuple[str, ...]:
+    """Return the name of a unit's spans, and then, of a region of several nodes, those of the nodes."""
+    if not unit.names:
+        members = unit.region.members if unit.region is not None else []
+        unit.names = (name_of(unit), *(each.name for each in members if len(members) > 1))
+    return unit.names
 
 
 def name_of(unit: Unit) -> str:

@@ -176,7 +176,8 @@ def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> tup
 _NAMED_BY = {"Call": "function", "NextBatch": "batches"}
 
 
-def _is_amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Return whether a value is a number of zero or more."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
@@ -196,12 +197,12 @@ def _placed(
         cost, basis = _estimated(node, devices)
     nbytes = given.get("bytes", sum(map(bytes_of, filled(node.outputs))))
     hop = given.get("hop", 0)
-    is_cost = isinstance(cost, Mapping) and all(map(_is_amount, cost.values()))
+    is_cost = isinstance(cost, Mapping) and all(map(is_amount, cost.values()))
     group, only = given.get("group") or "", given.get("only") or node.device
     problem = ""
-    if not is_cost or not _is_amount(nbytes):
+    if not is_cost or not is_amount(nbytes):
         problem = f"cost is {cost!r:.80} and bytes {nbytes!r:.40}; give seconds by device, and a number"
-    elif not _is_amount(hop):
+    elif not is_amount(hop):
         problem = f"hop is {hop!r:.40}; give seconds"
     elif not isinstance(group, str) or not isinstance(only, str):
         problem = f"group is {group!r:.40} and only {only!r:.40}; give texts"

@@ -17,7 +17,7 @@ class SessionArguments(TypedDict, total=False):
     """The arguments of a session on workers, see `SessionConfig`."""
 
     seed: int
-    costs: Mapping[str, Mapping[str, Any]] | None
+    costs: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None
     link_latency_seconds: float | None
     link_bytes_per_second: float | None
     machine: Machine | str | os.PathLike[str] | None
@@ -36,12 +36,12 @@ class SessionArguments(TypedDict, total=False):
 class SessionConfig:
     """How a `WorkerSession` places nodes and sends tensors: all that it is given but the graph and the workers.
 
-    seed: of all draws. costs: by node, {"cost": seconds by device, "bytes": of its output}, as `learn` returns; without
-        them, a node costs what is estimated for the devices of a machine, and nothing without a machine. link_...:
-        between any two workers, for the placement; None: 50 us and 1 GB/s, until `learn` measures what each two take.
-        machine: or its file, with devices of these workers, the preferred ones first, their memory and rates, links
-        between them and the network, in place of link_bytes_per_second; `learn` measures no links then. objective: as
-        of `place_graph`.
+    seed: of all draws. costs: by node, {"cost": seconds by device, "bytes": of its output}, as `learn` returns; or a
+        file: a trace of runs of the graph, or JSON of what `learn` returned; see `read_costs`. Without them, a node
+        costs what is estimated for the devices of a machine, and nothing without a machine. link_...: between any two
+        workers, for the placement; None: 50 us and 1 GB/s, until `learn` measures what each two take. machine: or its
+        file, with devices of these workers, the preferred ones first, their memory and rates, links between them and
+        the network, in place of link_bytes_per_second; `learn` measures no links then. objective: as of `place_graph`.
     lost_seconds: a worker whose messages' own thread is silent for so long is lost; one that ends is at once.
     lag_seconds: one whose Python answers no health check for so long is given up: a node that computes does not keep
         it from that, one call into C that keeps Python's lock for so long does. None: never. node_seconds: one that
@@ -56,7 +56,7 @@ class SessionConfig:
 
     _: KW_ONLY
     seed: int = 0
-    costs: Mapping[str, Mapping[str, Any]] | None = None
+    costs: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None = None
     link_latency_seconds: float | None = None
     link_bytes_per_second: float | None = None
     machine: Machine | str | os.PathLike[str] | None = None

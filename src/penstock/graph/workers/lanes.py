@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.flow.recorder import Recorder, Ring
 from penstock.graph.run.plan import Unit
-from penstock.graph.run.timeline import Lane, name_of
+from penstock.graph.run.timeline import Lane, SpanNames, names_of
 from penstock.trace import NO_FLOW, NO_PEER, SPAN, TraceWriter
 
 #: Of one step on one worker; of more, the last are kept, and the trace is not complete.
@@ -30,13 +30,13 @@ class StepRecorder:
     """What a worker records of one step."""
 
     def __init__(self, task: str, step: int) -> None:
-        self._task, self._names = task, dict[str, int]()
+        self._task, self._names = task, dict[tuple[str, ...], int]()
         self._ring = Recorder(_MOST_SPANS).ring(0)
         self.lane = Lane(self, self._ring, 0, step)
 
     def number(self, unit: Unit) -> int:
         """Return the number by which spans name a unit."""
-        return self._names.setdefault(name_of(unit), len(self._names))
+        return self._names.setdefault(names_of(unit), len(self._names))
 
     def flow(self, unit: Unit, step: int) -> int:
         """Return what links a Send and its Recv: made of the step, the node and who receives."""
@@ -53,7 +53,7 @@ class StepRecorder:
     def found(self) -> dict[str, Any]:
         """Return what was recorded, for the answer."""
         spans = np.frombuffer(self._ring.drain().tobytes(), np.uint8)
-        return {"spans": spans, "lost": self._ring.lost, "names": list(self._names)}
+        return {"spans": spans, "lost": self._ring.lost, "names": [list(names) for names in self._names]}
 
 
 class StepWriter:
@@ -71,7 +71,7 @@ class StepWriter:
         self._lock = threading.Lock()
         self._free, self._lanes = list[int](), 0
         self._steps = self._lost = 0
-        self._numbers: dict[str, int] = {}
+        self._names = SpanNames()
         self._is_closed = False
 
     def begin(self) -> tuple[int, int]:
@@ -103,22 +103,22 @@ class StepWriter:
                 return
             for sender, answer in answers.items():
                 spans = np.frombuffer(bytes(answer["spans"]), SPAN).copy()
-                names = [str(name) for name in answer["names"]]
-                new = {
-                    name: len(self._numbers) + k for k, name in enumerate(set(names) - self._numbers.keys())
-                }
-                self._numbers |= new
-                self._writer.name({number: name for name, number in new.items()})
+                names = [tuple(map(str, each)) for each in answer["names"]]
+                numbers = []
+                for each in names:
+                    number, new = self._names.number(each)
+                    self._writer.name(new)
+                    numbers.append(number)
                 for field in ("start", "end"):
                     spans[field] += offset[sender] - self._origin
                 spans["rank"], spans["worker"] = self._tasks.index(sender), lane
                 spans["step"][spans["step"] >= 0] = step
                 for span in spans:
                     if span["sample"] >= 0:
-                        name = names[span["sample"]]
-                        span["sample"] = self._numbers[name]
+                        place = span["sample"]
+                        span["sample"] = numbers[place]
                         if span["flow"] != NO_FLOW:
-                            task = home(name)
+                            task = home(names[place][0])
                             span["peer"] = self._tasks.index(task) if task else NO_PEER
                 self._lost += int(answer["lost"])
                 self._writer.append(spans, self._lost)

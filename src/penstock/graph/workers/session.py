@@ -32,6 +32,7 @@ from penstock.graph.run.statistics import Statistics
 from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
+from penstock.graph.tools.costs import read_costs
 from penstock.graph.tools.placing import devices_of, other_placements, place_graph, placed_nodes
 from penstock.graph.workers.access import check_versions, checked_workers
 from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
@@ -103,7 +104,7 @@ class WorkerSession:
         self._config = config = session_config(config, arguments)
         self.graph = Graph() if graph is None else graph
         self.tasks = list(workers)
-        self._costs = {name: dict(each) for name, each in (config.costs or {}).items()}
+        self._costs: dict[str, dict[str, Any]] = {}
         machine = read_machine(config.machine, Calls())
         usual = (config.link_latency_seconds, config.link_bytes_per_second)
         #: Whether `learn` has to find out what links take.
@@ -152,6 +153,7 @@ class WorkerSession:
         self._link.start()
         try:
             self._begin()
+            self._costs = self._given_costs(config.costs)
         except BaseException:
             self._link.close()
             if self._trace is not None:
@@ -304,6 +306,11 @@ class WorkerSession:
             "costs": self._costs,
             "brought": brought,
         }
+
+    def _given_costs(self, costs: Any) -> dict[str, dict[str, Any]]:
+        if isinstance(costs, str | os.PathLike):
+            return read_costs(self.graph, costs, self._joined())
+        return {name: dict(each) for name, each in (costs or {}).items()}
 
     def _default_costs(self) -> dict[str, float] | None:
         """Return what a node costs that nobody measured: where no machine says what devices are, nothing anywhere."""
