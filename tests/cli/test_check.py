@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.store.tar_files import write
 from tests.store.web_server import serving
 
+from penstock import open_source
 from penstock.cli.main import INTERRUPTED, main
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig
@@ -85,6 +87,34 @@ def test_storage_options_go_to_the_store(tmp_path: Path, capsys: pytest.CaptureF
 
     assert main(["check", address, "--storage-options", "anon"]) == 1
     assert "--storage-options takes KEY=VALUE" in capsys.readouterr().err
+
+
+def test_members_and_columns_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    label = b'{"kind": "cat", "age": 1.5}'
+    write(
+        Path("a.tar"),
+        {"a.jpg": b"no", "a.thumb.jpg": picture(1), "a.json": label, "b.thumb.jpg": b"", "b.json": label},
+    )
+    options = ["--member", "thumb.jpg", "--label", "json:kind,json:age"]
+
+    assert main(["check", "a.tar", *options, "--write-skips", "bad.jsonl"]) == 1
+
+    *_, how = capsys.readouterr().out.splitlines()
+    expected = "Loader(open_source('a.tar', options={'member': 'thumb.jpg', 'label': ['json:kind', 'json:age']}), ..."
+    assert how == f"written to bad.jsonl: {expected}, skip='bad.jsonl') leaves them out"
+    source = open_source("a.tar", options={"member": "thumb.jpg", "label": ["json:kind", "json:age"]})
+    with Loader(
+        source, batch_size=1, epochs=1, transforms=[Resize((8, 8)), ToTensor()], skip="bad.jsonl", report=None
+    ) as loader:
+        (batch,) = loader
+    assert batch["age"].tolist() == [1.5]
+    assert main(["check", "a.tar", "--member", "thumb.jpg", "--label", "", "--no-decode", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["checked"] == 2
+    assert main(["check", "a.tar", "--member", "thumb.jpg", "--label", "nothing"]) == 1
+    assert "a has no label, .nothing" in capsys.readouterr().err
 
 
 def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.store.tar_files import write
 
 from penstock.cli.main import INTERRUPTED, main
 from penstock.errors import ConfigError, DataError
@@ -557,3 +558,16 @@ os.fsync, os.replace = counted(os.fsync), counted(os.replace)
 pathlib.Path.rename, pathlib.Path.unlink = counted(pathlib.Path.rename), counted(pathlib.Path.unlink)
 sys.exit(main(sys.argv[2:]))
 """
+
+
+def test_members_of_tar_shards_are_packed_by_their_names(
+    capsys: pytest.CaptureFixture[str], opened: list[PackedFiles]
+) -> None:
+    write(Path("a.tar"), {"a.jpg": b"1", "a.thumb.jpg": b"22", "a.json": b'{"kind": "cat"}'})
+
+    assert main(["pack", "a.tar", "out", "--to", "tar", "--member", "thumb.jpg", "--label", "json:kind"]) == 0
+
+    *_, line = capsys.readouterr().out.splitlines()
+    source = eval(line.rpartition(": ")[2], {"TarShards": TarShards, "open_source": open_source})
+    opened.append(source)
+    assert (source.read(0), source.classes) == (b"22", ("cat",))

@@ -11,11 +11,13 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from tests.for_each import for_each
+from tests.store.tar_files import write
+from tests.store.web_server import serving
 
 from penstock import Loader, open_source
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms import ToTensor
-from penstock.store import ArrowFiles, Manifest
+from penstock.store import ArrowFiles, Hdf5, Manifest
 
 
 @for_each(
@@ -23,7 +25,6 @@ from penstock.store import ArrowFiles, Manifest
     [
         ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
         ("a.npy", r"open them with penstock\.store\.Arrays\('\S+/folder/\*\.npy'\), which reads their rows"),
-        ("a.h5", r"open them with penstock\.store\.Hdf5\('\S+/folder/\*\.h5'\)"),
         (
             "train-00001-of-00002",
             r"open them with penstock\.store\.TFRecords\('\S+/folder/\*-of-\*'\) if they are",
@@ -94,10 +95,74 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path: Path, monkeypatch: pytes
 
     assert isinstance(source, ArrowFiles)
     assert [source.read(0), source.read(1)] == [b"row 3", b"row 1"]
+    with Loader(tmp_path / "saved", batch_size=2, epochs=1, shuffle=False, report=None) as loader:
+        assert next(iter(loader)) == ["row 3", "row 1"]
+
+
+@pytest.mark.usefixtures("obstore_threads")
+def test_a_folder_of_hdf5_files_is_opened_by_its_path(tmp_path: Path) -> None:
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["data"] = np.full((3, 2), number, np.float32)
+    (tmp_path / "README.md").write_text("")
+
+    source = open_source(tmp_path)
+
+    assert isinstance(source, Hdf5)
+    assert [np.frombuffer(source.read(sample), "<f4")[0] for sample in (0, 2, 3)] == [0, 0, 1]
+    objects = {f"d/{name}": (tmp_path / name).read_bytes() for name in ("0.h5", "1.h5")}
+    with serving(objects) as server:
+        assert open_source(f"{server.address}/d").read(3) == source.read(3)
+        assert Hdf5(f"{server.address}/d").read(3) == source.read(3)
     with pytest.raises(
-        ConfigError, match=r"transforms is empty, and the samples of ArrowFiles '.*saved' are bytes"
+        DataError, match=r"is a folder without HDF5 files, or with pictures or folders beside them"
     ):
-        Loader(tmp_path / "saved", batch_size=2, epochs=1, report=None)
+        Hdf5(tmp_path.parent)
+    with Loader(tmp_path, batch_size=6, epochs=1, shuffle=False, report=None) as loader:
+        (batch,) = loader
+        assert batch[:, 1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@for_each(
+    ("name", "options", "message"),
+    [
+        (
+            "a.tar",
+            {"sample": "png"},
+            "options has 'sample', and .*a.tar is opened by TarShards, which takes member, label",
+        ),
+        (
+            "a.h5",
+            {"catalog": None},
+            "options has 'catalog', and .*a.h5 is opened by Hdf5, which takes data, labels, memory",
+        ),
+        (
+            "pictures",
+            {"label": "a"},
+            r"options \(label\) are of shards, tables and arrays, and .*pictures is none",
+        ),
+    ],
+)
+def test_options_of_another_class_are_refused(
+    tmp_path: Path, name: str, options: dict[str, Any], message: str
+) -> None:
+    write(tmp_path / "a.tar", {"x.jpg": b"1"})
+    (tmp_path / "a.h5").write_bytes(b"")
+    (tmp_path / "pictures").mkdir()
+
+    with pytest.raises(ConfigError, match=message):
+        open_source(tmp_path / name, options=options)
+
+
+def test_options_go_to_the_class_that_opens_a_path(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", {"x.dat": b"12", "x.json": b'{"kind": "cat"}'})
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data"], file["other"] = np.zeros((3, 2)), np.zeros((4, 1), np.uint8)
+
+    tars = open_source(tmp_path / "a.tar", options={"member": "dat", "label": "json:kind"})
+
+    assert (tars.read(0), tars.classes) == (b"12", ("cat",))
+    assert len(open_source(tmp_path / "a.h5", options={"data": "other"})) == 4
 
 
 def test_an_empty_list_and_a_file_that_is_listed_twice_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, long_work, show
-from penstock.cli.source_options import add_source, opened_source
+from penstock.cli.source_options import add_source, opened_source, opening
 from penstock.errors import ConfigError
 from penstock.units import format_count
 
@@ -26,6 +26,7 @@ _EPILOG = """\
 examples:
   penstock check photos/train
   penstock check "shards/train-{000..099}.tar" --write-skips bad.jsonl --json
+  penstock check shards --member "jpg;png" --label json:class
   penstock check s3://bucket/train --storage-options anon=true --storage-options endpoint_url=http://host:9000
 
 The exit status is 1 if a sample is bad, 130 after Ctrl-C.
@@ -102,7 +103,7 @@ def _show(options: argparse.Namespace, found: SkipList) -> None:
     notes.append(f"checked {found.checked:,}{of} samples, {len(bad):,} bad")
     if options.write_skips is not None:
         use = (
-            f"Loader({options.source!r}, ..., skip={str(options.write_skips)!r}) leaves them out"
+            f"Loader({opening(options)}, ..., skip={str(options.write_skips)!r}) leaves them out"
             if found.is_complete
             else "the same command continues"
         )

@@ -11,6 +11,13 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.store import Source
 
+#: Options of the class that shards or tables are opened by.
+_OF_SHARDS = {
+    "member": "ending of the member of tar shards that is the sample, such as png or seg.png",
+    "sample": "column or feature that is the sample, in Parquet, Arrow, TFRecord, MDS and LitData",
+    "label": 'member, column or feature that is the label, such as json:class; several with commas; "" takes none',
+}
+
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -23,13 +30,31 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="option of an address's store, as in anon=true or endpoint_url=http://host:9000; once for each",
     )
+    for name, what in _OF_SHARDS.items():
+        parser.add_argument(f"--{name}", metavar="NAME", help=what)
 
 
 def opened_source(options: argparse.Namespace) -> Source:
     """Open what `add_source` was given. Raises: ConfigError for options that are none, or as `open_source`."""
     from penstock.store import open_source
 
-    return open_source(options.source, storage_options=dict(map(_option, options.storage_options)))
+    storage = dict(map(_option, options.storage_options))
+    return open_source(options.source, storage_options=storage, options=options_of_shards(options))
+
+
+def options_of_shards(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `open_source` takes as `options=`; nothing where none is given."""
+    given = {name: getattr(options, name) for name in _OF_SHARDS if getattr(options, name) is not None}
+    if "label" in given:
+        names = given["label"].split(",")
+        given["label"] = names if len(names) > 1 else names[0] or None
+    return given
+
+
+def opening(options: argparse.Namespace) -> str:
+    """Return how Python code gives a loader what `opened_source` opens."""
+    more = options_of_shards(options)
+    return f"open_source({options.source!r}, options={more!r})" if more else repr(options.source)
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import cache, partial
 from typing import Any, Unpack
@@ -17,7 +18,7 @@ from penstock.store.arrow import ARROW_ENDINGS, ArrowFiles, list_arrow
 from penstock.store.calls import Calls
 from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
-from penstock.store.hdf5 import Hdf5, are_hdf5
+from penstock.store.hdf5 import HDF5_ENDINGS, Hdf5, are_hdf5
 from penstock.store.imagenet import named_folders
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
@@ -162,6 +163,18 @@ Kind = type[
     | LitDataChunks
 ]
 
+_KINDS: tuple[Kind, ...] = (
+    ImageFolder,
+    FlatFolder,
+    FileList,
+    Manifest,
+    TarShards,
+    TFRecords,
+    MosaicShards,
+    ArrowFiles,
+    ParquetFiles,
+    LitDataChunks,
+)
 
 #: How the names of lists end that are on a remote store.
 _LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list", *JSON_LINES)
@@ -188,13 +201,14 @@ def open_source(
     calls: Calls | None = None,
     catalog: Catalog | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> FileSource | PackedFiles:
     """Open a data set by what is found at a path, by a pattern, or at each path of a list.
 
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
     file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, .tfrecord files `TFRecords`, a
-    folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .npy files
-    `Arrays`, .h5 files `Hdf5`, JSON lines and CSV files whose heading names a column of files a `Manifest`, any other
+    folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .h5 files
+    `Hdf5`, .npy files `Arrays`, JSON lines and CSV files whose heading names a column of files a `Manifest`, any other
     file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C
     ends the wait for one that does not answer.
 
@@ -207,8 +221,10 @@ def open_source(
     catalog: of the same data set, such as another rank's: nothing is listed then.
     storage_options: of an address, such as s3://bucket/train: as fsspec's driver for it takes them, and retry_seconds,
         for how long a request that fails is made again, 900 unless given (docs/howto/remote-stores.md).
-    Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, and
-        for what is no path.
+    options: arguments of the class that shards, tables or arrays become, by name, such as {"member": "png", "label":
+        "json:class"} of `TarShards` and {"sample": "jpg"} of `ParquetFiles`.
+    Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, for what is
+        no path, and for options that the class does not have.
     """
     place = place_of_paths(path)
     calls = calls or Calls()
@@ -217,51 +233,100 @@ def open_source(
         # What a list on this host names may be addresses.
         objects_of(place, None if place.lower().endswith(_LIST_ENDINGS) else storage_options)
         objects = Objects(storage_options)
-    if are_arrays(place):
-        return calls.one(place, lambda: Arrays(path, storage_options=storage_options))
-    if are_hdf5(place):
-        return calls.one(place, lambda: Hdf5(path, storage_options=storage_options))
-    list_anew = partial(_list_any, place)
+    kind: type[PackedFiles] | None = Arrays if are_arrays(place) else Hdf5 if are_hdf5(place) else None
     listing: ListingArguments = {"refresh": refresh, "calls": calls, "catalog": catalog}
     with closing(objects) if objects is not None else nullcontext():  # a source reads by objects of its own
-        found = catalog_of("open_source", place, extensions, list_anew, objects, listing)
-    kinds: tuple[Kind, ...] = (
-        ImageFolder,
-        FlatFolder,
-        FileList,
-        Manifest,
-        TarShards,
-        TFRecords,
-        MosaicShards,
-        ArrowFiles,
-        ParquetFiles,
-        LitDataChunks,
-    )
-    kind = next((kind for kind in kinds if kind.__name__ == found.kind), None)
-    if kind is None:
+        if options:
+            kind = kind or _kind_at(place, calls, objects if is_address(place) else None)
+            _check_options(place, kind, options)
+        if kind is None:
+            try:
+                found = catalog_of(
+                    "open_source", place, extensions, partial(_list_any, place), objects, listing
+                )
+            except _WithoutCatalog as error:
+                kind = error.kind
+    if kind is not None:
+        is_listed = kind not in (Arrays, Hdf5)
+        given: dict[str, Any] = {
+            "storage_options": storage_options,
+            **(listing if is_listed else {}),
+            **(options or {}),
+        }
+        make: Any = partial(kind, path, **given)  # type: ignore[arg-type]  # whose first argument is paths
+        opened: PackedFiles = make() if is_listed else calls.one(place, make)
+        return opened
+    listed = next((each for each in _KINDS if each.__name__ == found.kind), None)
+    if listed is None:
         raise ConfigError(
             f"catalog is of {found.kind}, which open_source does not open: give it to {found.kind}"
         )
-    return kind(place, calls=calls, catalog=found, storage_options=storage_options)
+    return listed(place, calls=calls, catalog=found, storage_options=storage_options)
+
+
+#: Lists what each class is of, as `open_source` has it.
+_LISTERS: dict[type[PackedFiles], Callable[[str, Asking], Catalog]] = {
+    TarShards: lambda place, asking: list_shards(place, IMAGE_EXTENSIONS, False, "cls", asking),
+    ArrowFiles: lambda place, asking: list_arrow(place, None, "auto", asking),
+    ParquetFiles: lambda place, asking: list_parquet(place, None, "auto", asking),
+    MosaicShards: lambda place, asking: list_mosaic(place, None, "auto", asking),
+    LitDataChunks: lambda place, asking: list_litdata(place, None, "auto", asking),
+    TFRecords: lambda place, asking: list_records(place, None, "auto", asking),
+}
+
+
+class _WithoutCatalog(Exception):
+    """What is at a place is opened without listing it. kind: the class that opens it."""
+
+    def __init__(self, kind: type[PackedFiles]) -> None:
+        super().__init__(kind.__name__)
+        self.kind = kind
+
+
+def _check_options(place: str, kind: type[PackedFiles] | None, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options that the class that opens a place does not have. kind: None for pictures."""
+    if kind is None:
+        raise ConfigError(
+            f"options ({', '.join(options)}) are of shards, tables and arrays, and {brief(place)} is none: open it by "
+            "its class, such as penstock.store.Manifest"
+        )
+    _, *known = (
+        each.name for each in inspect.signature(kind).parameters.values() if each.kind != each.VAR_KEYWORD
+    )
+    known = [name for name in known if name not in ListingArguments.__annotations__]
+    if wrong := next((name for name in options if name not in known), None):
+        raise ConfigError(
+            f"options has {wrong!r}, and {brief(place)} is opened by {kind.__name__}, which takes {', '.join(known)}"
+        )
+
+
+def _kind_at(place: str, calls: Calls, objects: Objects | None) -> type[PackedFiles] | None:
+    """Return the class that opens the shards or tables at a place; None where there are others, or pictures."""
+    look = cache(partial(files_alone, objects=objects))
+    by_endings: tuple[tuple[type[PackedFiles], tuple[tuple[str, ...], ...]], ...] = (
+        (TarShards, TAR_KINDS),
+        (Hdf5, (HDF5_ENDINGS,)),
+        (ArrowFiles, (ARROW_ENDINGS,)),
+        (ParquetFiles, (PARQUET_ENDINGS,)),
+    )
+    for kind, endings in by_endings:
+        if calls.one(place, partial(are_of_kind, place, endings, objects, look)):
+            return kind
+    front = calls.one(place, lambda: front_of_index(place, objects))
+    if is_mosaic(front):
+        return MosaicShards
+    if is_litdata(front):
+        return LitDataChunks
+    return TFRecords if calls.one(place, lambda: are_records(place, objects, look)) else None
 
 
 def _list_any(place: str, asking: Asking) -> Catalog:
     """List what is found at a place."""
     objects = asking.objects if is_address(place) else None
-    look = cache(partial(files_alone, objects=objects))
-    if asking.calls.one(place, lambda: are_of_kind(place, TAR_KINDS, objects, look)):
-        return list_shards(place, IMAGE_EXTENSIONS, False, "cls", asking)
-    if asking.calls.one(place, lambda: are_of_kind(place, [ARROW_ENDINGS], objects, look)):
-        return list_arrow(place, None, "auto", asking)
-    if asking.calls.one(place, lambda: are_of_kind(place, [PARQUET_ENDINGS], objects, look)):
-        return list_parquet(place, None, "auto", asking)
-    front = asking.calls.one(place, lambda: front_of_index(place, objects))
-    if is_mosaic(front):
-        return list_mosaic(place, None, "auto", asking)
-    if is_litdata(front):
-        return list_litdata(place, None, "auto", asking)
-    if asking.calls.one(place, lambda: are_records(place, objects, look)):
-        return list_records(place, None, "auto", asking)
+    if (kind := _kind_at(place, asking.calls, objects)) is not None:
+        if kind not in _LISTERS:
+            raise _WithoutCatalog(kind)
+        return _LISTERS[kind](place, asking)
     ending = os.path.splitext(place)[1].lower()
     if ending in _NOT_READ and not os.path.isdir(place):
         raise ConfigError(f"{brief(place)} {_NOT_READ[ending]}")

@@ -10,6 +10,7 @@ import importlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,8 @@ from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels, check_names
 from penstock.store.packed import stats_of
-from penstock.store.packed_listing import opened_object
-from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.packed_listing import files_below, opened_object
+from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
 from penstock.store.remote import Objects, RemoteFile, Window, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
@@ -42,7 +43,8 @@ _MOST_OPEN = 16
 class Hdf5(DecodedFiles, RowFiles):
     """The rows of an array in HDF5 files; several files follow each other. It takes h5py to open them.
 
-    paths: a path, a pattern such as "part-*.h5", or a list of these; with arrays of one dtype and shape of a row.
+    paths: a path, a pattern such as "part-*.h5", a folder of .h5 files, or a list of these; with arrays of one dtype
+        and shape of a row.
     data: the array whose rows are samples, by its path in the file, such as "train/images". Unless given, the first
         that there is of data, images, image, features, x and X, or the only one.
     labels: the array that has a label for each row; "auto" is the first that there is of labels, label, targets,
@@ -70,7 +72,7 @@ class Hdf5(DecodedFiles, RowFiles):
         check_names(data=data)
         place = place_of_paths(paths)
         objects = objects_of(place, storage_options)
-        files = files_of(place, objects)
+        files = _files_of(place, objects)
         stats_of(files, objects)  # says what is missing
         found = [_look(path, data, labels if isinstance(labels, str) else None, objects) for path in files]
         first = found[0]
@@ -223,6 +225,13 @@ class _Found(NamedTuple):
 def are_hdf5(place: str) -> bool:
     """Return whether a place, of `place_of_paths`, is of HDF5 files by its name."""
     return place.lower().endswith(HDF5_ENDINGS)
+
+
+def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
+    found = files_of(place, objects)
+    if objects is not None and (is_of_several(place) or "." in place.rpartition("/")[2]):
+        return found  # objects' names may end in anything
+    return tuple(chain(*(files_below(path, [HDF5_ENDINGS], "HDF5 files", objects) for path in found)))
 
 
 def _look(path: str, data: str | None, labels: str | None, objects: Objects | None) -> _Found:
