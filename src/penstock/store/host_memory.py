@@ -161,6 +161,8 @@ class PeerMemory:
 
         -number comes after the last one, once, where the tier gets no more.
         """
+        if not self.has_news:  # as mostly where a thread looks often
+            return np.empty(0, np.int64)
         has_ended = self._has_ended()
         self._looked_at = self._count()
         records = self._records()[self._seen : self._looked_at].copy()
