@@ -217,8 +217,9 @@ def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_r
     for rank in range(plan.ranks):
         string = [read.sample for read in reads if read.rank == rank]
         assert plan.string(rank).tolist() == string
-        assert plan.frequency(rank).tolist() == [string.count(sample) for sample in range(plan.samples)]
-        assert plan.first_use(rank).tolist() == [
+        counts, first = plan.uses(rank)
+        assert counts.tolist() == [string.count(sample) for sample in range(plan.samples)]
+        assert first.tolist() == [
             string.index(sample) if sample in string else -1 for sample in range(plan.samples)
         ]
         local = [
@@ -233,17 +234,21 @@ def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_r
 
 
 @thoroughly
-@given(plans(), st.integers(1, 9))
-def test_the_strings_of_all_ranks_are_those_of_each(plan: AccessPlan, at_once: int) -> None:
+@given(plans(), st.integers(1, 9), st.data())
+def test_the_strings_of_all_ranks_and_of_some_are_those_of_each(
+    plan: AccessPlan, at_once: int, data: st.DataObject
+) -> None:
+    some = data.draw(st.lists(st.integers(0, plan.ranks - 1), min_size=1, unique=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", at_once)
-        strings = plan.strings()
+        strings, of_some = plan.strings(), plan.strings(some)
 
     reads = listed(plan)
     assert [string.tolist() for string in strings] == [
         [read.sample for read in reads if read.rank == rank] for rank in range(plan.ranks)
     ]
     assert all(string.dtype == np.int64 for string in strings)
+    assert [string.tolist() for string in of_some] == [strings[rank].tolist() for rank in some]
 
 
 def test_the_strings_of_many_ranks_ask_for_each_position_once() -> None:
@@ -301,7 +306,7 @@ def test_batches_are_those_of_the_listed_run_however_many_are_asked_for_at_once(
 def test_ranks_read_every_sample_of_every_epoch_once_between_them() -> None:
     plan = AccessPlan(FullShuffle(100_003, seed=1), batch_size=96, epochs=2, ranks=7)
 
-    uses = np.sum([plan.frequency(rank) for rank in range(7)], axis=0)
+    uses = np.sum([plan.uses(rank)[0] for rank in range(7)], axis=0)
 
     assert uses.tolist() == [2] * 100_003
 
@@ -464,7 +469,7 @@ def test_a_plan_of_very_many_epochs_is_checked_by_a_few_questions() -> None:
         assert plan.reads(0) == epochs * (10 // ranks if not drop_last else 4)
         assert plan.first_read_from(0, 0, 0) == (0, 0)
         assert plan.stream(0, 0, 0, 2).size == 2
-    assert AccessPlan(order, 4, epochs).frequency(0).tolist() == [epochs] * 10
+    assert AccessPlan(order, 4, epochs).uses(0)[0].tolist() == [epochs] * 10
     for wrapped in (Scattered(order), split_locally(AccessPlan(order, 4, 1, 2), np.zeros(10, int)).order):
         AccessPlan(wrapped, 4, epochs, 2).check_equal_steps()
 

@@ -113,7 +113,7 @@ def test_every_rank_plans_the_same_and_has_as_many_steps() -> None:
         plan.check_equal_steps()
     for rank in range(3):
         assert plans[0].string(rank).tolist() == plans[1].string(rank).tolist()
-    uses = sum(plans[0].frequency(rank) for rank in range(3))
+    uses = sum(plans[0].uses(rank)[0] for rank in range(3))
     assert uses.tolist() == [2] * 5_000  # type: ignore[union-attr]
     assert plans[0].string(0)[:100].tolist() != plans[0].stream(0, 1, 0, 100).tolist()
 

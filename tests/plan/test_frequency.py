@@ -21,6 +21,7 @@ from penstock.plan.frequency import (
     readers_of_epoch,
     steps_of_reads,
     uses_of,
+    uses_of_ranks,
 )
 
 
@@ -37,7 +38,7 @@ def _all_reads(plan: AccessPlan) -> list[tuple[int, int, int]]:
 
 def _counts(plan: AccessPlan) -> NDArray[np.int64]:
     """How often each rank reads each sample: int64[ranks, F]."""
-    return np.array([plan.frequency(rank) for rank in range(plan.ranks)])
+    return np.array([plan.uses(rank)[0] for rank in range(plan.ranks)])
 
 
 # Lemmas 3.1 and 3.2
@@ -74,16 +75,19 @@ def test_who_reads_a_sample_seldom_leaves_another_rank_that_reads_it_often(
 # What a plan is asked
 
 
-@given(plans())
-def test_uses_are_those_of_the_access_string(plan: AccessPlan) -> None:
+@given(plans(), st.integers(1, 200))
+def test_uses_are_those_of_the_access_string(plan: AccessPlan, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_READS_AT_ONCE", at_once)
+        of_ranks = list(uses_of_ranks(plan, range(plan.ranks)))
+
     for rank in range(plan.ranks):
         string = plan.string(rank).tolist()
-        uses = uses_of(plan, rank)
-
-        assert uses.samples.tolist() == sorted(set(string))
-        assert uses.counts.tolist() == [string.count(sample) for sample in uses.samples]
-        assert uses.first.tolist() == [string.index(sample) for sample in uses.samples]
         assert plan.reads(rank) == len(string)
+        for uses in (uses_of(plan, rank), of_ranks[rank]):
+            assert uses.samples.tolist() == sorted(set(string))
+            assert uses.counts.tolist() == [string.count(sample) for sample in uses.samples]
+            assert uses.first.tolist() == [string.index(sample) for sample in uses.samples]
 
 
 @given(plans())

@@ -47,7 +47,7 @@ def jobs(draw: st.DrawFn) -> tuple[AccessPlan, list[int], list[list[int]]]:
 
 def _counts(plan: AccessPlan) -> NDArray[np.int64]:
     """How often each rank reads each sample: int64[ranks, F]."""
-    return np.array([plan.frequency(rank) for rank in range(plan.ranks)])
+    return np.array([plan.uses(rank)[0] for rank in range(plan.ranks)])
 
 
 def _check(homes: Homes, sizes: list[int], capacities: list[list[int]]) -> None:
@@ -234,7 +234,7 @@ def test_what_the_ranks_cannot_hold_is_nowhere() -> None:
 def test_few_reads_of_a_large_data_set_are_counted_as_many_of_a_small_one() -> None:
     """A rank of many reads fewer samples than there are, and lists them; its choice is the same as from tables."""
     plan = AccessPlan(FullShuffle(300, 4), 60, 3, ranks=20)
-    uses, first = plan.frequency(7), plan.first_use(7)
+    uses, first = plan.uses(7)
 
     placement = place_by_frequency(plan, 7, np.full(300, 1), [25])
 
@@ -350,7 +350,7 @@ def test_tiers_fill_in_the_order_in_which_samples_first_come_by() -> None:
 
     for rank, kept in enumerate(homes.keeps):
         is_home = homes.rank_of[kept.samples] == rank
-        own_first = plan.first_use(rank)[kept.samples] // 4  # a rank reads four samples a step
+        own_first = plan.uses(rank)[1][kept.samples] // 4  # a rank reads four samples a step
         steps = np.where(is_home, first[kept.samples], own_first)
         assert (np.diff(steps) >= 0).all()
 

@@ -16,7 +16,7 @@ def test_the_samples_read_most_often_go_to_the_fastest_tier() -> None:
 
     placement = place_by_frequency(plan, 1, sizes, [100, 200])
 
-    uses = plan.frequency(1)
+    uses = plan.uses(1)[0]
     first, second = placement.samples_in(1), placement.samples_in(2)
     rest = np.flatnonzero(placement.tier_of == SOURCE)
     assert (first.size, second.size, rest.size) == (10, 20, 30)

@@ -123,7 +123,7 @@ class FakeRuntime:
         if case.drops:
             kept, self.space = self.placement.fill_order, {1: case.tier_bytes, 2: case.disk_bytes}
             others = np.setdiff1d(np.arange(case.samples), kept)
-            often_first = np.argsort(-self.plan.frequency(0)[others], kind="stable")
+            often_first = np.argsort(-self.plan.uses(0)[0][others], kind="stable")
             self.placement = replace(self.placement, spares=others[often_first])
             staging, *tiers = tier_machine.storage
             sized = [replace(t, capacity_bytes=max(1, self.space[n])) for n, t in enumerate(tiers, 1)]

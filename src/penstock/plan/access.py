@@ -241,11 +241,22 @@ class AccessPlan:
             batches = np.searchsorted(self._bounds(epoch), positions, side="right") - 1
             steps, ranks = np.divmod(batches, self.ranks)
             return np.where(positions < 0, -1, ranks), np.where(positions < 0, -1, steps)
-        steps, offsets = np.divmod(positions, self.batch_size)
-        ranks = np.full(positions.shape, -1, np.int64)
-        for batch, members in self._by_batch_length(epoch, positions):
-            ranks[members] = self._split.reader(self.ranks, batch, offsets[members])
-        return ranks, np.where(positions < 0, -1, steps)
+        steps = positions // self.batch_size  # of divmod, NumPy would divide one by one
+        offsets = positions - steps * self.batch_size
+        length = self.length(epoch)
+        full_end = length - length % self.batch_size
+        ranks = self._readers(self.batch_size, offsets)
+        is_short = positions >= full_end
+        if is_short.any():
+            ranks[is_short] = self._readers(length - full_end, offsets[is_short])
+        ranks[positions < 0] = -1
+        return ranks, steps  # -1 of itself
+
+    def _readers(self, batch: int, offsets: Ids) -> Ids:
+        """Return the rank that reads each offset of batches of a size, as the split says: a new array."""
+        if offsets.size < batch:
+            return np.array(self._split.reader(self.ranks, batch, offsets))
+        return np.asarray(self._split.reader(self.ranks, batch, np.arange(batch))[offsets])
 
     def local_positions(self, rank: int, epoch: int, step: int) -> Ids:
         """Return the positions of the rank's share of the batch, in its order: int64[local batch]."""
@@ -471,72 +482,57 @@ class AccessPlan:
         """
         return self.stream(rank, 0, 0, self.reads(rank))
 
-    def strings(self) -> list[Ids]:
-        """Return the access strings of all ranks: what `string` returns for each of them, in the order of ranks.
+    def strings(self, ranks: Sequence[int] | None = None) -> list[Ids]:
+        """Return the access strings of some ranks, all unless given: what `string` returns for each of them.
 
         Each position of the order is asked for once and dealt out, instead of N times over where an order arranges
         whole batches (`penstock.plan.arranged.Arranged`).
-        Time: O(E F + N) and a call of NumPy per rank and about a million positions. Memory: 8 bytes per read of all
+        Time: O(E F + N) and a call of NumPy per rank and about a million positions. Memory: 8 bytes per read of these
         ranks, for plans that fit, and 8 MB or one global batch.
         """
+        wanted = range(self.ranks) if ranks is None else ranks
         if self._cut is not None:
-            return [self.string(rank) for rank in range(self.ranks)]
-        shares: dict[int, list[Ids]] = {}
-        strings = [np.empty(self.reads(rank), np.int64) for rank in range(self.ranks)]
-        begins = [0] * self.ranks
-        for batches in self._batches():
-            count, batch = batches.shape
+            return [self.string(rank) for rank in wanted]
+        shares: dict[int, tuple[Ids, list[Ids]]] = {}
+        strings = [np.empty(self.reads(rank), np.int64) for rank in wanted]
+        begins = [0] * len(strings)
+        for epoch, step, steps, batch in self._even_steps(_CHUNK):
             if batch not in shares:
-                shares[batch] = [self._split.offsets(rank, self.ranks, batch) for rank in range(self.ranks)]
-            for rank, offsets in enumerate(shares[batch]):
-                end = begins[rank] + count * offsets.size
-                strings[rank][begins[rank] : end] = batches[:, offsets].ravel()
-                begins[rank] = end
+                of_each = [self._split.offsets(rank, self.ranks, batch) for rank in wanted]
+                offsets, at = np.unique(np.concatenate(of_each), return_inverse=True)
+                shares[batch] = offsets, np.split(at, np.cumsum([each.size for each in of_each[:-1]]))
+            offsets, columns = shares[batch]
+            found = self._arranged.at(epoch, self._positions(step, steps, offsets)).reshape(steps, -1)
+            for index, own in enumerate(columns):
+                end = begins[index] + steps * own.size
+                strings[index][begins[index] : end] = found[:, own].ravel()
+                begins[index] = end
         return strings
 
-    def frequency(self, rank: int) -> Ids:
-        """Return how often the rank reads each sample over the run: int64[F]."""
-        self._check_rank(rank)
-        if self._reads_everything_once_an_epoch():
-            return np.full(self.samples, self.epochs, np.int64)
-        uses = np.zeros(self.samples, np.int64)
-        for ids in self._pieces(rank, 0, 0, self.reads(rank)):
-            np.add.at(uses, ids, 1)
-        return uses
+    def uses(self, rank: int) -> tuple[Ids, Ids]:
+        """Return how often the rank reads each sample over the run, and when first: two int64[F].
 
-    def first_use(self, rank: int) -> Ids:
-        """Return the index into the rank's access string of its first read of each sample: int64[F].
-
-        -1 for samples that the rank never reads.
+        The latter as an index into its access string; -1 for samples that it never reads.
         """
         self._check_rank(rank)
+        repeats = isinstance(self.order, RepeatingOrder)
         first = np.full(self.samples, -1, np.int64)
-        begin = 0
+        begin = found = 0
+        if self.ranks == 1 and not repeats and set(self.epochs_by_length()) == {self.samples}:
+            for ids in self._pieces(rank, 0, 0, self.samples):  # each once an epoch, as in most runs
+                first[ids] = np.arange(begin, begin + ids.size)
+                begin += ids.size
+            return np.full(self.samples, self.epochs, np.int64), first
+        counts = np.zeros(self.samples, np.int64)
         for ids in self._pieces(rank, 0, 0, self.reads(rank)):
-            # Of several assignments to one sample the last holds: backwards, that is its first read.
-            new = np.flatnonzero(first[ids] < 0)[::-1]
-            first[ids[new]] = begin + new
+            if found < self.samples:
+                # Of several assignments to one sample the last holds: backwards, that is its first read.
+                new = np.flatnonzero(counts[ids] == 0)[::-1]
+                first[ids[new]] = begin + new
+                found += 0 if repeats else new.size  # which may have a sample twice
+            np.add.at(counts, ids, 1)
             begin += ids.size
-            if first.min() >= 0:
-                break
-        return first
-
-    def _reads_everything_once_an_epoch(self) -> bool:
-        """Whether there is one rank and its epochs are permutations of all samples, as most runs' are."""
-        return (
-            self.ranks == 1
-            and not isinstance(self.order, RepeatingOrder)
-            and set(self.epochs_by_length()) == {self.samples}
-        )
-
-    def _by_batch_length(self, epoch: int, positions: Ids) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield the full batch size and the short one, each with the positions that lie in such batches."""
-        length = self.length(epoch)
-        full_end = length - length % self.batch_size
-        if full_end:
-            yield self.batch_size, (positions >= 0) & (positions < full_end)
-        if length > full_end:
-            yield length - full_end, positions >= full_end
+        return counts, first
 
     def _pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
         """Yield the rank's next `count` samples in order, at most _CHUNK or one step at once."""
@@ -599,17 +595,15 @@ class AccessPlan:
             steps = min(steps, self.last_steps)
         return bounds[: steps * self.ranks + 1]
 
-    def _batches(self) -> Iterator[Ids]:
-        """Yield the global batches of the run in order, some of one length at once: int64[batches, length]."""
-        at_once = self.batch_size * max(1, _CHUNK // self.batch_size)
+    def _even_steps(self, positions: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the run's steps, some at once with so many positions: epoch, first step, steps, length of a batch."""
+        at_once = max(1, positions // self.batch_size)
         for epoch in range(self.epochs):
-            length = self.length(epoch)
-            full = length - length % self.batch_size
-            for begin in range(0, full, at_once):
-                positions = np.arange(begin, min(begin + at_once, full))
-                yield self._arranged.at(epoch, positions).reshape(-1, self.batch_size)
-            if full < length:
-                yield self._arranged.at(epoch, np.arange(full, length))[None]
+            full_steps, rest = divmod(self.length(epoch), self.batch_size)
+            for step in range(0, full_steps, at_once):
+                yield epoch, step, min(at_once, full_steps - step), self.batch_size
+            if rest:
+                yield epoch, full_steps, 1, rest
 
     def _check_epoch(self, epoch: int) -> None:
         if not is_integer(epoch) or not 0 <= epoch < self.epochs:

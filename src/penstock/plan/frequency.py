@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,10 @@ Ids = NDArray[np.int64]
 
 #: Readers held at once while samples are asked for in blocks: 256 MB.
 _READERS_AT_ONCE = 1 << 26
+#: Of these, so many samples at a time: an epoch's readers go to places far apart, which the cache then holds.
+_SAMPLES_AT_ONCE = 1 << 14
+#: Reads of some ranks that are listed at once: 32 MB.
+_READS_AT_ONCE = 1 << 22
 #: Orders that are tables make one per epoch, so a block is worth at least as much work.
 _SMALLEST_BLOCK = 1 << 16
 
@@ -54,19 +59,45 @@ class FirstReads:
 def uses_of(plan: AccessPlan, rank: int) -> Uses:
     """Count what the rank reads, in memory and time that grow with its own reads where these are fewer than F.
 
-    Same answers as `AccessPlan.frequency` and `AccessPlan.first_use`, without an entry for what is never read.
+    Same answers as `AccessPlan.uses`, without an entry for what is never read.
     """
     if plan.reads(rank) < plan.samples:
-        string = plan.string(rank)
-        # One sort of numbers that tell the place, too: `np.unique` sorts places by sample, which takes longer.
-        bits = string.size.bit_length()
-        ordered = np.sort(string << bits | np.arange(string.size))
-        samples, places = ordered >> bits, ordered & ((1 << bits) - 1)
-        begins = np.flatnonzero(np.append(True, samples[1:] != samples[:-1])[: samples.size])
-        return Uses(samples[begins], np.diff(begins, append=string.size), places[begins])
-    frequency = plan.frequency(rank)
-    samples = np.flatnonzero(frequency)
-    return Uses(samples, frequency[samples], plan.first_use(rank)[samples])
+        return _uses_in(plan.string(rank))
+    counts, first = plan.uses(rank)
+    samples = np.flatnonzero(counts)
+    return Uses(samples, counts[samples], first[samples])
+
+
+def uses_of_ranks(plan: AccessPlan, ranks: Sequence[int]) -> Iterator[Uses]:
+    """Count what each of some ranks reads, as `uses_of` does; several at once, where they read little."""
+    at_once = max(1, _READS_AT_ONCE // max([1, *map(plan.reads, ranks)]))
+    for begin in range(0, len(ranks), at_once):
+        some = ranks[begin : begin + at_once]
+        yield from [uses_of(plan, *some)] if at_once == 1 else map(_uses_in, plan.strings(some))
+
+
+def _uses_in(string: Ids) -> Uses:
+    # One sort of numbers that tell the place, too: `np.unique` sorts places by sample, which takes longer.
+    bits = string.size.bit_length()
+    ordered = np.sort(string << bits | np.arange(string.size))
+    samples = ordered >> bits
+    is_first = np.ones(string.size, bool)
+    np.not_equal(samples[1:], samples[:-1], out=is_first[1:])
+    begins = np.flatnonzero(is_first)
+    return Uses(samples[begins], np.diff(begins, append=string.size), ordered[begins] & ((1 << bits) - 1))
+
+
+def most_first(counts: NDArray[np.integer[Any]]) -> Ids:
+    """Return the places of counts from 0 to 2^32 - 2, descending; equal ones in the order that they have."""
+    return ascending(counts.max(initial=0) - counts)
+
+
+def ascending(numbers: NDArray[np.integer[Any]]) -> Ids:
+    """Return the places of numbers from -1 to 2^32 - 2, ascending, -1 last; equal ones in the order that they have."""
+    # NumPy sorts 16-bit numbers by radix: those of 10^7 samples in a tenth of the time.
+    return np.argsort(
+        numbers.astype(np.uint16 if numbers.max(initial=0) < 0xFFFF else np.uint32), kind="stable"
+    )
 
 
 def steps_of_reads(plan: AccessPlan, rank: int) -> Ids:
@@ -136,8 +167,10 @@ def readers_by_sample(plan: AccessPlan, samples: Ids) -> tuple[Ids, NDArray[np.i
     if isinstance(plan.order, RepeatingOrder):
         return _readers_with_repeats(plan, plan.order, samples)
     ranks = np.empty((samples.size, plan.epochs), np.int32)
-    for epoch in range(plan.epochs):
-        ranks[:, epoch] = plan.reader_of(epoch, samples)[0]
+    for begin in range(0, samples.size, _SAMPLES_AT_ONCE):
+        some = slice(begin, begin + _SAMPLES_AT_ONCE)
+        for epoch in range(plan.epochs):
+            ranks[some, epoch] = plan.reader_of(epoch, samples[some])[0]
     return np.arange(samples.size + 1) * plan.epochs, ranks.ravel()
 
 

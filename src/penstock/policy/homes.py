@@ -29,12 +29,14 @@ from penstock.errors import ConfigError
 from penstock.plan import AccessPlan
 from penstock.plan.bijection import BlockShuffle
 from penstock.plan.frequency import (
+    ascending,
     blocks_of_samples,
     check_partition,
     first_reads,
+    most_first,
     readers_by_sample,
     steps_of_reads,
-    uses_of,
+    uses_of_ranks,
 )
 from penstock.plan.orders import RepeatingOrder
 from penstock.plan.random import derive_key
@@ -139,9 +141,7 @@ def place_cover(plan: AccessPlan, sizes_bytes: ArrayLike, capacities_bytes: Arra
     space = capacities.copy()
     rank_of, tier_of = _nowhere(plan.samples)
     _settle_homes(plan, sizes, space, rank_of, tier_of)
-    copies = [
-        _fill_with_copies(plan, rank, sizes, space[rank], rank_of, tier_of) for rank in range(plan.ranks)
-    ]
+    copies = _fill_with_copies(plan, sizes, space, rank_of, tier_of)
     return Homes(rank_of, tier_of, tuple(_in_filling_order(plan, rank_of, tier_of, copies)))
 
 
@@ -176,7 +176,7 @@ def place_by_first_read(
     chosen = np.flatnonzero(reads.rank_of >= 0)
     if isinstance(plan.order, RepeatingOrder) and int(sizes[chosen].sum()) > sum(map(sum, space.tolist())):
         chosen = _chosen(plan, sizes, space, chosen)[0]
-    chosen = chosen[_ascending(reads.step_of[chosen])]
+    chosen = chosen[ascending(reads.step_of[chosen])]
     rank_of, tier_of = _nowhere(plan.samples)
     _settle(chosen, _at_holders(reads.rank_of, held or {})[chosen], sizes, space, rank_of, tier_of)
     promised = np.flatnonzero(rank_of >= 0)
@@ -310,7 +310,7 @@ def _settle_homes(
 
     pending, best, uses = _chosen(plan, sizes, space)
     while True:
-        by_use = np.argsort(-uses, kind="stable")
+        by_use = most_first(uses)
         kernels.settle(pending[by_use], best[by_use], sizes, space, rank_of, tier_of)
         rest = pending[rank_of[pending] < 0]
         if rest.size in (0, pending.size):
@@ -360,30 +360,25 @@ def _favourites(
 
 
 def _fill_with_copies(
-    plan: AccessPlan,
-    rank: int,
-    sizes: Ids,
-    space: Ids,
-    rank_of: NDArray[np.int32],
-    tier_of: NDArray[np.int8],
-) -> tuple[Kept, Ids]:
-    """Step 4 for one rank: what it keeps besides its homes, and the step of its first read of each."""
-    none = Kept(np.empty(0, np.int64), np.empty(0, np.int8)), np.empty(0, np.int64)
-    if space.size == 0 or space.max() < sizes.min():
-        return none
-    uses = uses_of(plan, rank)
-    # A copy is made at the first read, so the second one is the first that it saves.
-    wanted = np.flatnonzero((uses.counts > 1) & (rank_of[uses.samples] != rank))
-    wanted = wanted[np.argsort(-uses.counts[wanted], kind="stable")]
-    tiers = fill_in_order(sizes[uses.samples[wanted]], space.tolist())
-    wanted = wanted[: tiers.size]
-    copied = uses.samples[wanted]
-    homeless = rank_of[copied] < 0  # found no space as a whole; a copy is a home then
-    rank_of[copied[homeless]] = rank
-    tier_of[copied[homeless]] = tiers[homeless]
-    return Kept(copied[~homeless], tiers[~homeless]), steps_of_reads(plan, rank)[
-        uses.first[wanted[~homeless]]
-    ]
+    plan: AccessPlan, sizes: Ids, space: Ids, rank_of: NDArray[np.int32], tier_of: NDArray[np.int8]
+) -> list[tuple[Kept, Ids]]:
+    """Step 4: what each rank keeps besides its homes, and the step of its first read of each."""
+    found = [(Kept(np.empty(0, np.int64), np.empty(0, np.int8)), np.empty(0, np.int64))] * plan.ranks
+    ranks = np.flatnonzero(space.max(axis=1, initial=-1) >= sizes.min()).tolist()
+    for rank, uses in zip(ranks, uses_of_ranks(plan, ranks), strict=True):
+        # A copy is made at the first read, so the second one is the first that it saves.
+        often = np.flatnonzero(uses.counts > 1)
+        wanted = often[rank_of[uses.samples[often]] != rank]
+        wanted = wanted[most_first(uses.counts[wanted])]
+        tiers = fill_in_order(sizes[uses.samples[wanted]], space[rank].tolist())
+        wanted = wanted[: tiers.size]
+        copied = uses.samples[wanted]
+        homeless = rank_of[copied] < 0  # found no space as a whole; a copy is a home then
+        rank_of[copied[homeless]] = rank
+        tier_of[copied[homeless]] = tiers[homeless]
+        steps = steps_of_reads(plan, rank)[uses.first[wanted[~homeless]]]
+        found[rank] = Kept(copied[~homeless], tiers[~homeless]), steps
+    return found
 
 
 def _in_filling_order(
@@ -403,14 +398,6 @@ def _in_filling_order(
 
 def _grouped_by_rank(rank_of: NDArray[np.int32], ranks: int) -> Callable[[int], Ids]:
     """A function that returns which samples are a rank's, ascending. rank_of: int32[n], -1 for no rank."""
-    by_rank = _ascending(rank_of)
+    by_rank = ascending(rank_of)
     ends = np.concatenate(([0], np.cumsum(np.bincount(rank_of[rank_of >= 0], minlength=ranks))))
     return lambda rank: by_rank[ends[rank] : ends[rank + 1]]
-
-
-def _ascending(numbers: NDArray[np.integer[Any]]) -> Ids:
-    """Return the places of numbers from -1 to 2^32 - 2, ascending, -1 last; equal ones in the order that they have."""
-    # NumPy sorts 16-bit numbers by radix: those of 10^7 samples in a tenth of the time.
-    return np.argsort(
-        numbers.astype(np.uint16 if numbers.max(initial=0) < 0xFFFF else np.uint32), kind="stable"
-    )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.machine import Machine
 from penstock.plan import AccessPlan
-from penstock.plan.frequency import uses_of
+from penstock.plan.frequency import most_first, uses_of
 from penstock.trace.schema import SOURCE
 
 #: Of the store's rate. What is slower stays empty, where a read goes to whatever brings the sample first: the reads
@@ -123,7 +123,7 @@ def keep_by_frequency(
     if not any(capacities_bytes):
         return Kept(np.empty(0, np.int64), np.empty(0, np.int8))
     uses = uses_of(counted_of_rank(plan, rank), rank)
-    order = np.argsort(-uses.counts, kind="stable")  # samples ascend, so that ties are by id
+    order = most_first(uses.counts)  # samples ascend, so that ties are by id
     if saved is not None:
         first = np.lexsort((-saved[uses.samples], -uses.counts))
         in_tiers = sizes_bytes[:saving_tiers, uses.samples[first]]
