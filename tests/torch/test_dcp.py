@@ -7,6 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 import tracemalloc
 import weakref
 from collections import OrderedDict
@@ -29,17 +30,20 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from penstock import compiling
 from penstock.checkpoint import due as due_module
 from penstock.checkpoint import opened as opened_module
+from penstock.checkpoint.config import StoreConfig
 from penstock.checkpoint.store import SnapshotStore
 from penstock.checkpoint.tiers.local import LocalDraft, LocalTier, LocalWriter
 from penstock.checkpoint.tiers.throttle import Cap
 from penstock.cli.main import main
 from penstock.compiling import Part
 from penstock.errors import ConfigError, DataError
+from penstock.flow.recorder import Recorder
 from penstock.plan.saves import Auto
 from penstock.policy.retention import Keep
 from penstock.torch import Loader
 from penstock.torch import dcp as dcp_module
 from penstock.torch.dcp import StoreReader, StoreWriter
+from penstock.trace import Kind, read_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -794,6 +798,49 @@ def wait_until_drained(writer: StoreWriter) -> None:
             drainer._changed.wait()
 
 
+def test_saves_drains_and_loads_are_recorded(tmp_path: Path) -> None:
+    saved = {"w": torch.arange(10_000.0)}
+    traces = tmp_path / "saves.trace", tmp_path / "loads.trace"
+    with opened(tmp_path, trace=traces[0]) as writer:
+        write(writer, 1, saved)
+        # As by `async_save`, for which training goes on.
+        beside = threading.Thread(target=write, args=(writer, 2, saved))
+        beside.start()
+        beside.join()
+        writer.drain()
+    reader = StoreReader(tmp_path / "slow", fast=tmp_path / "fast", trace=traces[1], report=None)
+    load(dict(saved), checkpoint_id="2", storage_reader=reader, no_dist=True)
+    del reader
+    gc.collect()
+
+    spans = np.concatenate([read_trace(path).spans for path in traces])
+    by_kind = {kind: spans[spans["kind"] == kind] for kind in (Kind.SAVE, Kind.WRITE, Kind.DRAIN, Kind.LOAD)}
+    assert [(int(span["step"]), int(span["bytes"])) for span in by_kind[Kind.SAVE]] == [(1, 40_000)]
+    assert by_kind[Kind.SAVE]["end"] - by_kind[Kind.SAVE]["start"] > 0
+    assert sorted(set(by_kind[Kind.WRITE]["step"].tolist())) == [1, 2]
+    assert sorted(set(by_kind[Kind.DRAIN]["step"].tolist())) == [1, 2]
+    assert by_kind[Kind.LOAD]["step"].tolist() == [2]
+
+
+def test_a_writer_that_records_for_a_loader_is_not_pickled(tmp_path: Path) -> None:
+    with (
+        StoreWriter(tmp_path, trace=Recorder(16), report=None) as writer,
+        pytest.raises(ConfigError, match=r"^trace is the recorder of a loader"),
+    ):
+        pickle.dumps(writer)
+
+
+def test_what_was_not_drained_is_loaded_from_the_fast_tier_that_is_named(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "fast", report=None) as writer:
+        write(writer, 1, {"w": torch.ones(5)})
+    state = {"w": torch.zeros(5)}
+
+    reader = StoreReader(StoreConfig(tmp_path / "slow", fast=tmp_path / "fast"), report=None)
+    load(state, storage_reader=reader, no_dist=True)
+
+    assert torch.equal(state["w"], torch.ones(5))
+
+
 def test_a_schedule_says_when_to_save(tmp_path: Path, clock: Clock) -> None:
     with StoreWriter(tmp_path / "a", schedule="2 steps", report=None) as writer:
         assert [writer.is_due(step) for step in range(5)] == [False, False, True, False, True]
@@ -1087,15 +1134,14 @@ def test_async_save_in_a_process_of_its_own_goes_on_with_differences(tmp_path: P
         ("ranks", lambda: None),
         ("storage_options", "key"),
         ("report", 3),
+        ("trace", 3),
     ],
 )
 def test_a_wrong_argument_of_a_writer_is_refused_by_its_name(tmp_path: Path, name: str, wrong: Any) -> None:
     arguments = {"folder": tmp_path} | {name: wrong}
-    with pytest.raises(ConfigError, match=rf"^{name}\b"):
-        StoreWriter(**arguments)
-    if name in ("folder", "ranks", "storage_options"):
+    for kind in (StoreWriter, StoreReader):
         with pytest.raises(ConfigError, match=rf"^{name}\b"):
-            StoreReader(**arguments)
+            kind(**arguments)
 
 
 @for_each("wrong", [3.5, True, b"12", "last"])
@@ -1115,6 +1161,7 @@ def test_what_a_checkpoint_takes_is_told_with_all_its_files(tmp_path: Path) -> N
     assert SnapshotStore(tmp_path).list()[0].stored_bytes == nbytes
 
 
-def test_dcp_saves_nothing_lossy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^kept_mantissa_bits is of a SnapshotStore"):
-        StoreWriter(tmp_path, kept_mantissa_bits=8)
+@for_each(("name", "value"), [("kept_mantissa_bits", 8), ("host_copies", "copies")])
+def test_what_only_a_snapshot_store_can_do_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} is of a SnapshotStore"):
+        StoreWriter(tmp_path, **{name: value})

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 from penstock.checkpoint.state.flatten import Flat, flatten
 from penstock.errors import ConfigError
+from penstock.flow.recorder import Recorder
 from penstock.plan.saves import SaveSchedule, read_schedule
 from penstock.policy.retention import Keep
 from penstock.ranks import Ranks, alone, ranks_of_this_job
+from penstock.trace.file import check_writable
 from penstock.units import is_integer
 
 #: A manifest and the name of a folder hold no larger one.
@@ -141,6 +143,15 @@ def taken_apart(state: Any) -> Flat:
             '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}'
         )
     return flat
+
+
+def checked_trace(trace: Any) -> str | os.PathLike[str] | Recorder | None:
+    """Return where to record. Raises: ConfigError; DataError if the file cannot be written."""
+    is_one = trace is None or isinstance(trace, (str, os.PathLike, Recorder))
+    check_given("trace", trace, is_one=is_one, rule="give the path of a file, loader.recorder, or None")
+    if isinstance(trace, (str, os.PathLike)):
+        check_writable(trace)
+    return trace  # type: ignore[no-any-return]
 
 
 def checked_only(only: Any) -> Iterable[str] | None:

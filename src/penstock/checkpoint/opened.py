@@ -78,7 +78,7 @@ class OpenedStore:
         self._report = report
         #: Whether the free space was checked before the first save.
         self.is_space_checked = False
-        tiers = _tiers_of(settings)
+        tiers = open_tiers(settings)
         main = tiers[-1]
         self.catalog = Catalog(tiers)
         self.housekeeping = Housekeeping(self.catalog, settings.keep, settings.fast_bytes, report)
@@ -183,8 +183,8 @@ class OpenedStore:
         self.spans.close()
 
 
-def _tiers_of(settings: StoreSettings) -> list[Tier]:
-    """Return the tiers, the nearest first. Raises: ConfigError, DataError."""
+def open_tiers(settings: StoreSettings) -> list[Tier]:
+    """Return the tiers of a store, the nearest first. Raises: ConfigError, DataError."""
     main = open_tier(settings.folder, settings.storage_options)
     # A store inside a snapshot would be deleted with it.
     if isinstance(main, LocalTier) and (instead := describe_snapshot_folder(main.path)):

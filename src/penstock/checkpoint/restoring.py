@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +39,9 @@ from penstock.trace.schema import Kind
 from penstock.units import format_count
 
 T = TypeVar("T")
+
+#: In place of a span.
+_UNRECORDED: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
 
 
 @dataclass(eq=False, repr=False)
@@ -222,9 +225,12 @@ class Restorer:
             raise Removed(f"the snapshot of step {step} was removed meanwhile")
         return [[Link(*link) for link in links] for links in chains]
 
-    def read(self, chains: Sequence[Sequence[Link]], load: Callable[[Chain], T]) -> T:
+    def read(
+        self, chains: Sequence[Sequence[Link]], load: Callable[[Chain], T], *, is_state: bool = True
+    ) -> T:
         """Return what a function returns on the first restore chain on which it succeeds on all ranks. All call it.
 
+        is_state: whether it reads the state, which is recorded as a load; False: only what it is made of.
         Raises: `Removed`; FormatError or DataError: what is wrong with the last chain; what else `load` raises.
         """
         step = chains[0][-1].step
@@ -232,10 +238,8 @@ class Restorer:
         loaded: list[T] = []
 
         def open_and_load(links: Sequence[Link]) -> None:
-            with (
-                self._spans.span(Kind.LOAD, step, links[-1].tier) as count,
-                closing(open_links(self._catalog, links)) as chain,
-            ):
+            span = self._spans.span(Kind.LOAD, step, links[-1].tier) if is_state else _UNRECORDED
+            with span as count, closing(open_links(self._catalog, links)) as chain:
                 count(sum(link.manifest.stored_bytes for link in chain.links))
                 loaded.append(load(chain))
 

@@ -14,6 +14,7 @@ from penstock.checkpoint.arguments import (
     check_given,
     checked_only,
     checked_step,
+    checked_trace,
     made_ranks,
     ranks_or_reader,
     taken_apart,
@@ -43,7 +44,6 @@ from penstock.policy.saving import Save
 from penstock.policy.space import SpaceNeeded, steps_until_pruned
 from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.report import checked_report, print_report
-from penstock.trace.file import check_writable
 from penstock.trace.schema import Kind
 from penstock.units import is_integer
 
@@ -89,10 +89,7 @@ class SnapshotStore:
         """
         self._config = store_config(folder, arguments)
         settings = self._config.settings
-        is_one = trace is None or isinstance(trace, (str, os.PathLike, Recorder))
-        check_given("trace", trace, is_one=is_one, rule="give the path of a file, loader.recorder, or None")
-        if isinstance(trace, (str, os.PathLike)):
-            check_writable(trace)
+        checked_trace(trace)
         timing, telling = settings.schedule, checked_report(report)
         self._settings, self._encoding, self._threads = settings, settings.encoding, settings.threads
         #: Why this process cannot write: it does not know the other ranks of its job; else "".

@@ -73,7 +73,45 @@ class SnapshotSpans:
         """
         if self._recorder is None:
             return nullcontext(_uncounted)
-        return _recorded(self._recorder, kind, step, tier, self._collect)
+        return self._spanned(self._recorder, kind, step, tier)
+
+    def record(self, kind: Kind, step: int, seconds: float, nbytes: int) -> None:
+        """Record what has just ended, as `span` would have. seconds: that it took. nbytes: that were done."""
+        if self._recorder is not None:
+            end = self._recorder.clock()
+            self._record(self._recorder, kind, step, NO_PLACE, end - seconds, end, nbytes)
+
+    @contextmanager
+    def _spanned(
+        self, recorder: Recorder, kind: Kind, step: int, tier: int
+    ) -> Iterator[Callable[[int], None]]:
+        piece_seconds = _PIECE_SECONDS.get(kind, math.inf)
+        begin, nbytes = recorder.clock(), 0
+
+        def record() -> None:
+            nonlocal begin, nbytes
+            end = recorder.clock()
+            self._record(recorder, kind, step, tier, begin, end, nbytes)
+            begin, nbytes = end, 0
+
+        def add(more_bytes: int) -> None:
+            nonlocal nbytes
+            nbytes += more_bytes
+            if recorder.clock() - begin >= piece_seconds:
+                record()
+
+        try:
+            yield add
+        finally:
+            record()
+
+    def _record(
+        self, recorder: Recorder, kind: Kind, step: int, tier: int, begin: float, end: float, nbytes: int
+    ) -> None:
+        ring = recorder.ring(_RINGS[kind], _RING_SPANS)
+        with _recording:
+            ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
+        self._collect()
 
     def _collect(self) -> None:
         collector = self._collector
@@ -92,31 +130,3 @@ class SnapshotSpans:
         """End a trace of its own. Twice is harmless."""
         if self._collector is not None:
             self._end()
-
-
-@contextmanager
-def _recorded(
-    recorder: Recorder, kind: Kind, step: int, tier: int, collect: Callable[[], None]
-) -> Iterator[Callable[[int], None]]:
-    ring = recorder.ring(_RINGS[kind], _RING_SPANS)
-    piece_seconds = _PIECE_SECONDS.get(kind, math.inf)
-    begin, nbytes = recorder.clock(), 0
-
-    def record() -> None:
-        nonlocal begin, nbytes
-        end = recorder.clock()
-        with _recording:
-            ring.record(kind, begin, end, NO_SAMPLE, nbytes, NO_EPOCH, step, tier, samples=0)
-        begin, nbytes = end, 0
-        collect()
-
-    def add(more_bytes: int) -> None:
-        nonlocal nbytes
-        nbytes += more_bytes
-        if recorder.clock() - begin >= piece_seconds:
-            record()
-
-    try:
-        yield add
-    finally:
-        record()

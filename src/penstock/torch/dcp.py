@@ -18,6 +18,7 @@ import io
 import os
 import re
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,16 +50,15 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from penstock.checkpoint.arguments import (
-    checked_folder,
-    checked_options,
     checked_step,
+    checked_trace,
     made_ranks,
 )
 from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.catalog import Catalog, Link, looking_again
 from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of
-from penstock.checkpoint.opened import OpenedStore, open_tier, quiet
+from penstock.checkpoint.opened import OpenedStore, open_tiers, quiet
 from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
@@ -82,12 +82,13 @@ from penstock.checkpoint.state.tree import (
 )
 from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart
 from penstock.errors import ConfigError, DataError, FormatError, RankError
-from penstock.flow.cpus import default_coders
 from penstock.flow.ordered import Workers
+from penstock.flow.recorder import Recorder
 from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.policy.saving import Begin, Save, SaveTerms
 from penstock.ranks import Ranks, alone, ranks_of_this_job
 from penstock.report import checked_report, print_report
+from penstock.trace.schema import Kind
 
 _Path = tuple[str | int, ...]
 #: Of what is staged at a time where nothing is kept for the next difference.
@@ -116,6 +117,7 @@ class StoreWriter(StorageWriter):
         folder: StoreConfig | str | os.PathLike[str],
         *,
         ranks: Callable[[], Ranks] = ranks_of_this_job,
+        trace: str | os.PathLike[str] | Recorder | None = None,
         report: Callable[[str], None] | None = print_report,
         **arguments: Unpack[StoreArguments],
     ) -> None:
@@ -125,12 +127,13 @@ class StoreWriter(StorageWriter):
             staging_bytes: memory for the copy of what this rank writes, at most; None: 32 MiB.
         ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then nobody is waited for before DCP begins.
-        report: as of `penstock.checkpoint.SnapshotStore`.
+        trace, report: as of `penstock.checkpoint.SnapshotStore`. `async_save` blocks no training: of its saves only
+            what is written and drained is recorded; in a process of its own, by that process, and in a file.
 
-        Raises: ConfigError naming the argument.
+        Raises: ConfigError naming the argument; DataError if the trace cannot be written.
         """
         config = store_config(folder, arguments)
-        self._arguments = {"folder": config, "ranks": ranks, "report": report}
+        self._arguments = {"folder": config, "ranks": ranks, "trace": checked_trace(trace), "report": report}
         self._identity = secrets.token_hex(16)
         settings = config.settings
         if settings.encoding.kept_mantissa_bits is not None:
@@ -144,7 +147,9 @@ class StoreWriter(StorageWriter):
         self._due = DueSaves(timing, lambda: made_ranks(ranks))
         # One rank reports what is found when the folder is opened.
         telling = self._report if self._ranks.rank == 0 else quiet(None)
-        self._opened = OpenedStore(settings, alone(), telling, SnapshotSpans(None, self._ranks.rank, telling))
+        self._opened = OpenedStore(
+            settings, alone(), telling, SnapshotSpans(trace, self._ranks.rank, telling)
+        )
         self._staging_bytes = None if settings.holds_reference else settings.staging_bytes or _WAVE_BYTES
         self._threads = settings.threads
         self._step: int | None = None
@@ -153,10 +158,17 @@ class StoreWriter(StorageWriter):
         #: What the last save failed with on this rank: the kind of error, and the message.
         self._failed: tuple[str, str] | None = None
         self._begin_seconds = 0.0
+        self._part_bytes = 0
+        #: The training's: what it does not call does not block it. None: the training is another process.
+        self._thread: int | None = threading.get_ident()
         _writers[self._identity] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how it is pickled: by what it was made of."""
+        """Return how it is pickled: by what it was made of. Raises: ConfigError if it records for a loader."""
+        if isinstance(self._arguments["trace"], Recorder):
+            raise ConfigError(
+                "trace is the recorder of a loader, which another process cannot record into: give the path of a file"
+            )
         return _writer_of, (self._identity, self._arguments)
 
     def is_due(self, step: int) -> bool:
@@ -265,15 +277,17 @@ class StoreWriter(StorageWriter):
                 node = _plain(item, planner, paths)
                 results.append(WriteResult(item.index, 0, ["plain", _path(item.index.fqn, paths), node]))
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        self._part_bytes = 0
         if number is not None:
             sources = [_source(item, planner, paths) for item in tensors]
+            self._part_bytes = sum(source.layout.nbytes for source in sources)
             #: With the first of them.
             part = self._write_part(written, number, sources)
             for item, source in zip(tensors, sources, strict=True):
                 row = ["tensor", _path(item.index.fqn, paths), source.layout.name, number, part]
                 results.append(WriteResult(item.index, source.layout.nbytes, row))
                 part = None
-        self._go_on()
+        self._go_on(SnapshotDecision(*written[0]).step)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -318,13 +332,15 @@ class StoreWriter(StorageWriter):
         self._step = None
         saved = self._opened.writer.commit(job, tree, parts)
         self._job = None
-        self._go_on()
+        self._go_on(job.step)
         self._report(saved.line("durable") + saved.note)
         if self._opened.drainer is not None:
             self._opened.drainer.go_on()
 
-    def _go_on(self) -> None:
+    def _go_on(self, step: int) -> None:
         seconds = time.monotonic() - self._begin_seconds
+        if self._job is None and self._thread == threading.get_ident():
+            self._opened.spans.record(Kind.SAVE, step, seconds, self._part_bytes)
         self._due.go_on()
         self._due.took(seconds, seconds)
 
@@ -374,7 +390,7 @@ def _writer_of(identity: str, arguments: dict[str, Any]) -> StoreWriter:
     writer = _writers.get(identity)
     if writer is None:
         writer = _unpickled[identity] = StoreWriter(**arguments)
-        writer._identity = identity
+        writer._identity, writer._thread = identity, None
         _writers[identity] = writer
     return writer
 
@@ -387,26 +403,28 @@ class StoreReader(StorageReader):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: StoreConfig | str | os.PathLike[str],
         *,
         ranks: Callable[[], Ranks] = ranks_of_this_job,
-        storage_options: Mapping[str, Any] | None = None,
+        trace: str | os.PathLike[str] | Recorder | None = None,
+        report: Callable[[str], None] | None = print_report,
+        **arguments: Unpack[StoreArguments],
     ) -> None:
         """Open a store.
 
+        folder, arguments: as of `StoreWriter`; those that are of saves change nothing.
         ranks: those that load together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then each looks at the folder itself, which on a network file system may be as it was a while ago.
-        folder, storage_options: as of `penstock.checkpoint.store.SnapshotStore`.
-        Raises: ConfigError naming the argument.
+        trace, report: as of `penstock.checkpoint.SnapshotStore`. The file is another than that of a writer.
+
+        Raises: ConfigError naming the argument; DataError if the trace cannot be written.
         """
-        checked_folder(folder)
-        checked_options(storage_options)
-        self._catalog = Catalog([open_tier(folder, storage_options)])
-        self._ranks = made_ranks(ranks)
-        report = quiet(print_report if self._ranks.rank == 0 else None)
-        self._restorer = Restorer(
-            self._catalog, self._ranks, default_coders(), SnapshotSpans(report=report), report
-        )
+        settings = store_config(folder, arguments).settings
+        self._catalog = Catalog(open_tiers(settings))
+        self._ranks, self._threads = made_ranks(ranks), settings.threads
+        telling = quiet(checked_report(report) if self._ranks.rank == 0 else None)
+        spans = SnapshotSpans(checked_trace(trace), self._ranks.rank, telling)
+        self._restorer = Restorer(self._catalog, self._ranks, self._threads, spans, telling)
         #: As of the last `reset`; None: the snapshot that was saved last.
         self._checkpoint_id: str | os.PathLike[str] | None = None
         #: Chosen by it, and not read yet; None: nothing is.
@@ -452,7 +470,7 @@ class StoreReader(StorageReader):
         def attempt(is_again: bool) -> Metadata:
             step = self._choose(is_again=is_again) if is_again or chosen is None else chosen
             self._chains = self._restorer.chains(step)
-            return self._restorer.read(self._chains, self._metadata)
+            return self._restorer.read(self._chains, self._metadata, is_state=False)
 
         try:
             return looking_again(attempt)
@@ -548,7 +566,7 @@ class StoreReader(StorageReader):
                 items[one] = item, target
                 yield one
 
-        with Workers(default_coders(), f"penstock-decode-{chain.manifest.step}") as workers:
+        with Workers(self._threads, f"penstock-decode-{chain.manifest.step}") as workers:
             for one in read_wanted(chain, wanted(), workers):
                 item, target = items.pop(one)
                 leaf = self._arrays[item.storage_index.fqn]
