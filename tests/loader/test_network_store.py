@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
 import subprocess
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from tests.faults import PIPES
+from tests.interpreters import Interpreters
+from tests.loader.sharing_data import SAMPLE_BYTES, loader
 from tests.measure.test_calibrate_mounted import fuse_can_be_opened
 from tests.patience import patient, wait_until
-from tests.ranks.in_memory import run
 
-from penstock.loader import Loader
-from penstock.loader.transforms import DecodeRaw
-from penstock.policy import Scheduler
-from penstock.ranks import Ranks, alone
+from penstock.ranks import alone
 
-SAMPLES, SAMPLE_BYTES, EPOCHS, RANKS = 60, 5000, 3, 2
+SAMPLES, RANKS = 100, 3
 _SERVER = "/usr/lib/openssh/sftp-server"
+
+#: One of the processes. It tells the samples of each of its batches, all of whose bytes are right.
+RANK = """
+    import json, sys
+    from pathlib import Path
+    from unittest.mock import patch
+    from penstock.policy import Scheduler
+    from tests.loader.sharing_data import loader, ranks_in
+    ranks = ranks_in(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]))
+    share = sys.argv[5]
+    host = f"host {ranks.rank if share == 'hosts' else 0}"
+    batches = []
+    with (
+        patch.object(Scheduler, "waited", lambda *_: []),  # a busy machine keeps promises late
+        patch("penstock.policy.peer_patience.LEAST_SECONDS", 30.0),
+        patch("penstock.ranks.descriptors.host_id", lambda: host),
+        loader(sys.argv[2], ranks, share=share, refresh="full") as load,
+    ):
+        for _ in range(load.plan.epochs):
+            for rows, _ in load:
+                assert (rows == rows[:, :1]).all()
+                batches.append(rows[:, 0].tolist())
+                ranks.all_gather("a step", None)
+        ranks.all_gather("the end", None)
+    print(json.dumps(batches))
+"""
 
 pytestmark = [
     pytest.mark.system,
@@ -70,43 +94,29 @@ def store(tmp_path: Path) -> Iterator[Mounted]:
         server.wait(patient(20))
 
 
-def test_ranks_read_a_network_file_system_once_and_have_the_batches_of_one_that_reads_a_disk(
-    store: Mounted, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", ["host", "hosts"])
+def test_processes_read_a_network_file_system_once_and_have_the_batches_of_one_that_reads_a_disk(
+    store: Mounted, share: str, tmp_path: Path, interpreters: Interpreters
 ) -> None:
-    monkeypatch.setattr(Scheduler, "waited", lambda *_: [])  # a busy machine keeps promises late
-    together = threading.Barrier(RANKS)
+    messages = tmp_path / "messages"
+    messages.mkdir()
 
-    def batches_of(source: Path, ranks: Ranks, **options: Any) -> list[np.ndarray[Any, Any]]:
-        found = []
-        with Loader(
-            str(source),
-            batch_size=16,
-            epochs=EPOCHS,
-            seed=3,
-            memory="4 MB",
-            transforms=[DecodeRaw("uint8", (SAMPLE_BYTES,))],
-            dtype="uint8",
-            report=None,
-            refresh="full",
-            ranks=lambda: ranks,
-            **options,
-        ) as loader:
-            while loader.position[0] < EPOCHS:
-                for batch in loader:
-                    found.append(batch[0].copy())
-                    if options:
-                        together.wait(patient(20))
-        return found
+    ranks = [
+        interpreters.start(RANK, str(messages), str(store.at), str(rank), str(RANKS), share, **PIPES)
+        for rank in range(RANKS)
+    ]
+    try:
+        told = [rank.communicate(timeout=patient(60))[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
-    of_ranks = run(
-        RANKS,
-        lambda ranks: batches_of(store.at, ranks, rank=ranks.rank, world_size=RANKS, share="host"),
-    )
-    whole = batches_of(store.folder, alone())
-
-    assert not [each for each in of_ranks if isinstance(each, BaseException)], of_ranks
-    for number, batch in enumerate(whole):
-        assert (np.concatenate([each[number] for each in of_ranks]) == batch).all()
+    assert [rank.returncode for rank in ranks] == [0] * RANKS
+    of_ranks = [json.loads(each) for each in told]
+    with loader(str(store.folder), alone(), rank=None, world_size=None, share=None) as one:
+        whole = [rows[:, 0].tolist() for _ in range(one.plan.epochs) for rows, _ in one]
+    assert [list(itertools.chain(*each)) for each in zip(*of_ranks, strict=True)] == whole
     assert set(store.opened) == {f"{sample:03d}.png" for sample in range(SAMPLES)}
     # Each rank reads one sample more, to see what samples are like.
     assert store.opened.total() <= SAMPLES + RANKS
