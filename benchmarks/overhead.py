@@ -186,7 +186,7 @@ def time_epochs(batches: Iterable[Any], seconds: float) -> Seconds:
 
 def time_scheduler(loader: Loader, seconds: float) -> Seconds:
     """Time the scheduler of a loader that is never started."""
-    scheduler = loader._engine._scheduler
+    scheduler = loader._parts.engine._scheduler
     while (loop := engine.DECISIONS.ask()) is None:
         time.sleep(0.05)
     scheduler.use(loop)

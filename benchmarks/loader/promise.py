@@ -73,13 +73,13 @@ def loads(batches: Any) -> bool:
     """Return whether a side loads although nobody asks for a batch: DataLoaders do so within an epoch only."""
     if not isinstance(batches, penstock.torch.Loader):
         return False
-    engine = batches._engine
+    engine = batches._parts.engine
     return engine._scheduler.loads_running > 0 or not engine._loads.empty()
 
 
 def tries(loader: penstock.torch.Loader) -> bool:
     """Return whether a loader tries worker processes, or the training's own thread, and has not decided yet."""
-    trial, own = loader._switching, loader._own_thread
+    trial, own = loader._parts.switching, loader._parts.own_thread
     if own is not None and own.is_trying:
         return True
     return trial is not None and trial._starting is not None and not trial._is_settled

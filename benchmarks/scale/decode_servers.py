@@ -144,7 +144,7 @@ def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
         decode_servers=servers,
         report=None,
     ) as loader:
-        found = getattr(loader._fetcher, "_servers", None)
+        found = getattr(loader._parts.fetcher, "_servers", None)
         asking = [] if found is None else time_asking(found)
         began, computed, summing, parts = time.perf_counter(), time.process_time(), 0.0, part_seconds()
         for _ in range(EPOCHS):

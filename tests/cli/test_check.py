@@ -146,7 +146,7 @@ def test_a_split_of_the_data_set_takes_the_same_list(damaged: Path) -> None:
     for part in parts:
         with Loader(part, batch_size=9, epochs=1, transforms=[Resize((4, 4))], dtype="uint8", skip="bad.jsonl",
                     report=None) as loader:  # fmt: skip
-            source = loader._setup.source
+            source = loader._parts.setup.source
             assert isinstance(source, Selection)
             left += source.ids.tolist()
 

@@ -79,7 +79,7 @@ def share() -> Any:
     ):
         ids = [[int(row[0]) for batch in loader for row in batch[0]] for _ in range(2)]
         meeting.all_gather("the end of the run", None)
-        peers = loader._setup.sharing.peers if loader._setup.sharing is not None else None
+        peers = loader._parts.setup.sharing.peers if loader._parts.setup.sharing is not None else None
         assert peers is not None
         assert peers.far is not None
         return [ids, len(peers.far.ranks), type(peers.far._carrier).__name__]

@@ -40,7 +40,7 @@ with (
             assert (rows == expected(ids)).all()
             batches.append(ids.tolist())
             ranks.all_gather("a step", None)
-    sharing = load._setup.sharing
+    sharing = load._parts.setup.sharing
     assert sharing is not None
     assert sharing.peers is not None
     far = sharing.peers.far

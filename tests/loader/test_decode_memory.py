@@ -241,7 +241,7 @@ def test_callables_that_wait_for_each_other_do_not_wait_for_memory_as_well(tmp_p
     with Loader(
         tmp_path / "large", transforms=[RandomHorizontalFlip(), meet, Resize((8, 8))], **options
     ) as loader:
-        pipeline = loader._setup.pipeline
+        pipeline = loader._parts.setup.pipeline
         assert pipeline is not None
         one = pipeline.decode_bytes(1500, 2000, JpegHeader(1500, 2000, 3, 8, False, 16, True))
         assert loader.memory.decoding_bytes < 2 * one

@@ -119,8 +119,8 @@ def batches_of(
     ) as loader:
         found = [(images.tobytes(), labels.tobytes()) for _ in range(EPOCHS) for images, labels in loader]
         if servers:
-            assert isinstance(loader._fetcher, ServedFetcher)
-            seen(loader._fetcher._servers)
+            assert isinstance(loader._parts.fetcher, ServedFetcher)
+            seen(loader._parts.fetcher._servers)
     return found
 
 
@@ -242,11 +242,11 @@ def test_readers_read_one_sample_after_the_other_only_while_a_server_answers_and
         on_error="skip",
         policy="staging",
     ) as loader:
-        assert loader._setup.limits.read_together > 1
+        assert loader._parts.setup.limits.read_together > 1
         for _ in loader:
             pass
-        assert loader._engine._scheduler._ints[SOURCE_TOGETHER] == 1
-        fetcher = loader._fetcher
+        assert loader._parts.engine._scheduler._ints[SOURCE_TOGETHER] == 1
+        fetcher = loader._parts.fetcher
         assert isinstance(fetcher, ServedFetcher)
         assert not fetcher.sends()
         monkeypatch.setattr(fetcher._servers._peers, "is_away", lambda rank: False)

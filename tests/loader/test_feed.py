@@ -104,7 +104,7 @@ def test_waits_and_steps_of_batches_that_are_asked_for_are_recorded(fed: Callabl
     assert {epoch: (each.steps, each.samples) for epoch, each in found.items()} == {1: (2, 4), 2: (2, 3)}
     assert all(each.stages[Stage(Kind.STEP, NO_PLACE)].calls == 2 for each in found.values())
     assert sum(each.stall_by_cause[Cause.UNSEEN] for each in found.values()) == 0
-    (line,) = progress_lines(feed._loader._collector, feed._loader.plan)
+    (line,) = progress_lines(feed._loader._parts.collector, feed._loader.plan)
     assert line.startswith("epoch 2, step 2: ")
 
 
@@ -122,14 +122,14 @@ def test_a_step_ends_where_its_pass_is_left_and_a_wait_where_it_is_interrupted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(loader._engine, "take", interrupt)
+        patched.setattr(loader._parts.engine, "take", interrupt)
         with pytest.raises(KeyboardInterrupt):
             feed.take((1, 1))
-    assert loader._asked is None
+    assert loader._parts.clock._asked is None
     feed.take((1, 1))
     feed.note_end()
     ends: list[float] = []
-    monkeypatch.setattr(loader, "_end_step", ends.append)
+    monkeypatch.setattr(loader._parts.clock, "end_step", ends.append)
     left = feed._ended_at
     feed.forget_before((2, 0))
     assert ends == [left]

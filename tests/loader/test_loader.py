@@ -338,7 +338,7 @@ def test_what_a_start_failed_with_is_raised_by_every_loop(
 ) -> None:
     lines: list[str] = []
     with make(folder, report=lines.append) as loader:
-        monkeypatch.setattr(loader, "_start", lambda: 1 / 0)
+        monkeypatch.setattr(loader._loop, "_start", lambda: 1 / 0)
         for begin in (loader.start, lambda: next(iter(loader)), lambda: next(iter(loader))):
             with pytest.raises(ZeroDivisionError):
                 begin()
@@ -369,7 +369,7 @@ def test_a_loader_that_was_never_started_leaves_nothing_behind(folder: Path, tmp
         pass
 
     loader = make(folder, trace=tmp_path / "trace")
-    gone = weakref.ref(loader._engine)
+    gone = weakref.ref(loader._parts.engine)
     del loader
 
     def is_gone() -> bool:
@@ -534,7 +534,7 @@ def test_labels_that_are_no_numbers_for_each_sample_are_named(folder: Path, labe
 def test_the_parts_of_the_memory_never_exceed_what_was_given(folder: Path) -> None:
     for memory in ("64 KiB", "1 MiB", "1 GiB"):
         with make(folder, memory=memory, decoders=4) as loader:
-            budget, limits = loader.memory, loader._setup.limits
+            budget, limits = loader.memory, loader._parts.setup.limits
         used = budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.tier_bytes
         assert used <= budget.limit_bytes
         assert 0 < 4 * limits.own_bytes <= budget.undecoded_bytes - limits.undecoded_bytes
@@ -949,9 +949,13 @@ def test_transforms_beside_a_data_set_are_refused() -> None:
 
 def test_a_closed_loader_says_so(folder: Path) -> None:
     loader = make(folder)
+    batches = iter(loader)
+    next(batches)
     loader.close()
     loader.close()
 
+    with pytest.raises(ClosedError, match="closed"):
+        next(batches)
     with pytest.raises(ClosedError, match="closed"):
         iter(loader)
 
@@ -989,7 +993,7 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
     with make(SlowSource(ImageFolder(folder), 1e-3, 1e-3, 1e6), memory="96 KiB", readers=1) as loader:
         first = iter(loader)
         next(first)
-        wait_until(lambda: loader._collector._unsummed)  # nobody asks for a batch, yet spans arrive
+        wait_until(lambda: loader._parts.collector._unsummed)  # nobody asks for a batch, yet spans arrive
         for _ in first:
             pass
         for _ in loader:
@@ -998,7 +1002,7 @@ def test_spans_of_a_long_step_of_the_training_are_not_lost(
             epoch.reads_by_place[SOURCE] for epoch in loader.metrics if SOURCE in epoch.reads_by_place
         )
 
-        assert loader._recorder.dropped == 0
+        assert loader._parts.recorder.dropped == 0
         assert reads >= COUNT
 
 
@@ -1077,7 +1081,7 @@ def test_saves_before_the_start_are_in_the_trace(folder: Path, tmp_path: Path) -
 def test_a_trace_is_on_the_disk_every_few_seconds_however_slow_the_steps(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.loader._DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.loader.step_clock._DRAIN_SECONDS", 0.0)
     with make(folder, trace=tmp_path / "run.trace") as loader:
         passes = iter(loader)
         next(passes)
@@ -1095,8 +1099,8 @@ def test_a_trace_says_what_ran_where_and_when_and_what_its_slowest_samples_are_c
     with make(folder, epochs=1, trace=tmp_path / "run.trace") as loader:
         for _ in loader:
             pass
-        source = loader._fetcher.place
-        names = {sample: loader._fetcher.describe(sample) for sample in range(COUNT)}
+        source = loader._parts.fetcher.place
+        names = {sample: loader._parts.fetcher.describe(sample) for sample in range(COUNT)}
     trace = read_trace(tmp_path / "run.trace")
     meta: dict[str, Any] = dict(trace.meta)
 
@@ -1199,7 +1203,8 @@ def test_a_child_that_is_forked_while_the_threads_start_can_close_its_copy(folde
 def test_the_line_of_an_epoch_names_the_number_of_threads_once_it_has_changed(folder: Path) -> None:
     lines: list[str] = []
     with make(folder, epochs=2, decoders=3, report=lines.append) as loader:
-        loader._lines._reported_threads = 2
+        assert loader._parts.ended.lines is not None
+        loader._parts.ended.lines._reported_threads = 2
         for _ in range(2):
             list(loader)
 
@@ -1231,7 +1236,12 @@ def test_after_a_break_position_and_preview_are_the_next_epochs_and_the_step_has
     with make(folder, report=lines.append, trace=tmp_path / "run.trace") as loader:
         for _ in loader:
             break
-        wait_until(lambda: loader._pass.departure is not None and loader._pass.departure.seconds is not None)
+        wait_until(
+            lambda: (
+                loader._loop.current.departure is not None
+                and loader._loop.current.departure.seconds is not None
+            )
+        )
         left = loader.recorder.clock() - loader.recorder.origin  # what follows, a validation, is no step
         expected = loader.preview(COUNT).tolist()
         position = loader.position
@@ -1268,7 +1278,7 @@ def test_a_loader_that_is_closed_after_a_break_still_tells_what_limited_it(folde
 
 def test_a_dropped_loader_gives_its_memory_back(folder: Path) -> None:
     loader = make(folder)
-    engine, staging = weakref.ref(loader._engine), weakref.ref(loader._staging)
+    engine, staging = weakref.ref(loader._parts.engine), weakref.ref(loader._parts.staging)
     next(iter(loader))
 
     del loader

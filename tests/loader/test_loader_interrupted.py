@@ -249,7 +249,7 @@ def test_what_a_thread_that_delivers_a_batch_still_refers_to_is_not_taken_for_ke
             self.release()
 
     with make(LateToBreak(), epochs=2, shuffle=False) as loader:
-        engine, deliver = loader._engine, loader._engine._wake_consumer
+        engine, deliver = loader._parts.engine, loader._parts.engine._wake_consumer
 
         def hold_up() -> None:
             if (1, 0) in engine._arrived:
@@ -399,7 +399,7 @@ def test_close_ends_though_a_worker_hangs_where_machine_code_is_kept(
             loader.close()
     finally:
         gate.set()
-        for thread in loader._engine._threads:
+        for thread in loader._parts.engine._threads:
             thread.join(patient(20))
     # It loads the code that reads, before its first sample.
     assert "closing waits for 0.1 s at most: threads that are at no sample" in lines[-1]

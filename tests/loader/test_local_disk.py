@@ -292,7 +292,9 @@ def test_nothing_is_read_for_a_disk_that_has_failed(
     ) as loader:
         next(iter(loader))
         wait_until(lambda: any("cannot be written any more" in line for line in lines))
-        wait_until(lambda: loader._engine is not None and not loader._engine._scheduler.moves_running)
+        wait_until(
+            lambda: loader._parts.engine is not None and not loader._parts.engine._scheduler.moves_running
+        )
         assert len(source.reads) < SAMPLES / 2
 
 

@@ -151,7 +151,7 @@ def test_after_ctrl_c_while_memory_is_filled_every_batch_has_its_bits(
         with load(folder, epochs=3, transforms=transforms) as loader:
             batches = iter(loader)
             next(batches)
-            tier = loader._fetcher._tiers[1]  # type: ignore[attr-defined]
+            tier = loader._parts.fetcher._tiers[1]  # type: ignore[attr-defined]
             usual = getattr(tier, method)
 
             def interrupted(*arguments: Any, usual: Callable[..., Any] = usual) -> Any:
@@ -173,7 +173,7 @@ def test_after_ctrl_c_in_a_decision_the_loader_says_how_to_go_on(monkeypatch: py
     with load(Numbers(), shuffle=False) as loader:
         batches = iter(loader)
         next(batches)
-        monkeypatch.setattr(loader._engine._scheduler, "loaded", interrupted)
+        monkeypatch.setattr(loader._parts.engine._scheduler, "loaded", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
 
@@ -246,7 +246,9 @@ def test_steps_that_share_a_slot_are_batches_of_their_own(decoders: int) -> None
         Squares(broken=77), batch_size=8, epochs=4, decoders=decoders, on_error="skip", report=None
     )
     with loader:
-        assert (loader._setup.limits.steps > 1) == (decoders > 0)  # without threads nothing is read ahead
+        assert (loader._parts.setup.limits.steps > 1) == (
+            decoders > 0
+        )  # without threads nothing is read ahead
         for epoch in range(4):
             for step, (numbers, names) in enumerate(loader):
                 wanted = [each for each in loader.plan.local_batch(0, epoch, step).tolist() if each != 77]

@@ -73,9 +73,9 @@ def load(data: Any, turns: Any = None, **arguments: Any) -> Any:
         del given["ragged"]
     loader = penstock.torch.Loader(data, **given)
     if turns is not None:
-        assert loader._own_thread is not None
-        loader._own_thread._turns = turns
-        loader._own_thread._most_samples = 20  # two batches of eight, so that more are made in pieces
+        assert loader._parts.own_thread is not None
+        loader._parts.own_thread._turns = turns
+        loader._parts.own_thread._most_samples = 20  # two batches of eight, so that more are made in pieces
     return loader
 
 
@@ -131,7 +131,7 @@ def test_batches_of_either_are_the_same_in_the_same_order_and_a_resumed_run_has_
     with load(Texts(), Alternating()) as loader:
         batches = iter(loader)
         begun = [plain(next(batches)) for _ in range(7)]  # of which the training makes the fourth and others
-        state, beside = loader.state_dict(), loader._setup.beside
+        state, beside = loader.state_dict(), loader._parts.setup.beside
         assert MADE in beside._slots
         for _ in range(4):
             next(batches)
@@ -147,7 +147,7 @@ def test_long_texts_are_made_several_batches_at_once_but_two_where_one_array_hol
     every: list[dict[str, Any]] = [{"ragged": [""]}, {"ragged": []}, {"collate_fn": list}]
     for arguments in every:
         with load(texts, **arguments, batch_size=64) as loader:
-            own = loader._own_thread
+            own = loader._parts.own_thread
             made_together.append((own._most_steps, own._steps_in_array))
 
     assert made_together == [(8, 8), (2, 2), (4, 1)], (
@@ -158,7 +158,7 @@ def test_long_texts_are_made_several_batches_at_once_but_two_where_one_array_hol
 def test_two_batches_of_larger_arrays_are_made_together_and_neither_is_kept() -> None:
     data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"), COUNT)
     with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
-        own, found, together = loader._own_thread, list[Any](), list[int]()
+        own, found, together = loader._parts.own_thread, list[Any](), list[int]()
         for images, texts in loader:
             own._sample_seconds = 1e-9
             found += zip(images[:, 0].tolist(), texts, strict=True)
@@ -167,7 +167,7 @@ def test_two_batches_of_larger_arrays_are_made_together_and_neither_is_kept() ->
 
         assert found == [(index, f"text {index}") for index in range(COUNT)]
         assert max(together) == 2
-        assert not [slot for slot in loader._setup.beside._slots if slot >= MADE]
+        assert not [slot for slot in loader._parts.setup.beside._slots if slot >= MADE]
 
 
 def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_have_made() -> None:
@@ -179,7 +179,7 @@ def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_ha
 
     me, data = threading.get_ident(), Made(get, COUNT)
     with load(data, turns, collate_fn=list, epochs=1, shuffle=False, batch_size=4) as loader:
-        own = loader._own_thread
+        own = loader._parts.own_thread
         batches = iter(loader)
         for _ in range(3):
             next(batches)
@@ -191,7 +191,7 @@ def test_the_samples_of_several_lists_are_made_together_and_none_that_threads_ha
         assert made == list(range(12, 40))
         assert found == [list(range(first, first + 4)) for first in range(12, 40, 4)]
         assert not own._ready
-        assert not loader._decoder._made.keys() & set(range(MADE, MADE + 4))
+        assert not loader._parts.setup.decoder._made.keys() & set(range(MADE, MADE + 4))
 
 
 class Padding(Made):
@@ -226,7 +226,7 @@ def test_several_lists_are_the_same_as_of_threads_and_what_they_took_is_not_blam
         found = []
         for batch in loader:
             found.append(batch)
-            loader._own_thread._sample_seconds = 1e-9
+            loader._parts.own_thread._sample_seconds = 1e-9
     assert found == expected
 
     spans = read_trace(tmp_path / "trace").spans
@@ -276,7 +276,7 @@ class WithAttribute(dict[str, Any]):
 )
 def test_what_a_function_returns_is_made_together_up_to_four_megabytes(collate: Any, together: int) -> None:
     with load(Made(int, COUNT), Alternating(10_000), collate_fn=collate, batch_size=4) as loader:
-        own, seen = loader._own_thread, list[int]()
+        own, seen = loader._parts.own_thread, list[int]()
         for number, _ in enumerate(loader):
             own._sample_seconds = 1e-9
             seen.append(len(own._ready) + 1)
@@ -302,7 +302,7 @@ def test_an_epoch_that_is_left_keeps_nothing_that_was_made_for_it(begins_again: 
 
     arguments: Any = {"collate_fn": collate, "batch_size": 4, "shuffle": False, "on_error": "skip"}
     with load(Made(get, COUNT), Alternating(10_000), **arguments) as loader:
-        own = loader._own_thread
+        own = loader._parts.own_thread
         for number, _ in enumerate(loader):
             own._sample_seconds = 1e-9
             if number == 6:
@@ -333,7 +333,7 @@ def test_a_sample_that_fails_among_many_is_skipped_and_recorded_as_by_threads(
         found = []
         for batch in loader:
             found.append(plain(batch))
-            loader._own_thread._sample_seconds = 1e-9
+            loader._parts.own_thread._sample_seconds = 1e-9
         assert loader.skipped == skipped
     assert found == expected
 
@@ -350,10 +350,10 @@ def test_a_batch_that_is_asked_for_in_inference_mode_leaves_those_made_with_it_f
         batches = iter(loader)
         for _ in range(4):
             next(batches)
-        loader._own_thread._sample_seconds = 1e-9
+        loader._parts.own_thread._sample_seconds = 1e-9
         with torch.inference_mode():
             next(batches)
-        assert loader._own_thread._ready
+        assert loader._parts.own_thread._ready
         assert not next(batches)["array"].is_inference()
 
 
@@ -363,12 +363,12 @@ def test_short_epochs_that_the_training_makes_are_reported_together_and_all_of_t
         list(loader)
         assert "epoch 0" in lines[-1], "the first at once"
         lines.clear()
-        loader._summed = math.inf  # just now
+        loader._parts.ended._reported = math.inf  # just now
         for _ in range(3):
             list(loader)
         assert not lines
         assert [each.steps for each in loader.metrics] == [13] * 4
-        loader._summed = -math.inf  # long ago
+        loader._parts.ended._reported = -math.inf  # long ago
         next(iter(loader))
         assert [line.partition("epoch ")[2][0] for line in lines] == list("123")
     assert [line.partition("epoch ")[2][0] for line in lines] == list("1234")
@@ -378,10 +378,10 @@ def test_what_was_not_reported_yet_of_a_loader_that_is_dropped_is_reported_when_
     lines = list[str]()
     loader = load(Texts(), Alternating(10_000), report=lines.append)
     list(loader)
-    loader._summed = math.inf
+    loader._parts.ended._reported = math.inf
     list(loader)
     assert "epoch 0" in lines[-1]
-    threads = [*loader._engine._threads]
+    threads = [*loader._parts.engine._threads]
     del loader
     gc.collect()
     for thread in threads:
@@ -442,7 +442,7 @@ def test_samples_made_together_are_too_few_to_wake_the_collector_of_garbage(
     monkeypatch.setattr("gc.isenabled", lambda: is_on)
     monkeypatch.setattr("gc.get_threshold", lambda: (threshold, 10, 10))
     with load([(torch.zeros(2), torch.tensor(1))] * COUNT, ragged=()) as loader:
-        assert loader._own_thread._most_samples == most, "a tuple and two tensors each"
+        assert loader._parts.own_thread._most_samples == most, "a tuple and two tensors each"
 
 
 @for_each(("is_plain",), [(True,), (False,)])
@@ -471,7 +471,7 @@ def test_a_turn_after_the_few_samples_that_end_an_epoch_has_a_batch() -> None:
     """Of 70 samples the second batch has 6. A turn of none would tell nothing, and be begun again with each batch."""
     data = torch.utils.data.TensorDataset(torch.arange(70.0))
     with penstock.torch.Loader(data, batch_size=64, epochs=None, report=None) as loader:
-        own = loader._own_thread
+        own = loader._parts.own_thread
         assert own is not None
         assert own._place_after((0, 1), 2.0 * 6) == (1, 1)
         assert own._place_after((0, 0), 1.0) == (1, 0)
@@ -488,7 +488,7 @@ def test_what_the_training_does_between_batches_is_told_apart_from_what_it_waits
             return super().given(given_)
 
     with load(Texts(), Noting(), epochs=1) as loader:
-        loader._recorder.clock = loader._own_thread._clock = lambda: float(next(now))
+        loader._parts.recorder.clock = loader._parts.own_thread._clock = lambda: float(next(now))
         assert sum(1 for _ in loader) == 13
 
     assert any(each.step_seconds > 0 for each in given[1:])

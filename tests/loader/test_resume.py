@@ -231,6 +231,8 @@ def test_a_trainer_that_counts_epochs_sets_them(folder: Path) -> None:
         loader.set_epoch(0)  # which it is in
         next(batches)
         loader.set_epoch(2)
+        with pytest.raises(ClosedError, match=r"this pass over an epoch ended .* `set_epoch` chose another"):
+            next(batches)
         assert epoch_of(loader) == full[2 * STEPS :]
     with load(folder) as loader:
         loader.load_state_dict(loader.state_at(1, 2))

@@ -59,7 +59,7 @@ ORDERS = list(itertools.permutations(range(3)))
 
 
 def sharing_of(load: Loader) -> Sharing:
-    sharing = load._setup.sharing
+    sharing = load._parts.setup.sharing
     assert sharing is not None
     return sharing
 
@@ -426,7 +426,7 @@ def test_what_comes_from_another_rank_is_recorded_as_such(tmp_path: Path, hosts:
 
     def predict(load: Loader) -> None:
         if load.position == (0, 1):
-            predicted[load._rank] = load.predict(machine=machine(), step_seconds=0.01).spans
+            predicted[load._parts.setup.rank] = load.predict(machine=machine(), step_seconds=0.01).spans
 
     train(2, predict, traces=tmp_path, hosts=hosts)
 
@@ -448,7 +448,7 @@ def test_a_peer_whose_memory_is_damaged_costs_reads_and_no_batch(hosts: int, tmp
     lines: list[str] = []
 
     def damage(load: Loader) -> None:
-        if load._rank == 1 and load.position == (1, 2) and not done.is_set():
+        if load._parts.setup.rank == 1 and load.position == (1, 2) and not done.is_set():
             done.set()
             tier = sharing_of(load).tier
             assert tier is not None

@@ -67,7 +67,7 @@ def test_tokens_are_read_into_the_slot(tmp_path: object) -> None:
     with Loader(
         Tokens(f"{tmp_path}/tokens.bin", length=100, dtype="<u2"), batch_size=64, epochs=1, report=None
     ) as loader:
-        assert loader._decoder.place_of(range(4), (np.empty((8, 101), "<i8"),)) is not None
+        assert loader._parts.setup.decoder.place_of(range(4), (np.empty((8, 101), "<i8"),)) is not None
         order = loader.plan.order.at(0, np.arange(loader.plan.samples))
         batches = [batch.copy() for batch in loader]
 

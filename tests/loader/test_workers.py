@@ -481,7 +481,7 @@ def main():
     with penstock.Loader(Own(), batch_size=4, epochs=1, prefetch=2, report=lines.append) as loader:
         batches = iter(loader)
         next(batches)
-        loader._switching._start()  # as it does where threads leave processors idle
+        loader._parts.switching._start()  # as it does where threads leave processors idle
         found = {pid for _, pids in batches for pid in pids.tolist()}
     print(len(found - {os.getpid()}), *[line for line in lines if "and stay" in line])
 

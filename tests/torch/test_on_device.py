@@ -144,7 +144,7 @@ def test_what_is_no_tensor_stays() -> None:
 def test_images_that_become_numbers_on_the_device_cross_as_bytes(folder: Path) -> None:
     """A sample takes a quarter of the bytes in a slot, and people are told."""
     with make(folder, StandIn(), transforms=NUMBERS) as loader, make(folder, transforms=NUMBERS) as plain:
-        ours, theirs = (each.memory.slot_bytes / each._staging.batch_size for each in (loader, plain))
+        ours, theirs = (each.memory.slot_bytes / each._parts.staging.batch_size for each in (loader, plain))
         assert theirs > 3 * ours
         assert loader.dtype == plain.dtype == "float32"
         assert loader.state_dict() == plain.state_dict()
@@ -221,7 +221,7 @@ def test_slots_are_locked_once_each_and_unlocked_at_the_end(folder: Path) -> Non
         slots = loader.memory.slots
 
         assert 1 <= len(pinning.locked) <= slots
-        assert set(pinning.locked.values()) == {loader._staging.slot_bytes}
+        assert set(pinning.locked.values()) == {loader._parts.staging.slot_bytes}
         assert not pinning.closed
     assert pinning.closed
 

@@ -254,7 +254,7 @@ def test_at_the_limit_of_all_threads_a_training_goes_on_or_is_told_what_to_raise
 
 def slots_of(loader: Loader) -> list[range]:
     """Return the addresses of each batch slot."""
-    staging = loader._staging
+    staging = loader._parts.staging
     starts = [staging.arrays(slot)[0].ctypes.data for slot in range(len(staging))]
     return [range(start, start + staging.slot_bytes) for start in starts]
 
@@ -353,7 +353,7 @@ def test_a_slot_is_not_filled_again_while_anything_refers_to_it(
         assert slot not in met
         inside, labels_inside = (
             torch.from_numpy(array[: len(labels)])
-            for array, labels in zip(loader._staging.arrays(slot), before, strict=True)
+            for array, labels in zip(loader._parts.staging.arrays(slot), before, strict=True)
         )
         assert torch.equal(inside, before[0])
         assert torch.equal(labels_inside, before[1])

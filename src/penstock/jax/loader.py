@@ -86,13 +86,13 @@ class Loader(loader.Loader):
             report=report,
             **cast(LoaderArguments, arguments),
         )
-        if sharding is not None and self._config.unequal:
+        if sharding is not None and self.config.unequal:
             self.close()
             raise ConfigError(
                 "ragged and padded batches have other shapes on each process and in each step, which sharding= cannot "
                 "divide: leave sharding out, or pad all samples to one length in the data set"
             )
-        rows = self._plan.length(0) - self._plan.first_position(0, self._plan.steps_alike(0))
+        rows = self.plan.length(0) - self.plan.first_position(0, self.plan.steps_alike(0))
         try:
             if sharding is not None:
                 sharding.shard_shape((rows,))

@@ -3,7 +3,7 @@
 from penstock.loader.budget import MemoryBudget
 from penstock.loader.config import LoaderArguments, LoaderConfig
 from penstock.loader.documents import PackedDocuments, cu_seqlens
-from penstock.loader.epoch_lines import SkippedSample
+from penstock.loader.failed_samples import SkippedSample
 from penstock.loader.front_end import NUMPY, FrontEnd
 from penstock.loader.loader import Loader
 from penstock.loader.mixture import MixedDataset, mix

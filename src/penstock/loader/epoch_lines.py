@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from penstock.errors import printable
 from penstock.flow.collector import Collector
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
+from penstock.loader.failed_samples import SkippedSample
 from penstock.loader.image_mixing import MixingDecoder
 from penstock.loader.images import ImageDecoder
 from penstock.loader.setup import Setup
@@ -18,17 +19,9 @@ from penstock.trace.schema import SOURCE, Kind
 from penstock.trace.stages import Stage
 from penstock.units import format_count, format_seconds
 
-
-@dataclass(frozen=True, slots=True)
-class SkippedSample:
-    """A sample that could not be had and was left out of its batch."""
-
-    epoch: int
-    step: int
-    sample: int
-    #: As the source describes it: a path that opens the file, be it printable or not.
-    name: str
-    error: str
+# Of epochs that take less, the training's thread reports several together, but not more than are summed up at once:
+# that takes about as long as for one.
+_LINES_SECONDS, _MOST_LINES = 0.5, 16
 
 
 class EpochLines:
@@ -103,27 +96,28 @@ class EndedEpochs:
     It refers to no loader, and so the loader's engine reports the last ones of a loader that was dropped.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        name: str,
-        skipped: Sequence[SkippedSample],
-        report: Callable[[str], None] | None,
-    ) -> None:
-        self._collector, self._name, self._skipped, self._report = collector, name, skipped, report
+    def __init__(self, collector: Collector, name: str, report: Callable[[str], None] | None) -> None:
+        self._collector, self._name, self._report = collector, name, report
         self._epochs = deque[int]()
+        #: When the latest were reported.
+        self._reported = -math.inf
+        #: Samples that were skipped, of all epochs so far.
+        self.skipped: list[SkippedSample] = []
         #: What words their lines; None before any epoch ended.
         self.lines: EpochLines | None = None
-
-    def __len__(self) -> int:
-        return len(self._epochs)
 
     def add(self, epoch: int) -> None:
         """Have an epoch reported by the next `report`."""
         self._epochs.append(epoch)
 
-    def report(self) -> None:
+    def report_if_due(self, now: float) -> None:
+        """Report what there is, if the latest report is long ago or there are many."""
+        if self._epochs and (now - self._reported >= _LINES_SECONDS or len(self._epochs) >= _MOST_LINES):
+            self.report(now)
+
+    def report(self, now: float) -> None:
         """Report them all, with what was recorded by now."""
+        self._reported = now
         self._collector.collect()
         while self._epochs:
             epoch = self._epochs.popleft()
@@ -135,13 +129,13 @@ class EndedEpochs:
 
     def skipped_of(self, epoch: int) -> list[SkippedSample]:
         """Return the samples of an epoch that were skipped."""
-        return [skip for skip in self._skipped if skip.epoch == epoch]
+        return [skip for skip in self.skipped if skip.epoch == epoch]
 
     def finish(self) -> None:
         """Report what is left, and drain nothing from here on; twice is harmless."""
         try:
             if self._epochs:
-                self.report()
+                self.report(self._reported)
         finally:
             self._collector.close()
 

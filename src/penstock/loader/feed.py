@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ClosedError
+from penstock.loader.failed_samples import judge
 from penstock.loader.loader import Loader
 from penstock.plan.growing import Growing
 
@@ -52,7 +53,7 @@ class Feed:
             self._waiting.append((place, batch))
             return
         self._add(self._order, place, batch)
-        self._loader._engine.extend()
+        self._loader._parts.engine.extend()
 
     def start(self) -> None:
         """Load what was asked for, as far as it can be loaded now. Raises: as a loader does."""
@@ -65,15 +66,14 @@ class Feed:
         while self._waiting:
             self._add(order, *self._waiting.popleft())
         self._loader = loader = self._make(order)
-        for _ in range(self._ahead - loader._setup.limits.slots):
-            loader._engine.add_slot()
-        loader._has_reported_start = True
-        loader._ensure_started()
+        for _ in range(self._ahead - loader._parts.setup.limits.slots):
+            loader._parts.engine.add_slot()
+        loader._loop.ensure_started(reports=False)
 
     def renew(self) -> None:
         """Have worker processes begin anew with what is asked for next, where they must; see `Processes.renew`."""
-        if self._loader is not None and self._loader._processes is not None:
-            self._loader._processes.renew()
+        if self._loader is not None and self._loader._parts.processes is not None:
+            self._loader._parts.processes.renew()
 
     def take(self, place: Place) -> tuple[Any, Exception | None]:
         """Return the next batch that was asked for, or why it cannot be had; the one after it comes next.
@@ -87,19 +87,20 @@ class Feed:
             raise ClosedError("what loads these batches has ended: ask for others")
         assert self._left[0] == place, "batches are taken in their order"
         self._ended_at = None
-        loader._begin_wait()
+        parts, clock = loader._parts, loader._parts.clock
+        clock.begin_wait()
         try:
-            staged = loader._engine.take(*place)
-            places, _, error = loader._judge(staged)
+            staged = parts.engine.take(*place)
+            places, _, error = judge(staged, loader.config.on_error, parts.fetcher.describe)
             batch = None
             if error is None:
-                batch = loader._decoder.finish(staged.slot, staged.keep(places), staged.rows(places))
+                batch = parts.setup.decoder.finish(staged.slot, staged.keep(places), staged.rows(places))
             self._left.popleft()
             self._forget_in_plan((place[0], place[1] + 1))
-            loader._engine.let_go(*place)
-            loader._end_wait(*place, len(places), staged.fitted)
+            parts.engine.let_go(*place)
+            clock.end_wait(*place, len(places), staged.fitted)
         except BaseException:
-            loader._end_wait_in_vain(place[0])
+            clock.end_wait_in_vain(place[0])
             raise
         return batch, error
 
@@ -111,12 +112,12 @@ class Feed:
     def note_end(self) -> None:
         """Note when the caller left a pass before its end, from whatever thread: its last step ended then."""
         if self._loader is not None:
-            self._ended_at = self._loader._recorder.clock()
+            self._ended_at = self._loader._parts.recorder.clock()
 
     def _end_left_step(self) -> None:
         ended, self._ended_at = self._ended_at, None
         if self._loader is not None and ended is not None:
-            self._loader._end_step(ended)
+            self._loader._parts.clock.end_step(ended)
 
     def forget_before(self, place: Place) -> None:
         """Give up what was asked for before a place."""
@@ -124,8 +125,8 @@ class Feed:
         while self._waiting and self._waiting[0][0] < place:
             self._waiting.popleft()
         if self._left and self._left[0] < place and self._loader is not None:
-            self._loader._end_wait_in_vain(self._left[0][0])
-            self._loader._engine.seek(*place)
+            self._loader._parts.clock.end_wait_in_vain(self._left[0][0])
+            self._loader._parts.engine.seek(*place)
         while self._left and self._left[0] < place:
             self._left.popleft()
         self._forget_in_plan(place)

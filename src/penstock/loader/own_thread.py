@@ -23,20 +23,20 @@ from numpy.typing import NDArray
 
 from penstock.flow.batches import MADE, StagedBatch
 from penstock.flow.engine import Engine
-from penstock.flow.work import Decoder, Fetcher
-from penstock.loader.beside import Beside
 from penstock.loader.collating import CollatingDecoder, nbytes_of
+from penstock.loader.config import LoaderConfig
 from penstock.loader.dataset import SampleDecoder
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.on_device import made
+from penstock.loader.setup import Setup
 from penstock.loader.switching import Switching
-from penstock.plan import AccessPlan
+from penstock.plan.orders import even_from
 from penstock.policy.tried_again import is_due
 from penstock.policy.turns import Choice, Given, Turns
 
 #: The training's thread makes no larger batches, and no more of them together: what they take is beside the slots. What
 #: a function makes of samples is known once it is there: of larger ones each is made alone.
-MOST_OWN_BYTES = 4 << 20
+_MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
 # the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
 # several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are for two
@@ -48,35 +48,58 @@ _Presented = dict[tuple[int, int], tuple[Any, int]]
 _Made = TypeVar("_Made")
 
 
+def own_thread_of(
+    config: LoaderConfig,
+    setup: Setup,
+    front_end: FrontEnd,
+    engine: Engine,
+    switching: Switching,
+    report: Callable[[str], None],
+    clock: Callable[[], float],
+) -> OwnThread | None:
+    """Return what has the training's thread make batches where that is faster; None where it never does."""
+    plan = setup.plan
+    # Whoever says how long a wait may last, or how many batches are ahead, wants threads; and a device reads slots.
+    if (
+        config.timeout_seconds is not None
+        or config.prefetch is not None
+        or front_end.device is not None
+        or front_end.pinning is not None
+        or plan.is_cut_by_order
+        or even_from(plan.order) != 0
+        or _batch_bytes(setup) > _MOST_OWN_BYTES
+    ):
+        return None
+    return OwnThread(setup, front_end, engine, switching, report, clock)
+
+
+def _batch_bytes(setup: Setup) -> int:
+    """What a batch takes, as far as it is known."""
+    return setup.budget.slot_bytes // setup.limits.steps
+
+
 class OwnThread:
     """Takes the batches of a run from the engine, or makes them in the calling thread.
 
-    plan: whose epochs are all equally long. fetcher, decoder: that make a batch as threads do.
-    batch_bytes: of a batch, as far as it is known. collates: whether a function makes each batch of its samples.
-    switching: whether processes load; it does not look at threads while they take turns with this.
+    setup: its plan's epochs are all equally long; its fetcher and decoder make a batch as threads do.
     front_end: of the framework, which says how threads compute.
-    beside: what batches have beside their arrays. clock: also of the readings that `begin_step` and `end_step` get.
+    switching: whether processes load; it does not look at threads while they take turns with this.
+    clock: also of the readings that `begin_step` and `end_step` get.
     """
 
     def __init__(
         self,
-        plan: AccessPlan,
-        rank: int,
+        setup: Setup,
+        front_end: FrontEnd,
         engine: Engine,
-        fetcher: Fetcher,
-        decoder: Decoder,
         switching: Switching,
         report: Callable[[str], None],
-        front_end: FrontEnd,
-        beside: Beside | None,
-        *,
-        batch_bytes: int,
-        collates: bool,
         clock: Callable[[], float],
     ) -> None:
-        self._plan, self._rank, self._engine, self._fields = plan, rank, engine, decoder.fields
-        self._fetcher, self._decoder = fetcher, decoder
-        self._switching, self._front_end, self._beside, self._clock = switching, front_end, beside, clock
+        plan, decoder = setup.plan, setup.decoder
+        self._plan, self._rank, self._engine, self._fields = plan, setup.rank, engine, decoder.fields
+        self._fetcher, self._decoder, self._beside = setup.fetcher, decoder, setup.beside
+        self._switching, self._front_end, self._clock = switching, front_end, clock
         self._turns = Turns(lambda: front_end.is_plain_thread() and switching.pause_if_left_to_threads())
         self._report = report
         #: (epoch, step) before which batches are made here.
@@ -105,10 +128,11 @@ class OwnThread:
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
         #: What the largest batch took that a function made here, of those that were looked at; None before.
         self._collated_bytes: float | None = None
-        if not collates:
-            array_bytes = plan.max_local_batch(rank) * sum(field.sample_bytes for field in self._fields)
+        if not setup.collates:
+            batch_bytes = _batch_bytes(setup)
+            array_bytes = plan.max_local_batch(setup.rank) * sum(field.sample_bytes for field in self._fields)
             are_two = max(array_bytes, batch_bytes) <= _TWO_BYTES // 2
-            most = min(_ARRAY_BYTES // max(1, array_bytes), MOST_OWN_BYTES // max(1, batch_bytes))
+            most = min(_ARRAY_BYTES // max(1, array_bytes), _MOST_OWN_BYTES // max(1, batch_bytes))
             self._most_steps = self._steps_in_array = max(most, 1 + are_two)
 
     @property
@@ -194,6 +218,10 @@ class OwnThread:
             for slot in slots:
                 self._beside.drop(slot)
 
+    def close(self) -> None:
+        """Keep no batch. Also while another thread is inside, which then finds that the engine is closed."""
+        self._ready, self._failed = _Presented(), {}
+
     def _place_after(self, place: tuple[int, int], samples: float) -> tuple[int, int]:
         epoch, step = place
         size = max(1, self._plan.local_batch_size(self._rank, epoch, 0))
@@ -260,7 +288,7 @@ class OwnThread:
         begin, size = step - first, self._ids.shape[1]
         count = int(min(_TOGETHER, _TOGETHER_SECONDS / self._sample_seconds)) // size
         if self._collated_bytes is not None:
-            count = min(count, int(MOST_OWN_BYTES / max(1.0, self._collated_bytes)))
+            count = min(count, int(_MOST_OWN_BYTES / max(1.0, self._collated_bytes)))
         end = begin + max(1, min(self._most_steps, count))
         if epoch == self._until[0]:  # threads have made what follows
             end = min(end, self._until[1] - first)

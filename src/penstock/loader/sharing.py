@@ -29,11 +29,13 @@ from numpy.typing import NDArray
 
 from penstock.arena import Arena
 from penstock.errors import ConfigError
+from penstock.loader.agreeing import Agreed
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
+from penstock.loader.front_end import FrontEnd
 from penstock.loader.local_disk import Disk
 from penstock.loader.pixels_on_disk import HEAD_BYTES
 from penstock.loader.ranks_memory import RanksMemory, Sharing
-from penstock.loader.setup import Draft, Setup, finish, job_among, tiers_of, without_disks
+from penstock.loader.setup import Draft, Setup, drafted, finish, job_among, set_up, tiers_of, without_disks
 from penstock.policy.loading import Fill, Loading
 from penstock.policy.runnable import shared_loading, shared_of
 from penstock.ranks import Ranks, named_ranks
@@ -43,6 +45,7 @@ from penstock.ranks.peer_messages import MOST_SAMPLES_BYTES
 from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.store import MemoryTier
 from penstock.store.blocks import BlockTier
+from penstock.store.calls import Calls
 from penstock.store.disk import DiskTier
 from penstock.store.host_memory import FileBytes, HostMemory, KeptLog, PeerMemory, PeerTiers, checksum_of
 from penstock.units import is_integer
@@ -268,6 +271,32 @@ class Meeting:
             self._carrier.close()
 
 
+def set_up_together(
+    agreed: Agreed,
+    front_end: FrontEnd,
+    calls: Calls,
+    first: tuple[int, int],
+    make: Callable[[Callable[[], Setup]], None],
+) -> None:
+    """Set up what this rank reads with, together with the ranks that keep samples for it, if any do.
+
+    first: (epoch, step) from which on these promise each other what they read first.
+    make: makes the rest, by what it is given; called on all ranks together.
+    Raises: what setting up and `make` raise, on this rank; an error that names the rank where another one raised it;
+        ConfigError where ranks share and do not know each other.
+    """
+    config, opened = agreed.config, agreed.opened
+    if not _are_to_meet(config, agreed.uncompared, is_in_job=agreed.job is not None):
+        agreed.together(partial(make, partial(set_up, config, front_end, calls, opened=opened)))
+        return
+    assert agreed.job is not None, "checked above"
+    with Meeting(partial(drafted, config, front_end, calls, opened=opened), agreed.job) as meeting:
+        offers = agreed.together(meeting.offer)
+        agreed.together(partial(meeting.place, offers, first))
+        sent = agreed.together(partial(meeting.send, offers))
+        agreed.together(partial(make, partial(meeting.receive, sent)))
+
+
 #: Of a fill in an arena: rank, tier, whether it is promised, and how many samples follow behind all of these.
 _FILL_COLUMNS = 4
 
@@ -314,7 +343,7 @@ def _ids_of(text: str) -> NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)))
 
 
-def check_sharing(config: LoaderConfig, uncompared: str, *, is_in_job: bool) -> bool:
+def _are_to_meet(config: LoaderConfig, uncompared: str, *, is_in_job: bool) -> bool:
     """Return whether ranks are to meet: not where one reads everything.
 
     Raises: ConfigError where they do not know each other.

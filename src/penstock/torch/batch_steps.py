@@ -48,7 +48,7 @@ class BatchesAt:
     def __getitems__(self, place: tuple[int, int]) -> Any:
         """Return the batch at a place. Raises: ConfigError if the loader is further."""
         if self._pass is None or self._loader.position != place:
-            self._loader._go_to(place)
+            self._loader._loop.go_to(place)
             if (at := self._loader.position) != place:
                 raise ConfigError(
                     f"the batch of epoch {place[0]}, step {place[1]} is asked for, and the loader is at epoch {at[0]}, "

@@ -655,8 +655,8 @@ def _new_loader(
     if of.workers != "threads":
         try:
             made = make(collate, workers=of.num_workers, worker_init_fn=init)
-            assert made._processes is not None, "they were asked for"
-            reason = made._processes.repeats_script
+            assert made._parts.processes is not None, "they were asked for"
+            reason = made._parts.processes.repeats_script
             if of.workers == "processes" or not reason:
                 return made
             made.close()
