@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from penstock.errors import RankError
 from penstock.graph.model.graph import Graph
 from penstock.graph.workers.session import WorkerSession
-from penstock.graph.workers.worker import MOST_MPI_BYTES, Worker
+from penstock.graph.workers.worker import FORGOTTEN_SECONDS, MOST_MPI_BYTES, Worker
 from penstock.ranks.carrier_zmq import address_of_this_host
 from penstock.ranks.exchange import Ranks
 from penstock.ranks.transport_mpi import MpiTransport
@@ -34,7 +35,8 @@ def session_of_job(
     Every rank calls it, and is "/job:worker/task:RANK". Addresses and a secret of this job alone go by the job's own
     messages; in a job of MPI, what workers of different hosts need of each other goes by MPI, too.
     functions, batches: of this rank's worker. options: of `WorkerSession`.
-    Raises: ConfigError where the job's processes do not know each other yet; RankError if a rank fails to start.
+    Raises: ConfigError where the job's processes do not know each other yet; RankError if a rank fails to start, and
+        where rank 0 says nothing for a minute.
     """
     ranks = Ranks(transport := transport_of_this_job())
     secret = bytes.fromhex(
@@ -52,7 +54,11 @@ def session_of_job(
         if mpi is not None:
             worker.send_by(mpi.carrier(max(tag for _, _, tag in offers), MOST_MPI_BYTES), list(tasks))
         if ranks.rank:
-            worker.wait()
+            if not worker.wait(FORGOTTEN_SECONDS):
+                raise RankError(
+                    f"rank 0, the client of the graph's workers, says nothing for {FORGOTTEN_SECONDS:g} s: it has "
+                    "ended, or hangs"
+                )
             yield None
             return
         with WorkerSession(graph, tasks, secret, **options) as session:

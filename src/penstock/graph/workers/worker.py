@@ -103,6 +103,8 @@ class Worker:
         self._slowness = slowness
         self._reference_seconds = slowness * _reference_seconds()
         self._sessions: dict[str, _Hosted] = {}
+        #: When any client said something.
+        self._heard = time.monotonic()
         self._is_over = threading.Event()
         carrier = ZmqCarrier(interface, MOST_PART_BYTES, keys=key_of(secret, task), port=port)
         carrier.admits_later = True  # a worker, when a client says which there are
@@ -137,9 +139,16 @@ class Worker:
         link.start()
         self._mpi = (link, {task: rank for rank, task in enumerate(tasks)})
 
-    def wait(self) -> None:
-        """Return when the worker is closed, or a client has ended it."""
-        self._is_over.wait()
+    def wait(self, silent_seconds: float | None = None) -> bool:
+        """Return True when the worker is closed, or a client has ended it; False when no client said anything for long.
+
+        silent_seconds: how long that is; None: as long as it takes.
+        """
+        self._heard = time.monotonic()
+        while not self._is_over.wait(silent_seconds and min(silent_seconds, _TICK_SECONDS)):
+            if silent_seconds is not None and time.monotonic() - self._heard > silent_seconds:
+                return False
+        return True
 
     def close(self) -> None:
         """End all sessions and connections."""
@@ -161,9 +170,10 @@ class Worker:
         if number != CLIENT:
             self._take_values(message)
             return
+        self._heard = time.monotonic()
         hosted = self._sessions.get(message.get("session", ""))
         if hosted is not None:
-            hosted.heard, hosted.client = time.monotonic(), who
+            hosted.heard, hosted.client = self._heard, who
         answer = _ANSWERS.get(kind)
         if answer is None:
             self.link.answer(
