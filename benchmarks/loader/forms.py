@@ -14,10 +14,11 @@ Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand
 of all or half of the pictures; their bytes, in the page cache, are printed.
 
 Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
-and batches are compared.
+and batches are compared. The second epoch is not timed either, in which the last of what the first made is written.
 
-Beside the ratio stands the one that is predicted (`Loader.predict`) from the rate of the plain path and from how fast
-threads finish crops that lie in memory: normalise them into a batch, and nothing else.
+Beside the ratio stands the one that is predicted (`Loader.predict`) from the rate of the plain path, from how fast
+threads finish crops that lie in memory: normalise them into a batch, and nothing else; and of a disk from how fast
+threads read as many bytes from it.
 
 --only: parts to run: crops, decoded, validation, disk, ffcv.
 
@@ -35,7 +36,10 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +66,21 @@ from penstock.loader.transforms.geometry import pixel_bytes
 from penstock.loader.transforms.pipeline import Pipeline
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.measure.in_threads import repeat_until
+from penstock.store.direct import READ_SAMPLES
+from penstock.store.disk import DiskTier
 
 TAIL = (ToTensor(), Normalize(MEAN, STD))
 TRAINING = (RandomResizedCrop(SIZE), RandomHorizontalFlip(), *TAIL)
 VALIDATION = (Resize(256), CenterCrop(SIZE), *TAIL)
 #: Epochs of a run. The first and the last are not timed: it is as far ahead at the end of the others as at their begin.
+#: Nor is the second where a disk keeps what the first has made.
 EPOCHS = {TRAINING: 6, VALIDATION: 12}
 #: Batches ahead: a loader that looks for their number takes new memory for them in an epoch that is timed.
 AHEAD = 5
 TARGET = 2.0
-#: Crops that a thread finishes over and over, more than a processor's caches hold; and for how long.
-_CROPS, _FINISHING_SECONDS = 2 * BATCH, 1.0
+#: Crops that a thread finishes over and over, in an order that no processor foresees, and batches that it finishes them
+#: into, more than a processor's caches hold; and for how long, which is as long as it reads from a disk.
+_CROPS, _BATCHES, _MEASURED_SECONDS = 8 * BATCH, 2, 1.0
 #: That the disks are said to read: of slower ones, samples are kept as stored. They are warm.
 DISK_BYTES_PER_SECOND = 5e9
 #: What a run takes beside what it keeps: slots, buffers, bytes on their way.
@@ -122,26 +130,32 @@ def checksum(*run: Any) -> int:
 
 def measure(*run: Any) -> tuple[float, float]:
     """Return images per second and processor milliseconds per image, of the timed epochs."""
-    images, seconds, processor_seconds = 0, 0.0, 0.0
+    images, seconds, processor_seconds, untimed = 0, 0.0, 0.0, untimed_epochs(*run)
     for number, epoch in enumerate(epochs_of(*run)):
         begin, worked = time.perf_counter(), processor_time()
         count = sum(len(labels) for _, labels in epoch)
-        if 0 < number < epoch.plan.epochs - 1:
+        if untimed <= number < epoch.plan.epochs - 1:
             images += count
             seconds += time.perf_counter() - begin
             processor_seconds += processor_time() - worked
     return images / seconds, 1000 * processor_seconds / images
 
 
+def untimed_epochs(*run: Any) -> int:
+    """Return how many epochs at the begin of a run are not timed; its arguments are those of `loader_of`."""
+    return 1 if len(run) < len(signature(loader_of).parameters) else 2
+
+
 def finished_crops(
     pipeline: Pipeline, crops: NDArray[np.uint8], batches: NDArray[np.float32]
 ) -> Iterator[int]:
     """Finish crops into batches, again and again; yield their bytes each time."""
-    front = CropPass(pipeline)
+    front, order = CropPass(pipeline), np.random.default_rng(0).permutation(_CROPS)
     while True:
         for first in range(0, _CROPS, BATCH):
-            rows = range(first, first + BATCH)
-            assert front.finish_group(list(crops[first : first + BATCH]), batches, rows), "it is compiled"
+            row = first % len(batches)
+            group = [crops[index] for index in order[first : first + BATCH]]
+            assert front.finish_group(group, batches, range(row, row + BATCH)), "it is compiled"
             yield BATCH * crops[0].nbytes
 
 
@@ -150,24 +164,53 @@ def finishing_rate(threads: int) -> float:
     pipeline = compile_pipeline(VALIDATION, seed=0)
     crops = np.random.default_rng(0).integers(0, 256, (_CROPS, SIZE, SIZE, 3), np.uint8)
     # Each has its own, which the kernel has supplied already.
-    of_each = [(crops.copy(), np.ones((_CROPS, *pipeline.output_shape), np.float32)) for _ in range(threads)]
-    works = [partial(finished_crops, pipeline, *each) for each in of_each]
-    return repeat_until(time.perf_counter() + _FINISHING_SECONDS, time.perf_counter, works)
+    shape = _BATCHES * BATCH, *pipeline.output_shape
+    works = [
+        partial(finished_crops, pipeline, crops.copy(), np.ones(shape, np.float32)) for _ in range(threads)
+    ]
+    return repeat_until(time.perf_counter() + _MEASURED_SECONDS, time.perf_counter, works)
 
 
-def predicted_rate(stored_rate: float, *run: Any) -> float:
-    """Return images per second of the timed epochs, as predicted by what decoding each time reaches."""
-    images, _, _, memory, threads = run
+def reading_curve(folder: Path, nbytes: int, threads: int) -> Curve:
+    """Return the bytes/s at which one thread, and so many, read samples of one size from a disk, a batch at a time."""
+    sizes = np.full(_CROPS, nbytes, np.int64)
+    with closing(DiskTier(folder, int(sizes.sum()), bytes(16), sizes)) as tier:
+        READ_SAMPLES.wait()
+        for sample in range(_CROPS):
+            tier.put(sample, bytes(nbytes))
+
+        def read() -> Iterator[int]:
+            order, into = np.random.default_rng(0).permutation(_CROPS), np.empty(BATCH * nbytes, np.uint8)
+            while True:
+                for first in range(0, _CROPS, BATCH):
+                    assert not tier.read_group(
+                        order[first : first + BATCH], into, nbytes * np.arange(BATCH + 1)
+                    )
+                    yield into.size
+
+        def rate(count: int) -> float:
+            return repeat_until(time.perf_counter() + _MEASURED_SECONDS, time.perf_counter, [read] * count)
+
+        return Curve(tuple((count, rate(count)) for count in sorted({1, threads})))
+
+
+def predicted_rate(stored_rate: float, costs: Curve, disk: StorageClass | None, *run: Any) -> float:
+    """Return images per second of the timed epochs, as predicted by what decoding each time reaches.
+
+    costs: of finishing crops. disk: that keeps pixels, with what it costs.
+    """
+    images, _, _, memory, *_ = run
     sizes, processors = [each.stat().st_size for each in images.glob("*/*.jpg")], len(os.sched_getaffinity(0))
-    fast = Curve.flat(finishing_rate(threads))
+    tiers = tuple(StorageClass(name, memory, 2, costs) for name in ("staging", "memory"))
     machine = Machine(
         SharedStore(None, Curve.flat(5e9), threads=32),
-        tuple(StorageClass(name, memory, 2, fast) for name in ("staging", "memory")),
+        tiers if disk is None else (*tiers, disk),
         preprocess_bytes_per_second=stored_rate * statistics.mean(sizes) / processors,
         processors=processors,
     )
     with loader_of(*run) as loader:
-        epochs = loader.predict(machine=machine, step_seconds=0.0).epochs()[1:-1]
+        predicted = loader.predict(machine=machine, step_seconds=0.0).epochs()
+    epochs = predicted[untimed_epochs(*run) : -1]
     seconds = sum(epoch.stall_seconds + epoch.own_seconds for epoch in epochs)
     return len(sizes) * len(epochs) / seconds
 
@@ -205,36 +248,31 @@ def compare(
     work = [plain[1] / ours[1] for ours, plain in pairs]
     wanted = "" if keep == "crops" else f", wanted {TARGET}"
     stored_rate = statistics.median(rate for rate, _ in found["stored"])
-    wanted += f", predicted {predicted_rate(stored_rate, *sides[keep]) / stored_rate:.2f}"
+    costs = Curve.flat(finishing_rate(threads))
+    wanted += f", predicted {predicted_rate(stored_rate, costs, None, *sides[keep]) / stored_rate:.2f}"
     print(f"{keep} / stored: images/s {spread(rates, '.2f')}{wanted}; CPU {spread(work, '.2f')} times less\n")
 
 
 def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds: int, threads: int) -> None:
     """Time a disk that keeps samples as stored, one that keeps pixels, and the next run over the latter, in turns."""
-    nbytes = sum(1 for _ in images.glob("*/*.jpg")) * (
-        3 * SIZE * SIZE if keep == "crops" else 2 * picture_bytes(images)
-    )
+    each_bytes = 3 * SIZE * SIZE if keep == "crops" else picture_bytes(images)
+    nbytes = sum(1 for _ in images.glob("*/*.jpg")) * (each_bytes if keep == "crops" else 2 * each_bytes)
+
+    def run_on(path: str, form: str) -> tuple[StorageClass, tuple[Any, ...]]:
+        fast, read = Curve.flat(5e9), Curve.flat(DISK_BYTES_PER_SECOND)
+        disk = StorageClass("disk", nbytes, 2, read, backend="filesystem", path=path)
+        memory = (
+            StorageClass(name, size, 2, fast) for name, size in (("staging", 1 << 30), ("memory", 4 << 20))
+        )
+        machine = Machine(SharedStore(None, fast, threads=8), (*memory, disk))
+        return disk, (images, transforms, form, OTHER_BYTES, threads, machine)
+
     found: dict[str, list[tuple[float, float]]] = {}
     values = set[int]()
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             for name, form in (("stored", "stored"), (keep, keep), (f"{keep}, started again", keep)):
-                fast = Curve.flat(5e9)
-                disk = StorageClass(
-                    "disk",
-                    nbytes,
-                    2,
-                    Curve.flat(DISK_BYTES_PER_SECOND),
-                    backend="filesystem",
-                    path=f"{folder}/{form}",
-                )
-                storage = (
-                    StorageClass("staging", 1 << 30, 2, fast),
-                    StorageClass("memory", 4 << 20, 2, fast),
-                    disk,
-                )
-                machine = Machine(SharedStore(None, fast, threads=8), storage)
-                run = images, transforms, form, OTHER_BYTES, threads, machine
+                _, run = run_on(f"{folder}/{form}", form)
                 found.setdefault(name, []).append(measure(*run))
                 values.add(checksum(*run))
     if len(values) > 1:
@@ -244,10 +282,17 @@ def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds
         print(
             f"{name:24} {spread(rates, ',.0f'):>24} images/s {spread(milliseconds, '.3f'):>24} ms of CPU an image"
         )
-    pairs = zip(found[keep], found["stored"], strict=True)
-    print(
-        f"{keep} / stored, on a disk: images/s {spread([ours[0] / plain[0] for ours, plain in pairs], '.2f')}\n"
-    )
+    stored_rate = statistics.median(rate for rate, _ in found["stored"])
+    with tempfile.TemporaryDirectory() as folder:
+        disk, run = run_on(f"{folder}/disk", keep)
+        disk = replace(disk, read=reading_curve(Path(folder) / "read", each_bytes, threads))
+        predicted = predicted_rate(stored_rate, Curve.flat(finishing_rate(threads)), disk, *run)
+    for name in (keep, f"{keep}, started again"):
+        ratios = [ours[0] / plain[0] for ours, plain in zip(found[name], found["stored"], strict=True)]
+        print(
+            f"{name} / stored, on a disk: images/s {spread(ratios, '.2f')}, predicted {predicted / stored_rate:.2f}"
+        )
+    print()
 
 
 def picture_bytes(images: Path) -> int:

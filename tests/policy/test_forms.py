@@ -152,7 +152,7 @@ def test_disks_have_the_form_where_all_fits_and_is_read_sooner_than_decoded_and_
             min(100, each.storage.capacity_bytes // form.crop_bytes) for each in parts if each.is_in_form
         )
 
-    # 2 ms to decode; 1.5 ms and 15 ms to read; 0.23 of the 2 ms are left for decoded ones.
+    # 2 ms to decode; 1.5 ms and 15 ms to read; 0.25 of the 2 ms are left for decoded ones.
     crop, picture = CropForm(150_000), CropForm(600_000, is_decoded=True)
     assert in_form(crop, 100e6, 15_000_000) == 100
     assert in_form(crop, 10e6, 15_000_000) == 0
@@ -160,7 +160,7 @@ def test_disks_have_the_form_where_all_fits_and_is_read_sooner_than_decoded_and_
     assert in_form(CropForm(150_000, 3), 100e6, 10**9) == 0
     # A sample takes 1 ms + 0.5 x to read, and 2 (1 - x) to decode: as long for x = 0.4. There is space for one more.
     assert in_form(crop, 100e6, 14_999_999) in (40, 41, 42)
-    # 0.4 ms + 2 x, and 2 - 1.54 x.
+    # 0.4 ms + 2 x, and 2 - 1.5 x.
     assert in_form(picture, 250e6, 70_000_000) in (45, 46, 47)
     # All have space as stored, and few as crops: not worth two forms. Then a fifth of them.
     assert in_form(crop, 100e6, 10_500_000) == 0

@@ -1,5 +1,6 @@
 """A run in virtual time: evident by hand where it is small, within its bounds where it is not."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
-from penstock.policy import Extents, StagingLimits
+from penstock.policy import Extents, StagingLimits, decisions
 from penstock.policy.forms import CROP_SHARE, CropForm
 from penstock.policy.loading import Job
-from penstock.simulate import predict
+from penstock.simulate import loading, predict
 from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
 
 MEMORY = Curve(((1, 1e12),))
@@ -351,17 +353,23 @@ def test_each_further_crop_costs_its_share_of_a_decoding_and_each_that_is_used_i
     assert decoding["end"].max() == pytest.approx(expected, rel=1e-6)
 
 
-def test_crops_on_a_disk_cost_their_read_in_place_of_decoding() -> None:
+@for_each(("processors", "copying_seconds"), [(math.inf, 0.0), (1, 0.1)], ids=["unknown", "one"])
+def test_crops_on_a_disk_cost_their_read_in_place_of_decoding(
+    processors: float, copying_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight samples of 100 bytes, a batch each. Memory has crops of four, a disk of 200 bytes/s those of the others.
 
-    Decoding takes a second each, once: 8 s; then a worker reads crops of 100 bytes from the disk, 0.5 s each.
+    Decoding takes a second each, once: 8 s; then a worker reads crops of 100 bytes from the disk, 0.5 s each. Where
+    processors are known, it copies them at 1,000 bytes/s.
     """
+    monkeypatch.setattr(loading, "_READ_BYTE_SECONDS", 1e-3)
+    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", 0.0)
     samples, epochs = 8, 3
     plan = AccessPlan(Sequential(samples), 1, epochs)
     limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
     on = machine(read=MEMORY, preprocess=100.0, tier_bytes=400)
     disk = StorageClass("disk", 400, 1, Curve(((1, 200.0),)), backend="filesystem", path="/disk")
-    on = replace(on, storage=(*on.storage, disk))
+    on = replace(on, storage=(*on.storage, disk), processors=processors)
 
     trace = predict(
         Job(plan, np.full(samples, 100), on, form=CropForm(100, disks=1)),
@@ -370,7 +378,7 @@ def test_crops_on_a_disk_cost_their_read_in_place_of_decoding() -> None:
     )
 
     decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
-    assert decoding["end"].max() == pytest.approx(8.0 + 0.5 * 4 * (epochs - 1), rel=1e-6)
+    assert decoding["end"].max() == pytest.approx(8.0 + (0.5 + copying_seconds) * 4 * (epochs - 1), rel=1e-6)
 
 
 def test_a_store_answers_no_more_requests_than_it_can() -> None:

@@ -115,14 +115,16 @@ READER_THREAD, DECODER_THREAD = 2, 3
     CLOCK_NUMBERS,
 ) = range(21)
 # Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; what each further
-# crop adds to a decoding, as a share of it, and what using a kept sample leaves of it; of a step for each sample
-# and byte; of one read on the store's wire, for each client; when the first batch is asked for; what time it is; how
-# many processors each rank has, and seconds of one for each Load.
+# crop adds to a decoding, as a share of it, and what using a kept sample leaves of it; what reading one from a disk
+# takes of a processor, as bytes that are decoded meanwhile; of a step for each sample and byte; of one read on the
+# store's wire, for each client; when the first batch is asked for; what time it is; how many processors each rank has,
+# and seconds of one for each Load.
 (
     DECODE_BYTE,
     CROP_BYTE,
     MORE_CROPS,
     LEFT_SHARE,
+    DISK_READ,
     STEP_SAMPLE,
     STEP_BYTE,
     REQUEST,
@@ -131,7 +133,7 @@ READER_THREAD, DECODER_THREAD = 2, 3
     PROCESSORS,
     LOAD_COST,
     CLOCK_FLOATS,
-) = range(12)
+) = range(13)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -502,6 +504,8 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
                 if is_in_form(s, w[rank + DECIDES], origin):
                     crops += 1
                     nbytes += int(s.sizes[m[at + count + k]] * c.floats[LEFT_SHARE])
+                    if 1 < origin <= w[ORIGINS] - 2:
+                        nbytes += int(c.floats[DISK_READ])
                 else:
                     more = _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])
                     nbytes += s.sizes[m[at + count + k]] + more

@@ -38,6 +38,10 @@ from penstock.trace.schema import SOURCE, SPAN, Spans
 WORTH_COMPILING_READS = 100_000
 #: From so many on the clock is loaded, if it was compiled before.
 _WORTH_LOADING_READS = 2_000
+#: What reading a byte of a kept sample from a disk takes of a processor, where that is shared: it is copied from the
+#: page cache. Measured: run after run beside one that has all in memory, 50 us for pictures of 617 KB, 12 us for crops
+#: of 150 KB.
+_READ_BYTE_SECONDS = 1 / 12e9
 #: Spans after which the clock returns, for them to be taken; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
 
@@ -272,6 +276,8 @@ def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm, 
     if not form.is_decoded:
         clock.floats[_clock.CROP_BYTE] = 1 / machine.staging_rate()
     clock.floats[_clock.LEFT_SHARE] = form.left_share
+    if machine.processors < np.inf:
+        clock.floats[_clock.DISK_READ] = form.crop_bytes * _READ_BYTE_SECONDS / machine.write_seconds(1)
     clock.floats[_clock.MORE_CROPS] = CROP_SHARE
 
 
