@@ -15,7 +15,6 @@ from pathlib import Path
 from penstock.cli.bench import add_bench
 from penstock.cli.cache import add_cache
 from penstock.cli.calibrate import add_calibrate
-from penstock.cli.catalog import add_catalog
 from penstock.cli.check import add_check
 from penstock.cli.compare import add_compare
 from penstock.cli.decode_server import add_decode_server
@@ -66,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             main_blocks(words[2:])
             return 0
+        if words[:1] == ["catalog"]:
+            raise ConfigError(
+                "`penstock catalog` is `penstock cache list`, and with --clear `penstock cache clear`"
+            )
         options, others = _parser().parse_known_args(words)
         if others:  # with the usage of the command, not of all
             options.parser.error(f"unrecognized arguments: {' '.join(others)}")
@@ -133,7 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     compiled = add_command(commands, "compile", _compile, summary, epilog=_OF_COMPILE)
     add_output_options(compiled, plot=False)
 
-    add_catalog(commands)
     add_cache(commands)
     add_check(commands)
     add_decode_server(commands)

@@ -231,7 +231,7 @@ def _changed(path: str, size: int) -> DataError:
     how = "grown" if found > size else "shrunk"
     return DataError(
         f"{path} has {how} from {size:,} to {found:,} bytes since the data set was listed: open the data set "
-        'with refresh="full" once it is written, or remove its catalog by `penstock catalog FOLDER --clear`'
+        'with refresh="full" once it is written, or remove its catalog by `penstock cache clear FOLDER`'
     )
 
 
