@@ -250,6 +250,42 @@ def test_the_trace_of_a_run_has_all_nodes_of_its_regions(tmp_path: Path) -> None
         read_costs(graph, tmp_path / "none", Devices([A]))
 
 
+@pytest.mark.parametrize("regions", [True, False])
+def test_the_most_bytes_of_live_tensors_are_those_that_something_still_needs(
+    regions: bool, tmp_path: Path
+) -> None:
+    """Each tensor has 40,000 bytes; variables, constants, views of these and small ones do not count."""
+    graph, path = Graph(), tmp_path / "run.trace"
+    x = graph.placeholder("float32", [100, 100], name="x")
+    w = graph.variable("float32", [100, 100], initial=np.ones((100, 100), np.float32), name="w")
+    init = graph.initialize_all()
+    chain = x
+    for _ in range(5):
+        chain = graph.add("Neg", chain)
+    part = graph.add("Slice", graph.add("Read", w), begin=[0, 0], size=[-1, -1])
+    graph.add("Sum", graph.add("Split", chain, axis=0, num=2)[0], name="total")
+    wide = [graph.add("Mul", x, np.float32(k)) for k in range(4)]
+    graph.add("Concat", *wide, axis=0, name="joined")
+    _, looped = graph.while_loop(
+        lambda i, _: i < 5, lambda i, a: (i + 1, graph.add("Sigmoid", a) + a), [0, x]
+    )
+    graph.add("Sum", part + x, name="with part")
+    found = {}
+    with Session(graph, regions=regions, trace=path) as session:
+        for name in (init.name, "total:0", "joined:0", "with part:0", str(looped.endpoint)):
+            counted = Statistics()
+            session.run(
+                name, {} if name == init.name else {x: np.ones((100, 100), np.float32)}, statistics=counted
+            )
+            found[name] = counted.live_bytes
+    tensor = 40_000
+    # Input and output of a node; of the join, four inputs, x's last user having run, and an output as large as these.
+    expected = [0, 2 * tensor, 8 * tensor, 2 * tensor, 3 * tensor]
+    assert found == {name: {"": nbytes} for name, nbytes in zip(found, expected, strict=True)}
+    spans = read_trace(path).spans
+    assert [int(each) for each in spans["bytes"][spans["kind"] == Kind.STEP]] == expected
+
+
 def test_half_of_a_float_is_its_upper_half_and_a_nan_stays_one() -> None:
     hidden = np.array([0x7F800001, 0xFF800001], np.uint32).view(np.float32)
     values = np.array([1.0, -2.5, 3.14159, np.inf, -np.inf, 0.0, -0.0], np.float32)

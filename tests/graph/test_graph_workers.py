@@ -62,6 +62,7 @@ from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked
 from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
+from penstock.measure.graph_steps import explain_graph
 from penstock.policy import graph_search
 from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS, Placement
 from penstock.policy.graph_trial import PlacementTrial
@@ -848,6 +849,24 @@ def test_one_trace_has_all_workers_and_arrows_from_what_is_sent_to_who_waits_for
     tensors = [(e["ph"], e["pid"]) for e in events if e["name"] == "tensor"]
     assert tensors == [("s", 0), ("f", 2)] * 4
     assert trace.is_complete
+
+
+def test_each_worker_counts_the_tensors_that_it_has_at_a_time(
+    workers: dict[str, str], tmp_path: Path
+) -> None:
+    graph = Graph()
+    x = graph.placeholder("float32", [100, 100], name="x")
+    with graph.on_device(TASKS[0]):
+        here = graph.add("Neg", x)
+    with graph.on_device(TASKS[2]):
+        there = graph.add("Concat", here, here, here, axis=0)
+        graph.add("Sum", there, name="total")
+    counted = Statistics()
+    with opened(graph, workers, trace=tmp_path / "run.trace", shares_memory=False) as session:
+        session.run("total:0", {x: np.ones((100, 100), np.float32)}, statistics=counted)
+    assert counted.live_bytes == {TASKS[0]: 2 * 40_000, TASKS[2]: 4 * 40_000}
+    found = {each.task: each.live_bytes for each in explain_graph(read_trace(tmp_path / "run.trace")).workers}
+    assert found == {**counted.live_bytes, TASKS[1]: 0}
 
 
 def test_a_session_places_by_the_trace_of_an_earlier_one(workers: dict[str, str], tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def row(
     *,
     peer: int = NO_PEER,
     flow: int = NO_FLOW,
+    nbytes: int = 0,
 ) -> tuple[object, ...]:
     """Return a span of step 0; a wait after the first of its step has no step."""
     step = NO_STEP if kind == Kind.WAIT and start > 0 else 0
-    return start, end, node, 0, 0, step, kind, NO_PLACE, 0, rank, 1, peer, flow
+    return start, end, node, nbytes, 0, step, kind, NO_PLACE, 0, rank, 1, peer, flow
 
 
 #: Worker 0 loads for a second and sends that; 1 computes for 6, after 0 and before it, which ends the step. Worker 2
@@ -53,7 +54,7 @@ SPANS = [
     row(Kind.NODE, 0, 9.0, 10.0, 4),
     row(Kind.WAIT, 1, 0.0, 2.0),
     row(Kind.NODE, 1, 0.0, 2.0, 0, peer=0, flow=7),
-    row(Kind.STEP, 1, 2.0, 8.5),
+    row(Kind.STEP, 1, 2.0, 8.5, nbytes=3_000_000),
     row(Kind.NODE, 1, 2.0, 8.0, 2),
     row(Kind.NODE, 1, 8.0, 8.5, 3, flow=8),
     row(Kind.STEP, 2, 0.0, 5.0),
@@ -170,6 +171,8 @@ def test_all_commands_speak_of_workers_and_nodes(
     for text in said:
         assert "they waited for /job:worker/task:1: computing 60.0 %" in text
         assert not [word for word in ("loader", "rank 0", "decode", "last sample", "unseen") if word in text]
+    assert "live tensors" in said[0]
+    assert all("3 MB" in text for text in (said[0], said[-1]))
     titles = [each.title for each in report_of(traced(SPANS)).sections]
     assert titles == [
         "What workers did",
@@ -182,4 +185,5 @@ def test_all_commands_speak_of_workers_and_nodes(
     found = json.loads(capsys.readouterr().out)
     assert [each["task"] for each in found["results"]] == [TASKS[1], TASKS[0], TASKS[2]]
     assert found["results"][1]["received_seconds"] == {TASKS[1]: 7.0}
+    assert [each["live_bytes"] for each in found["results"]] == [3_000_000, 0, 0]
     assert found["moments"][0]["node"] == "train"

@@ -42,8 +42,8 @@ def add_explain(commands: Any) -> None:
         "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
         "predicted_seconds, predicted_stall_seconds, notes[].\n"
         "Of a graph on workers: run_seconds, steps, results[] of task, held_seconds, seconds_by_activity{},\n"
-        "received_seconds{}; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times; moments[] of\n"
-        "step, start_seconds, seconds, task, held_seconds, node; notes[].",
+        "received_seconds{}, live_bytes; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times;\n"
+        "moments[] of step, start_seconds, seconds, task, held_seconds, node; notes[].",
     )
     parser.add_argument(
         "trace",
@@ -151,6 +151,7 @@ def _explain_graph(options: argparse.Namespace, run: Run) -> None:
                 "held_seconds": each.held_seconds,
                 "seconds_by_activity": {str(doing): seconds for doing, seconds in each.doing.items()},
                 "received_seconds": dict(each.received),
+                "live_bytes": each.live_bytes,
             }
             for each in found.workers
         ],

@@ -10,7 +10,7 @@ from penstock.measure import charts
 from penstock.measure.charts import Colour, Layer, Section
 from penstock.measure.graph_steps import Doing, GraphExplanation, Step, describe_tile, steps_of
 from penstock.trace import Trace
-from penstock.units import format_seconds
+from penstock.units import format_bytes, format_seconds
 
 _Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -40,6 +40,7 @@ def worker_rows(found: GraphExplanation) -> _Table:
         *(str(doing) for doing in Doing),
         "tensors from",
         "not begun or done",
+        "live tensors",
     )
     rows = [
         (
@@ -48,6 +49,7 @@ def worker_rows(found: GraphExplanation) -> _Table:
             *(found.share(each.doing.get(doing, 0.0)) for doing in Doing),
             ", ".join(f"{task} {found.share(seconds)}" for task, seconds in each.received.items()),
             found.share(max(0.0, found.seconds - sum(each.doing.values()))),
+            format_bytes(each.live_bytes),
         )
         for each in found.workers
     ]

@@ -78,12 +78,14 @@ class WorkerTime:
     """What a worker did in all steps, in seconds.
 
     held_seconds: for which steps waited for it. doing: what it did. received: waiting for tensors, by who sent them.
+    live_bytes: of tensors that a step had on it at a time, the most.
     """
 
     task: str
     held_seconds: float
     doing: Mapping[Doing, float]
     received: Mapping[str, float]
+    live_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +197,10 @@ def explain_graph(trace: Trace) -> GraphExplanation:
             if tile.node != NO_SAMPLE:
                 nodes[describe_tile(trace, tile), tasks[tile.rank]].append(tile.seconds)
         slowest = sorted([*slowest, _slow(trace, step)], key=lambda each: -each.seconds)[:_MOST_LISTED]
+    ends = trace.spans[trace.spans["kind"] == Kind.STEP]
+    live = {rank: int(ends["bytes"][ends["rank"] == rank].max(initial=0)) for rank in tasks}
     workers = [
-        WorkerTime(task, held[rank], dict(doing[rank]), _largest_first(received[rank]))
+        WorkerTime(task, held[rank], dict(doing[rank]), _largest_first(received[rank]), live[rank])
         for rank, task in tasks.items()
     ]
     longest = sorted(nodes.items(), key=lambda each: -sum(each[1]))[:_MOST_LISTED]

@@ -64,7 +64,8 @@ class Kind(IntEnum):
 
     `NODE` is a node, or a region of nodes that run as one function; its sample is the number of its name in the trace's
     names, its step the run's number. A region's number is followed by those of its nodes, whose names begin with a
-    colon. Runs are the trace's steps, all of epoch 0.
+    colon. Runs are the trace's steps, all of epoch 0; the last `STEP` of a run has as its bytes the most that
+    its tensors took at a time.
 
     `SAVE` to `LOAD` are of snapshots, of which a loader knows nothing: their epoch is -1, their step the snapshot's,
     counted over the run, and their place a tier of the snapshots' store, 0 the one that is written first. `WRITE` and

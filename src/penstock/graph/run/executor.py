@@ -25,6 +25,7 @@ from penstock.graph.errors import DeadFetchError, GraphError, KernelError, Misma
 from penstock.graph.model.dtypes import dtype_of_torch
 from penstock.graph.model.node import Spec
 from penstock.graph.ops.table import operation
+from penstock.graph.run.live import LiveBytes
 from penstock.graph.run.lower import Flat
 from penstock.graph.run.plan import (
     ENTER,
@@ -44,6 +45,7 @@ from penstock.graph.run.plan import (
     Plan,
     Unit,
 )
+from penstock.graph.run.regions import OUTLIVE_STEPS
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Lane
 from penstock.queues import WakingQueue, get_within
@@ -136,6 +138,8 @@ class Step:
     ) -> None:
         self.plan = plan
         self._slowness = slowness
+        #: Code of regions counts by it, too, where a plan was made to.
+        self.live = None if statistics is None and lane is None else LiveBytes()
         self.number = number
         self._lane = lane
         self._observe = observe
@@ -182,6 +186,8 @@ class Step:
         except BaseException:
             self._abandon()
             raise
+        if self._statistics is not None and self.live is not None:
+            self._statistics.add_live("", self.live.peak_bytes)
         return self._results
 
     def _check_fetches(self) -> None:
@@ -260,7 +266,10 @@ class Step:
             self._statistics.add(waiter.unit.flat, time.perf_counter() - waiter.since)
         if self._lane is not None:
             self._lane.kernel(waiter.unit, waiter.since, time.perf_counter())
-        self._give(waiter.unit, waiter.iteration, (values,) if waiter.unit.ports == 1 else values)
+        outputs = (values,) if waiter.unit.ports == 1 else values
+        if self.live is not None:
+            self.live.add(*outputs)
+        self._give(waiter.unit, waiter.iteration, outputs)
 
     def waits(self) -> list[str]:
         """Return one line for each unit that waits."""
@@ -295,6 +304,8 @@ class Step:
             place = unit.flat.attr["feed"]
             outputs = (self._feeds[place],)
             self._feeds[place] = None
+            if self.live is not None:
+                self.live.add(*outputs)
         elif kind == FETCH:
             self._results[unit.flat.attr["fetch"]] = args[0]
             outputs = ()
@@ -353,6 +364,8 @@ class Step:
                 statistics.add(each, seconds, outputs if len(members) == 1 else None)
         if self._lane is not None:
             self._lane.kernel(unit, begin, time.perf_counter())
+        if self.live is not None and (unit.region is None or not unit.region.is_counted):
+            (self.live.leave_out if flat.op in OUTLIVE_STEPS else self.live.add)(*outputs)
         if self._observe is not None:
             self._observe(unit.region.members[0] if unit.region else flat, outputs)
         return outputs

@@ -131,11 +131,13 @@ def make_plan(
     regions: bool = True,
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     turns: Mapping[str, int] | None = None,
+    counts: bool = False,
 ) -> Plan:
     """Return the plan of primitives, whose fetches are primitives of op "Fetch".
 
     resources: of the session, for kernels that need them. regions: whether pure primitives run as one function. turns:
-    of nodes, by name; what has none, such as a node of a function's body, comes before them.
+    of nodes, by name; what has none, such as a node of a function's body, comes before them. counts: whether regions
+    count the bytes of live tensors.
     """
     numbers, frames = frames_of(flats)
     # Where a primitive runs: a Leave in its loop, an Enter outside of it.
@@ -160,7 +162,7 @@ def make_plan(
             for port in range(flats[index].ports)
             if any(user not in group for user in needed.get((index, port), ()))
         ]
-        region = region_of(flats, members, outputs, compiler if len(members) > 1 else None)
+        region = region_of(flats, members, outputs, compiler if len(members) > 1 else None, counts)
         unit = Unit(REGION, Flat("Region", region.inputs, name=flats[members[0]].name), region.call, region)
         unit.frame, unit.ports = runs_in[members[0]], len(outputs)
         for place, port in enumerate(outputs):

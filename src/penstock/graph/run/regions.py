@@ -18,9 +18,12 @@ from typing import Any
 
 from penstock.graph.model.check import depth_first
 from penstock.graph.ops.table import operation
+from penstock.graph.run.live import may_count
 from penstock.graph.run.lower import Flat, Inline, Port
 
 _AT_ONCE = {"Feed", "Variable", "Read", "FIFOQueue", "RandomShuffleQueue", "Mutex"}
+#: What gives tensors that are there before a step and after it.
+OUTLIVE_STEPS = {"Variable", "Read", "Constant"}
 _numbers = itertools.count()
 
 
@@ -28,7 +31,7 @@ _numbers = itertools.count()
 class Region:
     """A function of a list of inputs, which it empties, to a tuple of outputs.
 
-    members: by line of its code, to name what raised.
+    members: by line of its code, to name what raised. is_counted: whether it counts the bytes of live tensors.
     """
 
     call: Callable[[list[Any]], tuple[Any, ...]]
@@ -36,6 +39,7 @@ class Region:
     lines: dict[int, tuple[Flat, list[str]]]
     file: str
     inputs: list[tuple[int, int]]
+    is_counted: bool = False
 
     def culprit(self, error: BaseException) -> tuple[Flat, list[Any]] | None:
         """Return the member in whose line an error was raised, with its inputs."""
@@ -113,11 +117,13 @@ def region_of(
     members: Sequence[int],
     outputs: Sequence[tuple[int, int]],
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    counts: bool = False,
 ) -> Region:
     """Return the function of a region.
 
     members: in an order in which they can run. outputs: (primitive, port) that others need.
-    compiler: such as torch.compile; called with the function.
+    compiler: such as torch.compile; called with the function. counts: whether it counts the bytes of live tensors by
+    the step's `live`, unless it is compiled.
     """
     inside = set(members)
     order = depth_first(
@@ -132,7 +138,8 @@ def region_of(
         for port in flats[index].inputs:
             if port[0] not in inside:
                 inputs.setdefault(port, f"i{len(inputs)}")
-    code = _Code()
+    is_counted = counts and not compiler
+    code = _Code(is_counted)
     if compiler:
         code.write(f"def region({', '.join(inputs.values())}):")
     else:
@@ -149,13 +156,14 @@ def region_of(
     if compiler:
         compiled = compiler(call)
         call = lambda inputs, step: compiled(*inputs)  # noqa: E731
-    return Region(call, [flats[index] for index in order], code.lines, file, list(inputs))
+    return Region(call, [flats[index] for index in order], code.lines, file, list(inputs), is_counted)
 
 
 class _Code:
     """The text of a region's function. Its names are its own: each is assigned once, carries of loops aside."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool) -> None:
+        self._counts = counts
         self.text: list[str] = []
         #: By line: what to blame for what it raises, with the names of its inputs.
         self.lines: dict[int, tuple[Flat, list[str]]] = {}
@@ -203,6 +211,10 @@ class _Code:
                 self.space[f"k{self._number}"] = kernel_of(flat)
                 target = ", ".join(made[index]) + (" = " if made[index] else "")
                 self.write(f"{indent}{target}k{self._number}({', '.join(given)})", flat, given)
+                # What lowering adds passes on what is there, or numbers of its own.
+                if self._counts and flat.node is not None and may_count(flat.node):
+                    count = "leave_out" if flat.op in OUTLIVE_STEPS else "add"
+                    self.write(f"{indent}step.live.{count}({', '.join(made[index])})")
             elif flat.op == "While":
                 gone = self._loop(flat, flat.inline, given, made[index], gone, indent)
             else:

@@ -137,8 +137,10 @@ class Session:
         endpoints = [endpoint for endpoint in places if endpoint is not None]
         fed, values = fed_values(self.graph, {} if feeds is None else feeds)
         # Statistics count each kernel, so loops run node by node.
-        plan = self._plan(endpoints, operations, fed, inlines=self._inlines and statistics is None)
         timeline = self._timeline if lane is None else None
+        counts = statistics is not None or lane is not None or timeline is not None
+        inlines = self._inlines and statistics is None
+        plan = self._plan(endpoints, operations, fed, inlines=inlines, counts=counts)
         if timeline is not None:
             lane = timeline.begin()
         step = Step(
@@ -161,7 +163,7 @@ class Session:
                 begun()
             results = step.run()
             if lane is not None:
-                lane.finish()
+                lane.finish(0 if step.live is None else step.live.peak_bytes)
         except GraphError as error:
             # Without the frames of the executor, which would keep alive what the step had computed.
             raise _bare(error) from error.__cause__
@@ -178,9 +180,15 @@ class Session:
         return arrange([None if each is None else to_client(found[each]) for each in places])
 
     def _plan(
-        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint], *, inlines: bool
+        self,
+        endpoints: list[Endpoint],
+        operations: list[str],
+        fed: list[Endpoint],
+        *,
+        inlines: bool,
+        counts: bool,
     ) -> Plan:
-        key = (tuple(endpoints), tuple(operations), tuple(fed), inlines)
+        key = (tuple(endpoints), tuple(operations), tuple(fed), inlines, counts)
         plan = self._plans.get(key)
         if plan is not None:
             return plan
@@ -188,11 +196,16 @@ class Session:
             # Of threads that run it first at once, one makes it.
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._made(endpoints, operations, fed, inlines)
+                plan = self._plans[key] = self._made(endpoints, operations, fed, inlines, counts)
             return plan
 
     def _made(
-        self, endpoints: list[Endpoint], operations: list[str], fed: list[Endpoint], inlines: bool
+        self,
+        endpoints: list[Endpoint],
+        operations: list[str],
+        fed: list[Endpoint],
+        inlines: bool,
+        counts: bool,
     ) -> Plan:
         lowering = Lowering(Inlined() if inlines else None)
         env = lowering.top(self.graph.scope, endpoints, operations, fed)
@@ -208,7 +221,12 @@ class Session:
         is_part = self.resources.mail is not None
         turns = {name: turn for turn, name in enumerate(self.graph.nodes)} if is_part else None
         plan = make_plan(
-            lowering.flats, self.resources, regions=self._regions, compiler=self._compiler, turns=turns
+            lowering.flats,
+            self.resources,
+            regions=self._regions,
+            compiler=self._compiler,
+            turns=turns,
+            counts=counts,
         )
         if any(unit.frame for unit in plan.units if unit.flat.op == "Fetch"):
             raise MismatchError("a tensor inside of a loop was fetched; Leave brings one out of it")

@@ -16,6 +16,8 @@ class Statistics:
     kernels: how often each node ran, by its name; a node of a body is "loop/node". seconds: of its kernels, those of a
     region shared evenly among its members. devices: of each node that ran. nbytes: of the outputs of each that ran by
     itself, the last time. received_bytes: by worker, the most that it had at a time of what others sent it.
+    live_bytes: by worker, the most bytes of tensors that a run had there at a time, but variables, constants and what
+    is below 4 KiB; "" is the worker of a session in one process.
     is_warm: kernels without a state run three times, and the faster of the last two counts: the first may load what
     they need, and other programs may run beside.
     """
@@ -25,7 +27,12 @@ class Statistics:
     devices: dict[str, str] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     received_bytes: dict[str, int] = field(default_factory=dict)
+    live_bytes: dict[str, int] = field(default_factory=dict)
     is_warm: bool = False
+
+    def add_live(self, task: str, nbytes: int) -> None:
+        """Count what a run had at a time."""
+        self.live_bytes[task] = max(self.live_bytes.get(task, 0), nbytes)
 
     def add(self, flat: Flat, seconds: float, outputs: Sequence[Any] | None = None) -> None:
         """Count a kernel of a node. outputs: what it gave, where that is known."""

@@ -154,11 +154,13 @@ class Lane:
         self.ring.record(Kind.WAIT, begin, end, step=step, samples=0)
         self._at, self._waited_from, self._has_waited = end, begin, True
 
-    def finish(self) -> None:
-        """Record the end of a run that did not fail."""
+    def finish(self, live_bytes: int) -> None:
+        """Record the end of a run that did not fail. live_bytes: of tensors that it had at a time, the most."""
         if not self._has_waited:
             self.wait(self._at, self._at)
-        self.ring.record(Kind.STEP, self._at, time.perf_counter(), step=self.run, samples=0)
+        self.ring.record(
+            Kind.STEP, self._at, time.perf_counter(), nbytes=live_bytes, step=self.run, samples=0
+        )
 
 
 def names_of(unit: Unit) -> tuple[str, ...]:

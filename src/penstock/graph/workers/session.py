@@ -256,6 +256,7 @@ class WorkerSession:
     ) -> None:
         """Add what a worker counted of its own nodes; Sends and Recvs are none."""
         statistics.received_bytes[task] = counted["received_bytes"]
+        statistics.add_live(task, counted["live_bytes"])
         for name, count in counted["kernels"].items():
             device = _device_of(name, placed)
             if task_of(device) == task:

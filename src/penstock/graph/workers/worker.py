@@ -509,6 +509,7 @@ class _Hosted:
                 "seconds": statistics.seconds,
                 "nbytes": statistics.nbytes,
                 "received_bytes": self.mail.peak_bytes,
+                "live_bytes": statistics.live_bytes[""],
             }
         return found
 
