@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.plan.saves import EveryMinutes, EverySteps
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep, StoredSnapshot, to_forget
-from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
+from penstock.policy.snap_distance import AutoDistance, SnapDistance, with_next
 from penstock.policy.space import SpaceNeeded, check_space, space_needed
 
 MB = 10**6
@@ -137,15 +137,11 @@ def test_no_run_ever_needs_more_than_was_told(
         delta_share=most_delta / 1000,
     )
 
-    there, since = list[StoredSnapshot](), list[StoredSnapshot]()
+    there, since = list[StoredSnapshot](), tuple[StoredSnapshot, ...]()
     for number in range(1, saves + 1):
-        place = next_reference(scheme, snap_dis, [each.stored_bytes for each in since])
-        most = 1000 if place is None else most_delta
-        size = most if is_auto else sizes.randint(most // 2, most)
-        reference = None if place is None else since[place].step
-        snapshot = StoredSnapshot(10 * number, float(number), size, reference)
-        since = [snapshot] if place is None else [*since, snapshot]
-        there.append(snapshot)
+        taken = [most if is_auto else sizes.randint(most // 2, most) for most in (1000, most_delta)]
+        since = with_next(since, scheme, snap_dis, 10 * number, float(number), *taken)
+        there.append(since[-1])
         assert sum(each.stored_bytes for each in there) <= told.peak_bytes
         gone = to_forget(there, keep, float(number))
         there = [each for each in there if each.step not in gone]

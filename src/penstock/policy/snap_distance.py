@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_within
+from penstock.policy.retention import StoredSnapshot
 from penstock.units import format_bytes, is_integer
 from penstock.validate import is_number
 
@@ -115,6 +116,30 @@ def next_reference(scheme: Scheme, snap_dis: SnapDistance, since_bytes: Sequence
     else:
         is_worth = count < snap_dis
     return reference_within(scheme, 0, count) if is_worth else None
+
+
+def with_next(
+    since: Sequence[StoredSnapshot],
+    scheme: Scheme,
+    snap_dis: SnapDistance,
+    step: int,
+    created_seconds: float,
+    baseline_bytes: int,
+    delta_bytes: int,
+) -> tuple[StoredSnapshot, ...]:
+    """Return the snapshots since the latest baseline, that one included, with the next one as the last.
+
+    since: the same before it; empty where it has to be a baseline. step, created_seconds: of the next.
+    baseline_bytes, delta_bytes: what is stored of the next one if it is a baseline, and if it is a difference.
+
+    >>> since = with_next([], "progressive", 2, 10, 1.0, 100, 60)
+    >>> [(one.step, one.reference_step) for one in with_next(since, "progressive", 2, 20, 2.0, 100, 60)]
+    [(10, None), (20, 10)]
+    """
+    place = next_reference(scheme, snap_dis, [one.stored_bytes for one in since])
+    if place is None:
+        return (StoredSnapshot(step, created_seconds, baseline_bytes),)
+    return (*since, StoredSnapshot(step, created_seconds, delta_bytes, since[place].step))
 
 
 def _expected(scheme: Scheme, since_bytes: Sequence[int]) -> int:

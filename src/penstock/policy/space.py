@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme
 from penstock.policy.retention import Keep, StoredSnapshot, to_forget
-from penstock.policy.snap_distance import AutoDistance, SnapDistance, next_reference
+from penstock.policy.snap_distance import AutoDistance, SnapDistance, with_next
 from penstock.units import format_bytes
 
 #: What the blocks of a snapshot take at most, of its state: a promise of the codecs.
@@ -166,24 +166,18 @@ class _Run:
 
     def needed(self, keep: Keep) -> SpaceNeeded:
         largest = max(self.baseline_bytes, self.delta_bytes if self.snap_dis != 1 else 0) if self.steps else 0
-        there, since = list(self.stored), list[StoredSnapshot]()
+        there, since = list(self.stored), tuple[StoredSnapshot, ...]()
         begin_seconds = max(self.now_seconds, *(snapshot.created_seconds for snapshot in there), 0.0)
         kept, peak, looks = sum(each.stored_bytes for each in there), [0], 0
         most_kept = kept
         for number, step in enumerate(self.steps, start=1):
             if looks > _MOST_LOOKS:
                 return self._extrapolated(peak, most_kept, largest)
-            place = next_reference(self.scheme, self.snap_dis, [each.stored_bytes for each in since])
             now_seconds = begin_seconds + number * self.seconds_between_saves
-            snapshot = StoredSnapshot(
-                step,
-                now_seconds,
-                self.baseline_bytes if place is None else self.delta_bytes,
-                None if place is None else since[place].step,
-            )
-            since = [snapshot] if place is None else [*since, snapshot]
-            there = [*(each for each in there if each.step != step), snapshot]
-            peak.append(max(peak[-1], kept + snapshot.stored_bytes))
+            sizes = self.baseline_bytes, self.delta_bytes
+            since = with_next(since, self.scheme, self.snap_dis, step, now_seconds, *sizes)
+            there = [*(each for each in there if each.step != step), since[-1]]
+            peak.append(max(peak[-1], kept + since[-1].stored_bytes))
             gone = set(to_forget(there, keep, now_seconds))
             there = [each for each in there if each.step not in gone]
             kept = sum(each.stored_bytes for each in there)

@@ -37,7 +37,7 @@ from penstock.policy.saving import (
     Verify,
     WritePart,
 )
-from penstock.policy.snap_distance import SnapDistance, next_reference
+from penstock.policy.snap_distance import SnapDistance, with_next
 from penstock.units import format_count, format_rate
 from penstock.validate import check_count, check_rate, check_seconds
 
@@ -418,16 +418,13 @@ class _Clock:
 
     def _decided(self, save: _Written) -> tuple[StoredSnapshot, ...]:
         """Return what is stored since the last baseline, with a new snapshot as the last."""
-        plan, since, place = self._plan, tuple[StoredSnapshot, ...](), None
+        plan, since = self._plan, tuple[StoredSnapshot, ...]()
         if save.tier == self._tiers[-1]:
             possible = possible_references(list(self._stored[-1].values()), save.created_seconds)
             since = self._since[possible[-1]] if possible else ()
-            place = next_reference(plan.scheme, plan.snap_dis, [one.stored_bytes for one in since])
-        share = 1.0 if not save.is_encoded else plan.baseline_share if place is None else plan.delta_share
-        reference_step = None if place is None else since[place].step
-        nbytes = math.ceil(plan.state_bytes * share)
-        new = StoredSnapshot(save.step, save.created_seconds, nbytes, reference_step)
-        return (new,) if place is None else (*since, new)
+        shares = (plan.baseline_share, plan.delta_share) if save.is_encoded else (1.0, 1.0)
+        sizes = (math.ceil(plan.state_bytes * share) for share in shares)
+        return with_next(since, plan.scheme, plan.snap_dis, save.step, save.created_seconds, *sizes)
 
     def _commit(self, actor: str) -> None:
         """Make a snapshot visible, and begin what comes next."""
