@@ -424,7 +424,8 @@ class SnapshotWriter:
     def _begin(self, job: Job, _: Any) -> SnapshotDecision:
         """Decide what a snapshot is, and begin its draft."""
         tier, housekeeping = job.target.tier, self._housekeeping
-        housekeeping.let_go(job.pinned)
+        if job.pinned:
+            housekeeping.let_go(job.pinned)  # of an attempt on a nearer tier
         housekeeping.open_for_writing()
         if job.content.drained is None:
             housekeeping.replace_damaged(job.step)

@@ -63,7 +63,7 @@ from penstock.checkpoint.recipe import SnapshotDecision
 from penstock.checkpoint.restoring import Restorer
 from penstock.checkpoint.staged import CopiedInTurn
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.flatten import Source, flatten, memory_at
+from penstock.checkpoint.state.flatten import Shard, Source, flatten, holds_arrays, memory_at
 from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.staging import waves_of
 from penstock.checkpoint.state.tensors import Box, Bytes, Layout
@@ -79,6 +79,7 @@ from penstock.checkpoint.state.tree import (
     joined,
     key_names,
     read_tree,
+    write_mapping,
 )
 from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart
 from penstock.errors import ConfigError, DataError, FormatError, RankError
@@ -493,7 +494,7 @@ class StoreReader(StorageReader):
         self._arrays, self._plain = {}, {}
         for fqn, value in flat.items():
             leaf = leaves.get(id(value))
-            if leaf is None and not _has_arrays(value):
+            if leaf is None and not holds_arrays(value):
                 self._plain[fqn] = value
                 described[fqn] = BytesStorageMetadata()
             if leaf is None:
@@ -654,7 +655,7 @@ def _source(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Source:
     assert isinstance(value, torch.Tensor), "an item that is no BYTE_IO is a tensor"
     tensor = value.detach()
     try:
-        flatten({"value": tensor})
+        (source,) = flatten({"value": Shard(tensor, tensor.shape, (0,) * tensor.ndim)}).sources
     except ConfigError as error:
         raise ConfigError(f"{layout.name}: {error}") from None
     if (str(tensor.dtype), tuple(tensor.shape)) != (f"torch.{layout.dtype.name}", layout.shape):
@@ -662,9 +663,7 @@ def _source(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Source:
             f"{layout.name} is planned as {layout.dtype.name} of shape {layout.shape}, and the planner gives "
             f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    tensor = tensor.resolve_conj().resolve_neg()
-    address = tensor.data_ptr() if tensor.is_contiguous() and layout.nbytes else None
-    return Source(layout, tensor, address, tensor.is_cpu)
+    return replace(source, layout=layout)
 
 
 def _plain(item: WriteItem, planner: SavePlanner, paths: _Paths) -> Any:
@@ -715,9 +714,7 @@ def _tree(leaves: Mapping[_Path, Any]) -> Any:
     if places and len(places) == len(nodes) and max(places) < 2 * len(places) + _MOST_GAPS:
         # What is missing is a mapping without values, of which DCP says nothing.
         return [nodes.get(index, {"map": {}}) for index in range(max(places) + 1)]
-    if not places:
-        return {"map": nodes}
-    return {"items": [[key, node] for key, node in nodes.items()]}
+    return write_mapping(nodes, nodes.values())
 
 
 def _outline(node: Node, leaves: dict[int, ArrayLeaf]) -> Any:
@@ -739,15 +736,6 @@ def _outline(node: Node, leaves: dict[int, ArrayLeaf]) -> Any:
         parts = [_outline(part, leaves) for part in node.parts]
         return tuple(parts) if node.is_tuple else parts
     return decode_plain(node.value, torch)
-
-
-def _has_arrays(value: Any) -> bool:
-    """Return whether there are arrays in a value, such as a tuple of them, which DCP takes for one."""
-    if isinstance(value, Mapping):
-        return any(map(_has_arrays, value.values()))
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (list, tuple)) and any(map(_has_arrays, value))
-    )
 
 
 # -- Numbers ---------------------------------------------------------------------------------------------------

@@ -266,13 +266,7 @@ def _layout(name: Any, dtype: Any, shape: Any, box: Any) -> Layout:
         _shape(shape),
         None if box is None else Box(*(_shape(part) for part in _items(box, "a box", 2))),
     )
-    if layout.box is not None and not (
-        len(layout.box.whole) == len(layout.box.offsets) == len(layout.shape)
-        and all(
-            offset + size <= whole
-            for offset, size, whole in zip(layout.box.offsets, layout.shape, layout.box.whole, strict=True)
-        )
-    ):
+    if layout.box is not None and not layout.box.holds(layout.shape):
         raise _Wrong(f"{name!r:.200} is no part of the whole that it says it is")
     return layout
 

@@ -41,6 +41,7 @@ from penstock.checkpoint.state.tree import (
     extent,
     is_size,
     unsupported,
+    write_mapping,
     write_quantizer,
     write_view,
 )
@@ -107,9 +108,7 @@ class Shard:
                     f"give {len(shape)} integers of 0 or more"
                 )
             object.__setattr__(self, name, numbers)
-        if any(
-            begin + length > size for begin, length, size in zip(self.offsets, shape, self.whole, strict=True)
-        ):
+        if not Box(self.whole, self.offsets).holds(shape):
             raise ConfigError(
                 f"a Shard of shape {tuple(shape)} at {self.offsets} does not lie within the whole, {self.whole}"
             )
@@ -136,6 +135,15 @@ def is_array(value: Any) -> bool:
         return True
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def holds_arrays(value: Any) -> bool:
+    """Return whether there is an array, or a `Shard` of one, in a value."""
+    if isinstance(value, Mapping):
+        return any(map(holds_arrays, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_arrays, value))
+    return is_array(value) or isinstance(value, Shard)
 
 
 def characters_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -349,9 +357,7 @@ class _Walk:
                 parts.append(self.node(part, within + own, depth + 1))
         finally:
             self._open.remove(id(value))
-        if {str}.issuperset(map(type, keys)):
-            return {"map": dict(zip(keys, parts, strict=True))}
-        return {"items": [[key, part] for key, part in zip(keys, parts, strict=True)]}
+        return write_mapping(keys, parts)
 
     def _shard_leaf(self, shard: Shard, name: str, depth: int) -> JSON:
         leaf = self.node(shard.array, name, depth)

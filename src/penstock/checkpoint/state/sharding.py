@@ -136,8 +136,7 @@ def _check_parts(parts: Sequence[Layout]) -> None:
                 f"{part.name} is {_kind(first)} on one rank and {_kind(part)} on another; give what differs between "
                 "ranks a name of its own"
             )
-        extent = _extent(part)
-        if any(not 0 <= start <= stop <= size for (start, stop), size in zip(extent, whole, strict=True)):
+        if part.box is not None and not part.box.holds(part.shape):
             raise ConfigError(f"{_place(part)} lies outside of the tensor, whose shape is {whole}")
     extents = sorted(_extent(part) for part in parts if part.values)
     place = tuple((0, size) for size in whole)

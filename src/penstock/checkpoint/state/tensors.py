@@ -7,7 +7,7 @@ snapshot can be the difference to block i of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,13 @@ class Box:
 
     whole: tuple[int, ...]
     offsets: tuple[int, ...]
+
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Return whether a part of that shape lies within the larger tensor."""
+        if not len(self.whole) == len(self.offsets) == len(shape):
+            return False
+        places = zip(self.offsets, shape, self.whole, strict=True)
+        return all(0 <= offset <= offset + length <= size for offset, length, size in places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -254,9 +254,13 @@ def write_node(node: Node, array: Callable[[ArrayLeaf], JSON]) -> JSON:
     parts = [write_node(part, array) for part in node.parts]
     if isinstance(node, SequenceNode):
         return {"tuple": parts} if node.is_tuple else parts
-    if all(isinstance(key, str) for key in node.keys):
-        return {"map": dict(zip(node.keys, parts, strict=True))}
-    return {"items": [[key, part] for key, part in zip(node.keys, parts, strict=True)]}
+    return write_mapping(node.keys, parts)
+
+
+def write_mapping(keys: Collection[JSON], parts: Iterable[JSON]) -> JSON:
+    """Return a mapping as JSON. keys, parts: its keys and values, as nodes."""
+    pairs = zip(keys, parts, strict=True)
+    return {"map": dict(pairs)} if {str}.issuperset(map(type, keys)) else {"items": list(map(list, pairs))}
 
 
 def describe_full(leaf: ArrayLeaf, of: str) -> dict[str, JSON]:

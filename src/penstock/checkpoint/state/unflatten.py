@@ -26,6 +26,7 @@ import numpy as np
 from penstock.checkpoint.state.flatten import (
     Shard,
     characters_of,
+    holds_arrays,
     integers_of,
     is_array,
     memory_at,
@@ -683,19 +684,11 @@ def _copy_numpy(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> N
 def _can_become(value: Any, node: Node) -> bool:
     """Return whether a value without arrays is one that a node's value may replace."""
     if isinstance(value, (list, tuple)):
-        return isinstance(node, PlainLeaf) and not _holds_arrays(value)
+        return isinstance(node, PlainLeaf) and not holds_arrays(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         return True
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, (torch.dtype, torch.device))
-
-
-def _holds_arrays(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_arrays, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_arrays, value))
-    return is_array(value) or isinstance(value, Shard)
 
 
 def _names_within(value: Any, name: str, *, is_top: bool = False) -> Iterator[str]:
@@ -708,7 +701,7 @@ def _names_within(value: Any, name: str, *, is_top: bool = False) -> Iterator[st
             names = [str(key) for key in keys]
         for own, key in zip(names, keys, strict=True):
             yield from _names_within(value[key], joined(name, own, is_top=is_top))
-    elif isinstance(value, (list, tuple)) and _holds_arrays(value):
+    elif isinstance(value, (list, tuple)) and holds_arrays(value):
         for index, part in enumerate(value):
             yield from _names_within(part, joined(name, str(index), is_top=is_top))
     else:
