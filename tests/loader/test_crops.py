@@ -407,6 +407,7 @@ def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the
     recorded: Any = read_trace(tmp_path / "run.trace").meta
     assert recorded["keep"]["disks"] == 1
     config = LoaderConfig(alike, transforms=transforms, keep=keep, batch_size=8, seed=5, decoders=2, **how)
+    # How large pictures are, only those know who read one.
     # Of a disk's measured rate each part has its share.
     measured = StorageClass("disk", disk_bytes, 2, Curve(((1, 4e8),)), backend="filesystem", path=str(disk))
     known = replace(machine, storage=(*machine.storage, measured))
@@ -418,11 +419,12 @@ def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the
 
     predict_job = loading.predict
     monkeypatch.setattr(loading, "predict", noted)
-    predict(config, known, step_seconds=1e-3)
+    with Loader(config, report=None) as loader:
+        loader.predict(machine=known, step_seconds=1e-3)
     rates = [each.read.at(1) for each in jobs[0].machine.storage[2:]]
     assert len(rates) == 2
     assert sum(rates) == pytest.approx(4e8)
-    if keep == "crops":  # how large pictures are, only those know who read one
+    if keep == "crops":
         assert predict(config, step_seconds=1e-3).meta["keep"] == recorded["keep"]
     places = [each.name for each in Machine.from_toml(recorded["machine"]).storage]
     assert places == ["staging", "memory", f"disk, {keep}", "disk"]

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, DataError, PenstockError, WaitTimeout
 from penstock.flow.cpus import memory_limit_bytes
 from penstock.loader import Loader
 from penstock.loader.transforms import DecodeRaw, Resize, ToTensor
+from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import Explicit, FullShuffle
 from penstock.store.calls import Calls
 
@@ -126,6 +127,21 @@ def test_a_wrong_argument_says_what_it_is_and_may_be(
 def test_what_is_no_source_says_what_it_is_instead(source: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make(source, transforms=())
+
+
+@for_each("fixed", [set[str](), {"readers"}, {"prefetch"}], ids=["nothing", "readers", "prefetch"])
+def test_readers_and_slots_begin_with_what_a_machine_says_and_follow_their_gain_unless_given(
+    folder: Path, fixed: set[str]
+) -> None:
+    curve = Curve.flat(1e9)
+    machine = Machine(SharedStore(curve, threads=3), (StorageClass("staging", 10**8, 1, curve),))
+
+    with make(folder, machine=machine, **dict.fromkeys(fixed, 3)) as loader:
+        limits = loader._parts.setup.limits
+
+    assert limits.readers == 3
+    assert (limits.most_readers > 3) == ("readers" not in fixed)
+    assert (limits.most_slots > limits.slots) == ("prefetch" not in fixed)
 
 
 def test_an_empty_path_is_no_folder() -> None:

@@ -53,7 +53,7 @@ def test_what_threads_may_read_is_as_of_a_loader_that_has_the_change(
         for _ in loader:
             pass
     with Loader(source, **given | changed) as other:
-        expected = other._setup.limits
+        expected = other._parts.setup.limits
 
     budget, limits = replay_of(read_trace(tmp_path / "run.trace"))._changed(change)
 

@@ -140,8 +140,8 @@ class LoaderConfig:
         "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
     prefetch: how many batches are read ahead of the one that the training has: so many, and none beyond. Unless given,
-        as many as memory= allows, usually eight, and up to four times as many where that spares the training waits,
-        unless machine= says what is predicted. decoders=0 reads none ahead.
+        as many as memory= allows, usually eight, and up to four times as many where that spares the training waits.
+        decoders=0 reads none ahead.
     keep: in which form memory keeps pictures of a folder or `Source` for later epochs: "stored", or "crops", so that
         one is decoded for several epochs at once: where nothing is drawn, as in validation, for all of them; random
         crops for 3, or as many as "5 crops" says; "decoded", whole, for random crops; "auto": what saves most by what
@@ -161,7 +161,7 @@ class LoaderConfig:
     decode_servers: addresses of `penstock decode-server` on other machines, such as ["node7:7447"], which read, decode
         and crop pictures of a folder or `Source` as far as that is faster; batches are the same, bit by bit. Nothing is
         kept here then, unless policy= says so.
-    readers: reads in flight at most; unless given, what machine= says, or as many as raise the rate.
+    readers: reads in flight at most; unless given, what machine= says to begin with, then as many as raise the rate.
     decoders: threads that decode, or call a data set; unless given, one per core to begin with, then as many as raise
         the rate. The ranks that a launcher started on a host share its cores.
         decoders=0 loads each batch when it is asked for, in the thread that asks, without any other, as DataLoader

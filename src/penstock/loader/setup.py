@@ -492,8 +492,8 @@ def _read_bytes(draft: Draft) -> tuple[int, int]:
 
 
 def _most_slots(config: LoaderConfig, budget: MemoryBudget) -> int:
-    """Return how many slots may come to be used; 0 where their number is fixed, as it is where a run is predicted."""
-    if config.machine is not None or config.prefetch is not None or config.decoders == 0:
+    """Return how many slots may come to be used; 0 where their number is fixed."""
+    if config.prefetch is not None or config.decoders == 0:
         return 0
     return min(_MORE_SLOTS * budget.slots, budget.staging_bytes // max(1, budget.slot_bytes))
 
@@ -587,10 +587,10 @@ def _threads(
     elif any(map(objects_in, sources_in(source))):
         # They wait for the source, whose own limit says how many requests are under way.
         readers, readers_because = _REMOTE_READERS, "as many requests as the store rewards, at most"
-    elif machine is not None:
-        readers, readers_because = machine.source.threads, "as the machine has it"
     else:
         readers, readers_because = default_readers(cpus), "the usual number where no machine= is given"
+        if machine is not None:
+            readers, readers_because = machine.source.threads, "as the machine has it"
         most_readers = _MORE_READERS * readers
     most_decoders = 0 if decoders else 2 * cpus
     return _Threads(readers, decoders or cpus, most_decoders, because, readers_because, most_readers)
