@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.graph.clusters import SECRET, TASKS, Killed, new_worker, opened
+from tests.patience import patient, wait_until
 
 from penstock.graph import Edge, Graph, Session, WorkerLostError, gradients
+from penstock.graph.workers import WorkerSession
+from penstock.graph.workers import worker as hosting
 
 Strike = Callable[[Any], Any]
 
@@ -67,6 +75,23 @@ def in_layers() -> tuple[Graph, Edge]:
 
 def batch_of(step: int) -> Any:
     return np.random.default_rng(step).normal(size=(16, 6)).astype(np.float32)
+
+
+def train_as_a_client() -> None:
+    """Be a client that trains; it goes on after each step when it is told to. `sys.argv`: addresses, folder."""
+    graph, loss = in_step()
+    init = graph.initialize_all()
+    addresses, secret = json.loads(sys.argv[1]), bytes.fromhex(os.environ["SECRET"])
+    with (
+        WorkerSession(graph, addresses, secret, seed=7, lag_seconds=patient(3.5)) as session,
+        session.saving(sys.argv[2], "3 steps") as saves,
+    ):
+        if not saves.step:
+            session.run(init)
+        for step in range(saves.step, 12):
+            print(step, session.run(loss, {"x:0": batch_of(step)}).tobytes().hex(), flush=True)
+            saves.after(step + 1)
+            input()
 
 
 def losses_in_one_process(built: Callable[[], tuple[Graph, Edge]], steps: int) -> list[bytes]:
@@ -137,3 +162,78 @@ def test_a_training_with_dropout_that_loses_a_worker_in_mid_step_has_the_losses_
     # What was run twice had the same loss both times.
     assert [found[step] for step in range(steps)] == [{each} for each in losses_in_one_process(built, steps)]
     assert len(set().union(*found.values())) == steps
+
+
+@pytest.mark.slow
+def test_workers_serve_the_next_client_after_one_was_killed_in_mid_step_or_between_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client is there all the time. The training goes on from its last save, with the losses of one process."""
+    kill_at = 4
+
+    def strike(given: Any) -> Any:
+        if np.array_equal(given, batch_of(kill_at)) and len(clients) == 1:
+            clients[0].kill()
+            clients[0].wait()
+        return given
+
+    first, second = new_worker(TASKS[0], strike=strike), new_worker(TASKS[1])
+    workers = {each.task: each.address for each in (first, second)}
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("SECRET", SECRET.hex())
+    main = f"from {__name__} import train_as_a_client as main; main()"
+    words = [sys.executable, "-c", main, json.dumps(workers), str(tmp_path / "run")]
+    found: dict[int, set[bytes]] = {step: set() for step in range(12)}
+    clients: list[subprocess.Popen[str]] = []
+    graph, loss = in_layers()
+    init = graph.initialize_all()
+    with opened(graph, workers) as other:
+        other.run(init)
+        for end in (12, 8, 12):
+            clients.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            with clients[-1] as client:
+                assert client.stdin is not None
+                assert client.stdout is not None
+                for line in client.stdout:
+                    other.run(loss, {"x:0": batch_of(0)})
+                    step, value = line.split()
+                    found[int(step)].add(bytes.fromhex(value))
+                    if int(step) == end - 1:
+                        break
+                    print(file=client.stdin, flush=True)
+                client.kill()
+        both = [first, second]
+        monkeypatch.setattr(hosting, "FORGOTTEN_SECONDS", patient(5))
+
+        def sessions() -> list[int]:
+            for each in both:
+                each._tick()
+            return [len(each._sessions) for each in both]
+
+        wait_until(lambda: sessions() == [1, 1])
+        other.run(loss, {"x:0": batch_of(0)})
+        assert [each._free_steps._value for each in both] == [hosting._MOST_STEPS] * 2
+    first.close()
+    second.close()
+    expected = losses_in_one_process(in_step, 12)
+    assert [found[step] for step in range(12)] == [{each} for each in expected]
+
+
+def test_a_message_that_is_too_large_for_a_worker_ends_that_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from who has the secret and another program: the worker cuts the connection before it has the message."""
+    with monkeypatch.context() as patch:
+        patch.setattr(hosting, "MOST_PART_BYTES", 1 << 16)
+        worker = new_worker(TASKS[0])
+    graph = Graph()
+    x = graph.placeholder("float32", [None], name="x")
+    total = graph.add("Sum", x, name="total")
+    few, many = np.ones(100, np.float32), np.ones(1 << 20, np.float32)
+    workers = {worker.task: worker.address}
+    with contextlib.closing(worker), opened(graph, workers) as other, opened(graph, workers) as session:
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match=r"^node 'total' .*task:0 \(process .* was cut off"):
+                session.run(total, {x: many})
+            assert session.run(total, {x: few}) == 100
+        assert other.run(total, {x: few}) == 100

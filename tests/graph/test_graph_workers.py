@@ -903,6 +903,42 @@ def test_a_trace_of_workers_that_misses_spans_is_not_complete(
     assert found[1][1] < 21
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_trace_has_the_spans_of_a_step_that_fails_and_is_not_complete_where_a_worker_is_lost(
+    is_lost: bool, workers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker fails after a node of its own, while the second one waits for it."""
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    with graph.on_device(TASKS[1]):
+        beside = graph.add("Neg", x, name="beside")
+    with graph.on_device(TASKS[0]):
+        before = graph.add("Neg", beside, name="before")
+        bad = graph.add("Call", before, function="fail", outputs=[["float32", []]], name="bad")
+    with graph.on_device(TASKS[1]):
+        after = graph.add("Add", beside, bad, name="after")
+    take = client._Ask.take
+
+    def take_or_lose(ask: Any, task: str, message: dict[str, Any]) -> None:
+        if task == TASKS[1]:
+            session._lose(task, "has ended")
+        else:
+            take(ask, task, message)
+
+    with opened(graph, workers, regions=False, trace=tmp_path / "run.trace") as session:
+        session.run([before, beside], {x: 1.0})
+        if is_lost:
+            monkeypatch.setattr(client._Ask, "take", take_or_lose)
+        with pytest.raises(KernelError, match="the disk is gone"):
+            session.run(after, {x: 1.0})
+    trace = read_trace(tmp_path / "run.trace")
+    nodes = trace.spans[(trace.spans["kind"] == Kind.NODE) & (trace.spans["step"] == 1)]
+    names = {(int(span["rank"]), trace.names[int(span["sample"])]) for span in nodes}
+    assert (0, "before") in names
+    assert ((1, "beside") in names) is not is_lost
+    assert trace.is_complete is not is_lost
+
+
 class Counting:
     """A proxy that counts the bytes of each of its connections, both ways; a client's is the first.
 
@@ -1608,11 +1644,31 @@ def test_the_look_for_a_lost_worker_waits_for_no_name(monkeypatch: pytest.Monkey
         looked.put(address)
         return reaching.At.NOBODY, ""
 
-    monkeypatch.setattr(client, "look_at", look_at)
+    monkeypatch.setattr(reaching, "look_at", look_at)
     worker = new_worker(TASKS[0])
     with opened(Graph(), {TASKS[0]: worker.address.replace("127.0.0.1", "localhost")}):
         worker.close()
         assert looked.get() == worker.address
+
+
+def test_workers_that_are_lost_together_are_looked_at_together(
+    workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look may take half a second."""
+    together = threading.Barrier(len(TASKS), timeout=patient(5))
+
+    def look_at(address: str) -> tuple[reaching.At, str]:
+        together.wait()
+        return reaching.At.SILENT, ""
+
+    monkeypatch.setattr(reaching, "look_at", look_at)
+    with opened(Graph(), workers) as session:
+        session._notice({0, 1, 2})
+        with pytest.raises(
+            WorkerLostError, match=f"{TASKS[2]} .* did not answer for 3.0 s: its process is there"
+        ):
+            session.state()
+        assert not any(peer.is_here for peer in session._peers.values())
 
 
 def test_a_client_of_another_version_is_answered(
@@ -1889,7 +1945,7 @@ def test_a_step_ends_that_another_worker_gave_up_while_it_was_planned(
             return plan(*arguments, **how)
 
         monkeypatch.setattr(session, "_plan", interrupted)
-        message = {"step": 5, "part": 1, "oldest": 5, "counts": False, "records": False}
+        message = {"step": 5, "part": 1, "oldest": 5, "counts": False}
 
         with pytest.raises(CancelledError, match="worker 2 is lost"):
-            hosted.run({**message, "fetches": one, "feeds": {}, "targets": []})
+            hosted.run({**message, "fetches": one, "feeds": {}, "targets": []}, None)

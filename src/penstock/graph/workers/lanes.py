@@ -32,6 +32,7 @@ class StepRecorder:
     def __init__(self, task: str, step: int) -> None:
         self._task, self._names = task, dict[tuple[str, ...], int]()
         self._ring = Recorder(_MOST_SPANS).ring(0)
+        self._found: dict[str, Any] | None = None
         self.lane = Lane(self, self._ring, 0, step)
 
     def number(self, unit: Unit) -> int:
@@ -88,11 +89,13 @@ class StepWriter:
         lane: int,
         step: int,
         answers: Mapping[str, Any],
+        missing: int,
         offset: Mapping[str, float],
         home: Callable[[str], str],
     ) -> None:
         """Write what workers recorded of a step.
 
+        missing: how many workers ran a part of it and were not heard of again; then the trace is not complete.
         offset: seconds by which their clocks are behind, by task. home: returns the task of a node, by name; "" for a
         name that no node of the graph has, as those of Sends. A Recv has the name of the node whose output it receives,
         and that node's task is its peer.
@@ -101,6 +104,9 @@ class StepWriter:
             heapq.heappush(self._free, lane)
             if self._is_closed:
                 return
+            if missing:
+                self._lost += missing
+                self._writer.append(np.zeros(0, SPAN), self._lost)
             for sender, answer in answers.items():
                 spans = np.frombuffer(bytes(answer["spans"]), SPAN).copy()
                 names = [tuple(map(str, each)) for each in answer["names"]]

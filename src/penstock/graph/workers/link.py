@@ -31,8 +31,8 @@ class Link:
     """Sends and receives messages, as `penstock.graph.workers.wire` has them.
 
     on_message: called in the link's thread with the number of who sent, whom to answer (None: nobody) and the message;
-    it returns at once. on_tick: called about every tick_seconds. on_cut: called with the number of a worker whose
-    connection is watched, and was cut. on_wrong: called as on_message, with why a message cannot be read. posts:
+    it returns at once. on_tick: called about every tick_seconds. on_cut: called with the numbers of workers whose
+    connections are watched, and were cut. on_wrong: called as on_message, with why a message cannot be read. posts:
     whether `post` has a connection of its own.
     """
 
@@ -43,7 +43,7 @@ class Link:
         *,
         on_tick: Callable[[], None] | None = None,
         tick_seconds: float | None = None,
-        on_cut: Callable[[int], None] | None = None,
+        on_cut: Callable[[set[int]], None] | None = None,
         on_wrong: Callable[[int, Any, CorruptError], None] | None = None,
         posts: bool = False,
         report: Callable[[str], None] | None = None,
@@ -135,8 +135,8 @@ class Link:
                         with self._changed:
                             self._reached = self._carrier.reached
                             self._changed.notify_all()
-                    for number in self._carrier.take_cut():
-                        self._on_cut(number)
+                    if cut := self._carrier.take_cut():
+                        self._on_cut(cut)
             self._send()
         finally:
             for sender in self._senders.values():

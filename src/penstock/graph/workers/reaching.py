@@ -45,6 +45,12 @@ def look_at(address: str) -> tuple[At, str]:
     return found
 
 
+def look_at_all(addresses: Sequence[str]) -> list[tuple[At, str]]:
+    """Return what is found at each of some addresses, as `look_at` does, in the time of one look."""
+    with ThreadPoolExecutor(len(addresses) or 1, "penstock-graph-look") as threads:
+        return list(threads.map(look_at, addresses))
+
+
 def resolved(address: str) -> str:
     """Return an address with a number in place of a name, which need not be looked up later; as it is, if unknown."""
     host, port = _parts(address)
@@ -92,8 +98,7 @@ def look_for(silent: Sequence[str], addresses: Mapping[str, str], secret: bytes,
     addresses: of all tasks of the cluster. secret: of the cluster. end: by the monotonic clock, until when keys are
     tried.
     """
-    with ThreadPoolExecutor(len(silent) or 1, "penstock-graph-look") as threads:
-        found = list(threads.map(look_at, [addresses[task] for task in silent]))
+    found = look_at_all([addresses[task] for task in silent])
     looks: list[str] = []
     for task, (at, more) in zip(silent, found, strict=True):
         if at != At.WORKER:

@@ -40,7 +40,7 @@ from penstock.graph.workers.lanes import StepWriter
 from penstock.graph.workers.link import Link, key_of, offers_of
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
-from penstock.graph.workers.reaching import At, look_at, look_for, resolved
+from penstock.graph.workers.reaching import At, look_at_all, look_for, resolved
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import (
@@ -236,20 +236,21 @@ class WorkerSession:
             }
             for task, part in cut.parts.items()
         }
-        traced = None if self._trace is None else self._trace.begin()
-        recorded: dict[str, Any] = {}
         ask = self._ask(messages, holds={task: list(part.holds) for task, part in cut.parts.items()})
+        traced = None if self._trace is None else self._trace.begin()
         try:
-            answers = ask.wait(timeout_seconds)
-            recorded = {task: answer["recorded"] for task, answer in answers.items() if "recorded" in answer}
-            return answers
+            return ask.wait(timeout_seconds)
         except BaseException as error:
             self._abort(ask, str(error) or type(error).__name__)
             raise
         finally:
             if self._trace is not None and traced is not None:
                 offset = {task: peer.clock_offset_seconds for task, peer in self._peers.items()}
-                self._trace.end(*traced, recorded, offset, lambda name: task_of(cut.device.get(name, "")))
+                recorded = dict(ask.recorded)  # of a worker that is late, more may come
+                missing = len(cut.parts) - len(recorded)
+                self._trace.end(
+                    *traced, recorded, missing, offset, lambda name: task_of(cut.device.get(name, ""))
+                )
 
     def _count(
         self, statistics: Statistics, task: str, counted: Mapping[str, Any], placed: Mapping[str, str]
@@ -719,39 +720,44 @@ class WorkerSession:
         # Before their silence is looked at: `_begin` notes first that a worker was heard, and then that it is here.
         here = [task for task, peer in self._peers.items() if peer.is_here]
         silent = self._silence.too_long(time.monotonic())
+        self._look_and_lose(
+            {task: silent[task] for task in here if task in silent},
+            "lags: Python there answers nothing for {:.1f} s, as in one long call; lag_seconds is "
+            f"{self._config.lag_seconds}",
+        )
         for task in here:
-            if task in silent:
-                lags = (
-                    f"lags: Python there answers nothing for {silent[task]:.1f} s, as in one long call; lag_seconds is "
-                    f"{self._config.lag_seconds:g}"
-                )
-                self._lose(task, self._why_silent(task, silent[task], lags))
-            else:
+            if task not in silent:
                 asks_busy = self._config.node_seconds is not None
                 ping = {"kind": "ping", "session": self._name, "asks_busy": asks_busy}
                 ping["sent"] = time.monotonic()
                 self._link.ask(self.tasks.index(task), packed(ping))
 
-    def _notice(self, number: int) -> None:
-        """Act on a connection that was cut, in the link's thread."""
-        task = self.tasks[number]
-        if self._peers[task].is_here:
-            was_cut = (
-                "was cut off: a worker listens at its address; it was started again, or the network failed"
-            )
-            self._lose(task, self._why_silent(task, self._config.lost_seconds, was_cut))
+    def _notice(self, numbers: set[int]) -> None:
+        """Act on connections that were cut, in the link's thread."""
+        here = [
+            task for number, task in enumerate(self.tasks) if number in numbers and self._peers[task].is_here
+        ]
+        self._look_and_lose(
+            dict.fromkeys(here, self._config.lost_seconds),
+            "was cut off: a worker listens at its address; it was started again, or the network failed",
+        )
 
-    def _why_silent(self, task: str, seconds: float, is_there: str) -> str:
-        """Return why a worker does not answer, by what is at its address. is_there: why, if a worker still is."""
-        at, more = look_at(self._peers[task].reached_at)
-        silent = f"did not answer for {seconds:.1f} s"
-        return {
-            At.NOBODY: "has ended: nobody listens at its address",
-            At.UNREACHED: f"{silent}, and its address cannot be reached ({more})",
-            At.SILENT: f"{silent}: its process is there, and stopped, or hangs",
-            At.OTHER: "has ended, or cannot be reached: what listens at its address is no worker",
-            At.WORKER: is_there,
-        }[at]
+    def _look_and_lose(self, silent: Mapping[str, float], is_there: str) -> None:
+        """Give workers up that do not answer, each with what is at its address.
+
+        silent: by task, for how many seconds. is_there: why, in a format for these, where a worker still is.
+        """
+        looks = look_at_all([self._peers[task].reached_at for task in silent])
+        for (task, seconds), (at, more) in zip(silent.items(), looks, strict=True):
+            says_nothing = f"did not answer for {seconds:.1f} s"
+            why = {
+                At.NOBODY: "has ended: nobody listens at its address",
+                At.UNREACHED: f"{says_nothing}, and its address cannot be reached ({more})",
+                At.SILENT: f"{says_nothing}: its process is there, and stopped, or hangs",
+                At.OTHER: "has ended, or cannot be reached: what listens at its address is no worker",
+                At.WORKER: is_there.format(seconds),
+            }
+            self._lose(task, why[at])
 
     def _refuse(self, number: int, who: Any, error: CorruptError) -> None:
         """Act on a message that cannot be read, in the link's thread: nobody would answer for it."""
@@ -911,13 +917,14 @@ class Silence:
 class _Ask:
     """A request to some workers, and their answers.
 
-    holds: what each has to run for it.
+    holds: what each has to run for it. recorded: spans of those that answered, also that they failed.
     """
 
     def __init__(
         self, session: WorkerSession, number: int, tasks: list[str], holds: dict[str, list[str]]
     ) -> None:
         self.number, self.holds = number, holds
+        self.recorded: dict[str, Any] = {}
         self._session = session
         self._pending = dict.fromkeys(tasks)
         self._answers: dict[str, dict[str, Any]] = {}
@@ -933,6 +940,8 @@ class _Ask:
         """Take an answer."""
         with self._changed:
             self._pending.pop(task, None)
+            if "recorded" in message:
+                self.recorded[task] = message["recorded"]
             if message["kind"] == "failed":
                 self._error = self._error or _error_of(message["error"], task)
             else:

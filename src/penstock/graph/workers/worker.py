@@ -217,11 +217,11 @@ class Worker:
         except (KeyError, TypeError, ValueError):
             pass  # another worker's fault is not this one's end
 
-    def _notice(self, number: int) -> None:
-        """Act on a connection to a worker that was cut, in the link's thread: a message to it may be lost."""
+    def _notice(self, numbers: set[int]) -> None:
+        """Act on connections to workers that were cut, in the link's thread: messages to them may be lost."""
         for name, hosted in list(self._sessions.items()):
             for receiver in hosted.watched():
-                if receiver.number == number:
+                if receiver.number in numbers:
                     self._start(self._tell_cut, name, hosted, receiver, time.monotonic() + _CUT_SECONDS)
 
     def _tell_cut(self, name: str, hosted: _Hosted, receiver: _Receiver, after: float) -> None:
@@ -315,13 +315,15 @@ class Worker:
             self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(full)})
             return
 
+        recorder = StepRecorder(self.task, int(message["step"])) if message["records"] else None
+
         def run(message: dict[str, Any]) -> dict[str, Any]:
             try:
-                return hosted.run(message)
+                return hosted.run(message, recorder)
             finally:  # before the answer, after which the next may come
                 self._free_steps.release()
 
-        self._later(who, message, run, self._step_threads)
+        self._later(who, message, run, self._step_threads, recorder)
 
     def _abort(self, who: Any, message: dict[str, Any], hosted: _Hosted) -> None:
         hosted.abort(int(message["step"]), message["why"])
@@ -338,16 +340,21 @@ class Worker:
         message: dict[str, Any],
         act: Callable[[dict[str, Any]], dict[str, Any]],
         threads: ThreadPoolExecutor | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
-        """Answer a request with what a function gives, in a thread of its own."""
+        """Answer a request with what a function gives, and what was recorded, in a thread of its own."""
+
+        def about() -> dict[str, Any]:
+            return {**_about(message), **({} if recorder is None else {"recorded": recorder.found()})}
 
         def answer() -> None:
             try:
-                self.link.answer(who, {"kind": "done", **_about(message), **act(message)})
+                found = act(message)
+                self.link.answer(who, {"kind": "done", **about(), **found})
             except Exception as error:
                 # Of a session that ended here, as this worker is closing, the client hears as of a loss.
                 if message["session"] in self._sessions:
-                    self.link.answer(who, {"kind": "failed", **_about(message), "error": _error(error)})
+                    self.link.answer(who, {"kind": "failed", **about(), "error": _error(error)})
 
         self._start(answer, threads=threads)
 
@@ -477,11 +484,10 @@ class _Hosted:
             "for each worker an address by which the others reach it, too, and let firewalls between them pass it"
         )
 
-    def run(self, message: dict[str, Any]) -> dict[str, Any]:
+    def run(self, message: dict[str, Any], recorder: StepRecorder | None) -> dict[str, Any]:
         """Run a part as a step, and return what was fetched."""
         step = int(message["step"])
         statistics = Statistics(is_warm=message["is_warm"]) if message["counts"] else None
-        recorder = StepRecorder(self._task, step) if message["records"] else None
         with contextlib.ExitStack() as stack:
             stack.callback(self._end, step)
             if statistics is not None:
@@ -501,8 +507,6 @@ class _Hosted:
                 begun=partial(self._check, step, message["oldest"]),
             )
         found: dict[str, Any] = {"values": values}
-        if recorder is not None:
-            found["recorded"] = recorder.found()
         if statistics is not None:
             found["statistics"] = {
                 "kernels": statistics.kernels,
