@@ -137,10 +137,9 @@ def test_place_prints_short_times_with_their_units(
     assert "finishes at 50 us, against 250 ms on gpu:0 (cost given)" in said
 
 
+#: It has no store and no storage: a placement needs devices and links alone.
 HEAVY = """
 network = "10 GB/s"
-source = {read = "1 MB/s"}
-storage = [{name = "staging", capacity = "1 GB", threads = 1, read = "1 GB/s"}]
 
 [[device]]
 name = "/job:w/task:0/device:cpu:0"

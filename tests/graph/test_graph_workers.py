@@ -400,7 +400,16 @@ def test_a_machine_says_what_a_device_holds_and_which_is_preferred(
         session.run(init)
         assert session.run(total) == 100
         assert session.placement().device["w"] == devices[1]
-    file.write_text(MACHINE.format(devices[2], "/job:worker/task:9/device:cpu:0"))
+    own = MACHINE.partition("[[device]]")
+    for text, wrong in (
+        (own[1] + own[2] + "speed = 1", r"machine\.toml: device\[1\]\.speed is not a field"),
+        ("ranks = 2\n" + own[1] + own[2], "ranks is not a field"),
+        ("[source]\nlatency = '1 s'\n" + own[1] + own[2], "storage is missing"),
+    ):
+        file.write_text(text.format(*devices[:2]))
+        with pytest.raises(ConfigError, match=wrong):
+            opened(graph, workers, machine=file)
+    file.write_text((own[1] + own[2]).format(devices[2], "/job:worker/task:9/device:cpu:0"))
     with pytest.raises(
         MismatchError, match=r"the machine has /job:worker/task:9/device:cpu:0, and the workers"
     ):

@@ -171,15 +171,13 @@ def listening_worker(
 def _place(options: argparse.Namespace) -> None:
     from penstock.graph import Devices, Graph, place_graph
     from penstock.graph.tools.costs import read_costs
-    from penstock.graph.tools.placing import devices_of, placed_nodes
+    from penstock.graph.tools.placing import placed_nodes, read_devices
     from penstock.graph.workers.access import is_device
-    from penstock.loader.setup import read_machine
     from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
-    from penstock.store.calls import Calls
 
     graph = Graph.from_json(options.graph.read_text("utf-8"))
-    machine = read_machine(options.machine, Calls())
-    devices = Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND) if machine is None else devices_of(machine)
+    machine = read_devices(options.machine)
+    devices = machine or Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND)
     known = {*devices.names, *(name for node in placed_nodes(graph, devices) for name in node.cost_seconds)}
     for name in options.device or ():
         if name not in known and not is_device(name):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,7 @@ _STAGED_TOGETHER = 4096
 _STAGED_SHARE, _STAGED_SHARE_BESIDE_TIERS = 1 / 32, 1 / 64
 
 
+T = TypeVar("T")
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
@@ -177,17 +178,22 @@ def read_machine(machine: Machine | str | os.PathLike[str] | None, calls: Calls)
     """
     if machine is None or isinstance(machine, Machine):
         return machine
-    check_machine(machine)
+    return read_machine_file(machine, calls, Machine.from_toml)
+
+
+def read_machine_file(path: str | os.PathLike[str], calls: Calls, parse: Callable[[str], T]) -> T:
+    """Return what `parse` makes of a machine's file. Raises: as `read_machine`."""
+    check_machine(path)
     try:
-        return Machine.from_toml(calls.one(f"machine {machine!r}", lambda: Path(machine).read_text("utf-8")))
+        return parse(calls.one(f"machine {path!r}", lambda: Path(path).read_text("utf-8")))
     except WaitTimeout:
         raise
     except OSError as error:
         raise DataError(f"machine: {error}; penstock calibrate writes such a file") from error
     except ConfigError as error:
-        raise ConfigError(f"{os.fspath(machine)}: {error}") from error
+        raise ConfigError(f"{os.fspath(path)}: {error}") from error
     except ValueError as error:  # not UTF-8, or no path
-        raise DataError(f"machine: {machine!r} cannot be read as text: {error}") from error
+        raise DataError(f"machine: {path!r} cannot be read as text: {error}") from error
 
 
 def set_up(

@@ -16,8 +16,47 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError
 from penstock.machine.places import Device, DeviceLink, Rate, SharedStore, StorageClass
 from penstock.machine.tables import Table, at, load_toml
-from penstock.machine.toml import machine_fields, write_machine
+from penstock.machine.toml import cluster_fields, machine_fields, write_machine
 from penstock.validate import check_count, check_rate, check_threads
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What of a machine runs dataflow graphs.
+
+    devices: the preferred ones first. links: between those whose link is not the network.
+    Raises: ConfigError naming the field.
+    """
+
+    network_bytes_per_second: float = math.inf
+    devices: tuple[Device, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_rate("network_bytes_per_second", self.network_bytes_per_second)
+        known = [device.name for device in self.devices]
+        for name in known:
+            if known.count(name) > 1:
+                raise ConfigError(f"two devices are called {name!r}: rename one")
+        for index, link in enumerate(self.links):
+            for name in link.between:
+                if name not in known:
+                    raise ConfigError(
+                        f"link[{index}].between names {name!r}; the devices are {', '.join(known) or 'none'}"
+                    )
+
+    @classmethod
+    def from_toml(cls, text: str) -> Cluster:
+        """Return the devices and links of a machine's TOML text, which need not say what else a machine has.
+
+        Raises: ConfigError naming the field by its path.
+        """
+        table = load_toml(text, "the machine")
+        if "source" in table or "storage" in table:
+            return Machine.from_table(table).cluster
+        fields = cluster_fields(table)
+        with at(table.path):
+            return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +106,14 @@ class Machine:
         check_threads("decode_threads", self.decode_threads)
         if self.processors != math.inf:
             check_count("processors", self.processors)
-        check_rate("network_bytes_per_second", self.network_bytes_per_second)
         check_rate("source_network_bytes_per_second", self.source_network_bytes_per_second)
         check_rate("preprocess_bytes_per_second", self.preprocess_bytes_per_second)
-        known = [device.name for device in self.devices]
-        for name in known:
-            if known.count(name) > 1:
-                raise ConfigError(f"two devices are called {name!r}: rename one")
-        for index, link in enumerate(self.links):
-            for name in link.between:
-                if name not in known:
-                    raise ConfigError(
-                        f"link[{index}].between names {name!r}; the devices are {', '.join(known) or 'none'}"
-                    )
+        _ = self.cluster  # which checks devices and links
+
+    @property
+    def cluster(self) -> Cluster:
+        """What runs dataflow graphs."""
+        return Cluster(self.network_bytes_per_second, self.devices, self.links)
 
     def source_rate(self, clients: int, reads_in_flight: int) -> float:
         """Return the bytes/s of one read of the shared store.

@@ -93,13 +93,22 @@ def machine_fields(table: Table) -> dict[str, Any]:
     """
     source = table.required_table("source")
     storage = table.required_tables("storage")
-    arguments = table.read_all(_MACHINE)
+    arguments = table.read_all([field for field in _MACHINE if field is not _NETWORK]) | cluster_fields(table)
+    arguments["source"] = _read_part(source, _SOURCE, SharedStore)
+    arguments["storage"] = tuple(_read_part(entry, _STORAGE, StorageClass) for entry in storage)
+    return arguments
+
+
+def cluster_fields(table: Table) -> dict[str, Any]:
+    """Return the fields of the cluster that a table describes, which has no others than were asked for.
+
+    Raises: ConfigError naming the field by its path.
+    """
+    arguments = table.read_all([_NETWORK])
     devices, links = table.tables("device"), table.tables("link")
     table.refuse_unknown()
     arguments["devices"] = tuple(_read_part(entry, _DEVICE, Device) for entry in devices)
     arguments["links"] = tuple(_read_part(entry, _LINK, DeviceLink) for entry in links)
-    arguments["source"] = _read_part(source, _SOURCE, SharedStore)
-    arguments["storage"] = tuple(_read_part(entry, _STORAGE, StorageClass) for entry in storage)
     return arguments
 
 
@@ -193,9 +202,10 @@ def _point(users: str, rate: object) -> tuple[float, float]:
         raise ConfigError(f"at {users} users, {error}") from None
 
 
+_NETWORK = Field("network", "network_bytes_per_second", unbounded_rate, exact_rate, math.inf)
 _MACHINE = (
     Field("ranks", "ranks", count, default=1),
-    Field("network", "network_bytes_per_second", unbounded_rate, exact_rate, math.inf),
+    _NETWORK,
     Field("source_network", "source_network_bytes_per_second", unbounded_rate, exact_rate, math.inf),
     Field("preprocess", "preprocess_bytes_per_second", unbounded_rate, exact_rate, math.inf),
     Field("compute", "compute", _compute, _write_compute, None),

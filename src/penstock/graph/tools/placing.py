@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from penstock.graph.ops.sizes import bytes_of, filled
 from penstock.graph.ops.work import work_of
 from penstock.graph.run.partition import BY_HAND, constraint_of, kind_of_flow, neighbours, to_one_device
 from penstock.graph.run.reach import inner_nodes
-from penstock.machine import Machine
+from penstock.loader.setup import read_machine_file
+from penstock.machine import Cluster, Machine
 from penstock.policy.graph_pipeline import place_pipeline
 from penstock.policy.graph_placement import (
     Devices,
@@ -28,6 +30,7 @@ from penstock.policy.graph_placement import (
     place,
 )
 from penstock.policy.graph_search import place_searched, rivals
+from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_flops
 
 
@@ -124,7 +127,20 @@ def other_placements(
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}
 
 
-def devices_of(machine: Machine) -> Devices:
+def read_devices(machine: Machine | str | os.PathLike[str] | None) -> Devices | None:
+    """Return the devices and links of a machine, or of its file, which need not say what else a machine has.
+
+    Raises: DataError if the file cannot be read; ConfigError naming the file and the field that is wrong, or what is
+        neither a machine nor a path.
+    """
+    if machine is None:
+        return None
+    if isinstance(machine, Machine):
+        return devices_of(machine.cluster)
+    return devices_of(read_machine_file(machine, Calls(), Cluster.from_toml))
+
+
+def devices_of(machine: Cluster) -> Devices:
     """Return a machine's devices and links."""
     links = {each.between: (each.latency_seconds, each.bytes_per_second) for each in machine.links}
 

@@ -33,7 +33,7 @@ from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.graph.tools.costs import read_costs
-from penstock.graph.tools.placing import devices_of, other_placements, place_graph, placed_nodes
+from penstock.graph.tools.placing import other_placements, place_graph, placed_nodes, read_devices
 from penstock.graph.workers.access import check_versions, checked_workers
 from penstock.graph.workers.config import SessionArguments, SessionConfig, session_config
 from penstock.graph.workers.lanes import StepWriter
@@ -42,7 +42,6 @@ from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
 from penstock.graph.workers.reaching import At, look_at_all, look_for, resolved
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
-from penstock.loader.setup import read_machine
 from penstock.policy.graph_placement import (
     USUAL_BYTES_PER_SECOND,
     USUAL_LATENCY_SECONDS,
@@ -53,7 +52,6 @@ from penstock.policy.graph_receives import receive_order
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.report import print_report
-from penstock.store.calls import Calls
 
 #: How long workers may take to answer at all when a session begins; and after how long, and how long before the end of
 #: that, the session looks why they do not.
@@ -105,14 +103,14 @@ class WorkerSession:
         self.graph = Graph() if graph is None else graph
         self.tasks = list(workers)
         self._costs: dict[str, dict[str, Any]] = {}
-        machine = read_machine(config.machine, Calls())
+        machine = read_devices(config.machine)
         usual = (config.link_latency_seconds, config.link_bytes_per_second)
         #: Whether `learn` has to find out what links take.
         self._measures_links = machine is None and usual == (None, None)
         rate = USUAL_BYTES_PER_SECOND if usual[1] is None else usual[1]
         #: Those of the machine, which are preferred, and what joins all.
         self._known = replace(
-            Devices([], bytes_per_second=rate) if machine is None else devices_of(machine),
+            Devices([], bytes_per_second=rate) if machine is None else machine,
             latency_seconds=USUAL_LATENCY_SECONDS if usual[0] is None else usual[0],
         )
         self._options = {"regions": config.regions, "check_finite": config.check_finite}
