@@ -15,6 +15,7 @@ from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ClosedError, DataError, StagingError, WaitTimeout
 from penstock.flow import waits
+from penstock.flow.batches import Departure
 from penstock.flow.engine import DECISIONS, Engine, EngineSettings, compiled_decisions
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder
@@ -25,6 +26,7 @@ from penstock.machine_code import Loop
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Load, Scheduler, StagingLimits, place_by_frequency
 from penstock.policy.placement import Kept, Shared
+from penstock.queues import get_within
 
 FIELD = Field("ids", (), np.dtype(np.int64))
 
@@ -167,26 +169,44 @@ class News:
         return [(1, np.array([4]))]
 
 
-class Busy:
-    """A lock that another worker has, until the test says so."""
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """Queues that a thread waited at for a while only, and which thread did."""
+    found: list[tuple[Any, int]] = []
 
-    is_free, asked = False, 0
+    def look(queue: Any, seconds: float | None) -> Any:
+        found.append((queue, threading.get_ident()))
+        return get_within(queue, seconds)
 
-    def acquire(self, *, blocking: bool) -> bool:
-        self.asked += 1
-        return self.is_free
+    monkeypatch.setattr("penstock.flow.engine.get_within", look)
+    return found
 
-    def release(self) -> None:
-        pass
+
+class LongWork(Departure):
+    """Takes a decode worker as long as the test lets it."""
+
+    def __init__(self, watched: object) -> None:
+        super().__init__(watched)  # type: ignore[call-arg]
+        self.thread, self.is_begun, self.may_end = 0, threading.Event(), threading.Event()
+
+    @property
+    def seconds(self) -> float | None:
+        return None
+
+    @seconds.setter
+    def seconds(self, now: float | None) -> None:
+        self.thread = threading.get_ident()
+        self.is_begun.set()
+        self.may_end.wait()
 
 
 @pytest.mark.parametrize("heard_by_another", [False, True])
 def test_what_another_rank_has_by_now_is_loaded_before_the_training_asks_for_it(
-    run: Callable[..., Run], heard_by_another: bool, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Run], heard_by_another: bool, looks: list[tuple[Any, int]]
 ) -> None:
     """Rank 0 of 2 needs samples 4 and 5 in its second step; rank 1 has promised the first of them.
 
-    heard_by_another: a worker that heard before has got work, and looks for no news as long as that takes.
+    heard_by_another: both workers get work, and the one that has looked for news has it for longer.
     """
     kept = [Kept(np.array(ids, np.int64), np.ones(len(ids), np.int8)) for ids in ([], [4])]
     news = News()
@@ -194,22 +214,44 @@ def test_what_another_rank_has_by_now_is_loaded_before_the_training_asks_for_it(
         AccessPlan(Sequential(8), 4, 1, 2),
         shared=Shared((*kept,), np.array([4]), (0, 0)),
         peers=news,
-        limits=StagingLimits(2, 4, 1, 10**6),
+        limits=StagingLimits(2, 4, 2, 10**6),
     )
     engine, scheduler = running.engine, running.engine._scheduler
     wait_until(lambda: scheduler.expects_others and (0, 0) in engine._arrived)
     wait_until(lambda: not (scheduler.moves_running or scheduler.loads_running or engine._inbox))
     assert (0, 1) not in engine._arrived
-    if heard_by_another:
-        busy = Busy()
-        monkeypatch.setattr(engine, "_hearing_lock", busy)
-        engine._loads.put(lambda now: None)
-        wait_until(lambda: busy.asked)
-        busy.is_free = True
+    works = [LongWork(running), LongWork(running)]
+    try:
+        if heard_by_another:
+            wait_until(lambda: looks, 5)
+            for work in works:
+                engine._loads.put(work)
+                assert work.is_begun.wait(patient(5))
+            (other,) = (work for work in works if work.thread != looks[-1][1])
+            other.may_end.set()
+        looks.clear()
+        wait_until(lambda: len(looks) > 20, 5)
+        assert len(set(looks)) == 1, "one worker looks for news, the other sleeps, or works"
 
-    news.has_news = True
+        news.has_news = True
 
-    wait_until(lambda: (0, 1) in engine._arrived, 5)
+        wait_until(lambda: (0, 1) in engine._arrived, 5)
+    finally:
+        for work in works:
+            work.may_end.set()
+
+
+def test_workers_that_expect_nothing_of_other_ranks_sleep_until_they_have_work(
+    run: Callable[..., Run], looks: list[tuple[Any, int]]
+) -> None:
+    none = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+    shared = Shared((none, none), np.empty(0, np.int64), (0, 0))
+    running = run(AccessPlan(Sequential(8), 4, 1, 2), shared=shared, peers=News())
+
+    for step in range(2):
+        running.take(0, step)
+
+    assert running.engine._loads not in [queue for queue, _ in looks]
 
 
 class PartsWork(NumberWork):

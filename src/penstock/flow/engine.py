@@ -125,7 +125,11 @@ class _Park:
     """Tells a decode worker to wait until it is wanted again, and then that it is."""
 
 
-_PARK = _Park()
+class _Hear:
+    """Tells a decode worker to look for news of other ranks until it has work."""
+
+
+_PARK, _HEAR = _Park(), _Hear()
 
 Event = Callable[[float], "list[Instruction] | None"]
 
@@ -156,7 +160,7 @@ class _Maker:
 
 
 #: What decode workers get: work, an event to pass on, what the consumer dropped; None or `_Owner` ends them.
-_Message = Load | Event | Reference | Departure | _Owner | _Park | None
+_Message = Load | Event | Reference | Departure | _Owner | _Park | _Hear | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +283,9 @@ class Engine:
         self._threads: list[threading.Thread] = []
         # Through a weak reference: a loader that is dropped unclosed must not be kept until the exit.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        #: The second is held by the decode worker that hears from other ranks while it has nothing to do.
-        self._running_lock, self._hearing_lock, self._running = threading.Lock(), threading.Lock(), 0
+        self._running_lock, self._running = threading.Lock(), 0
+        #: Whether `_HEAR` is in the queue or with a decode worker; always where nobody is to look. Under the lock.
+        self._is_heard = peers is None or settings.works_in_own_thread
 
     def start(self) -> None:
         """Begin to prefetch."""
@@ -752,6 +757,9 @@ class Engine:
                 if is_timed:
                     self._deciding_seconds += time.thread_time() - begin
                 self._man()
+                if not self._is_heard and self._scheduler.expects_others:
+                    self._is_heard = True
+                    self._loads.put(_HEAR)
             finally:
                 self._lock.release()
 
@@ -1016,24 +1024,25 @@ class Engine:
         self._loads.put(None)  # for the next one
 
     def _next_message(self) -> _Message:
-        """Wait for work; one worker hears meanwhile from ranks that samples are expected of: they wake nobody.
+        """Wait for work; the worker that has taken `_HEAR` looks meanwhile for news of other ranks: they wake nobody.
 
-        The others look now and then whether they have to: the one that heard may have got work, which may take long.
+        Once it gets work, which may take long, whichever worker is idle next takes that from the queue.
         """
-        while self._peers is not None:
-            if self._hearing_lock.acquire(blocking=False):
-                try:
-                    while self._scheduler.expects_others:
-                        with contextlib.suppress(Empty):
-                            return get_within(self._loads, _HEAR_FROM_PEERS_SECONDS)
-                        if self._peers.has_news:
-                            self._inbox.append(lambda now: None)
-                            self._drive()
-                finally:
-                    self._hearing_lock.release()
-            with contextlib.suppress(Empty):
-                return get_within(self._loads, _LOOK_AT_PEERS_SECONDS)
-        return self._loads.get()
+        while (message := self._loads.get()) is _HEAR:
+            while self._peers is not None and self._scheduler.expects_others:
+                with contextlib.suppress(Empty):
+                    message = get_within(self._loads, _HEAR_FROM_PEERS_SECONDS)
+                    self._loads.put(_HEAR)
+                    return message
+                if self._peers.has_news:
+                    self._inbox.append(lambda now: None)
+                    self._drive()
+            self._inbox.append(self._end_hearing)
+            self._drive()
+        return message
+
+    def _end_hearing(self, now: float) -> None:
+        self._is_heard = False
 
     def _handle(self, message: _Message, worker: int, ring: Ring, delay: RunDelay) -> None:
         """Do what a message to the decode workers says, but for parking."""
