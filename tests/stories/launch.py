@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint import StopOnSignal
-from penstock.loader import Loader
+from penstock.loader.epoch_loop import EpochLoop, Pass
+from penstock.loader.own_thread import OwnThread
 
 script, notes, environment, number, at, awaited = sys.argv[1:]
 os.environ.update(json.loads(environment))
@@ -30,7 +31,7 @@ sys.modules["mpi4py"] = None  # type: ignore[assignment]
 is_signalled = False
 reached = -1  # batch of the run that was asked for last
 stops: list[StopOnSignal] = []
-wait_for_batch, enter = Loader._wait_for_batch, StopOnSignal.__enter__
+wait_for_batch, enter = EpochLoop._wait_for_batch, StopOnSignal.__enter__
 
 
 def get_signal() -> None:
@@ -46,18 +47,18 @@ def get_signal() -> None:
         time.sleep(0.001)
 
 
-def note(self: Loader, epoch: int) -> Any:
+def note(self: EpochLoop, begun: Pass, epoch: int, own: OwnThread | None) -> Any:
     global reached
-    if self.plan.is_endless:
+    if self._plan.is_endless:
         Path(notes).with_name(Path(notes).name.replace("notes", "evaluated")).touch()
         if int(number) and at.endswith("e") and reached >= int(at[:-1]):
             get_signal()
-        return wait_for_batch(self, epoch)
+        return wait_for_batch(self, begun, epoch, own)
     step = self.position[1]
-    reached = epoch * len(self) + step
+    reached = epoch * begun.whole_steps + step
     if int(number) and not at.endswith("e") and reached >= int(at):
         get_signal()
-    batch = wait_for_batch(self, epoch)
+    batch = wait_for_batch(self, begun, epoch, own)
     rows = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for row in batch[0]]
     with open(notes, "a") as file:
         file.write(json.dumps([epoch, step, rows]) + "\n")
@@ -69,7 +70,7 @@ def remember(self: StopOnSignal) -> StopOnSignal:
     return enter(self)
 
 
-Loader._wait_for_batch = note  # type: ignore[method-assign]
+EpochLoop._wait_for_batch = note  # type: ignore[method-assign]
 StopOnSignal.__enter__ = remember  # type: ignore[method-assign, assignment]
 sys.argv = [script]
 runpy.run_path(script, run_name="__main__")

@@ -323,25 +323,25 @@ def test_the_digest_of_the_page_does_not_depend_on_threads(
 NOTING = """
 import hashlib, json, os, signal
 from pathlib import Path
-from penstock.loader import Loader
+from penstock.loader.epoch_loop import EpochLoop
 
 def note(folder):
-    killed, wait_for_batch, given = Path(folder, "killed"), Loader._wait_for_batch, 0
+    killed, wait_for_batch, given = Path(folder, "killed"), EpochLoop._wait_for_batch, 0
     life = int(killed.exists())
 
-    def noted(self, epoch):
+    def noted(self, begun, epoch, own):
         nonlocal given
         if given >= 5 and self._rank == 1 and not life and list(Path(folder).glob("runs/step-*")):
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        step, batch = self.position[1], wait_for_batch(self, epoch)
+        step, batch = self.position[1], wait_for_batch(self, begun, epoch, own)
         given += 1
         rows = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for row in batch[0]]
         with open(Path(folder, f"notes-{life}-{self._rank}"), "a") as file:
             file.write(json.dumps([epoch, step, rows]) + "\\n")
         return batch
 
-    Loader._wait_for_batch = noted
+    EpochLoop._wait_for_batch = noted
     return lambda: f"{folder}/{life}-{os.getpid()}.trace"
 """
 
