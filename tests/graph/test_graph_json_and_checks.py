@@ -11,6 +11,7 @@ from tests.for_each import for_each
 from tests.graph.graphs import body, constant, evaluate, node
 
 from penstock.graph import Graph, GraphError, Session, gradients
+from penstock.graph.errors import InfeasibleError
 
 TYPES: dict[str, Any] = {
     "float32": np.array([[-0.0, np.nan, np.inf], [-np.inf, 1e-45, 3.4028235e38]], np.float32),
@@ -353,6 +354,38 @@ def test_feeds_that_are_no_mapping_are_refused() -> None:
 def test_an_operation_in_another_case_is_the_first_that_an_error_names(written: str, meant: str) -> None:
     with pytest.raises(GraphError, match=f"there is no operation '{written}'; .*{meant}"):
         Graph().add(written, 1.0)
+
+
+@pytest.mark.parametrize(
+    "asked", ["gpu", "/device:gpu:0", "/job:a/task:0/device:cuda:1", "/job:a/device:cpu:1"]
+)
+def test_a_session_in_one_process_refuses_a_node_for_another_device(asked: str) -> None:
+    """It ran it on the CPU, and said nothing. Nodes that a run does not need may ask for anything."""
+    graph = Graph()
+    x = graph.placeholder("float32", [], name="x")
+    graph.add("Exp", x, name="loose")
+    graph.add("Neg", x, name="asks", device=asked)
+    graph.add("Neg", x, name="only", placement={"only": asked})
+    _, looped = graph.while_loop(
+        lambda i, _: i < 2, lambda i, a: (i + 1, graph.add("Neg", a, device=asked)), [0, x], name="loop"
+    )
+    with Session(graph) as session:
+        assert session.run("loose:0", {x: 0.0}) == 1
+        for name, fetch in (("asks", "asks:0"), ("only", "only:0"), ("loop", looped)):
+            with pytest.raises(InfeasibleError) as caught:
+                session.run(fetch, {x: 1.0})
+            assert (caught.value.node, caught.value.where != "") == (name, True)
+            assert f"asks for {asked!r}, and this process has /device:cpu:0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "asked", ["cpu", "ps", "/job:ps", "task:7", "/job:ps/task:1/device:cpu:0", "/device:cpu:0"]
+)
+def test_a_process_alone_is_every_job_and_task(asked: str) -> None:
+    graph = Graph()
+    graph.add("Neg", graph.constant(1.0), name="n", device=asked)
+    with Session(graph) as session:
+        assert session.run("n:0") == -1
 
 
 def test_the_inner_of_two_devices_holds_alone() -> None:

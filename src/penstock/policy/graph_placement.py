@@ -30,6 +30,21 @@ def is_allowed(device: str, only: str) -> bool:
     return all(any(f"{each}:".startswith(f"{part}:") for each in own) for part in parts)
 
 
+def allows_cpu(only: str) -> bool:
+    """Return whether a constraint allows the CPU of some worker: it may ask for any job and task, for no other device.
+
+    A piece of a name, such as "ps", may be that of a job, unless it is another type of device.
+    """
+    parts = [part for part in only.split("/") if part and not part.startswith(("job:", "task:"))]
+    return all(
+        is_allowed("/device:cpu:0", f"/{part}")
+        if part.startswith("device:")
+        else part.partition(":")[0] not in _OTHER_TYPES
+        for part in parts
+    )
+
+
+_OTHER_TYPES = ("gpu", "cuda", "mps", "xpu", "tpu")
 #: What the parts of a device's name begin with.
 _KINDS = ("job:", "task:", "device:")
 

@@ -7,15 +7,16 @@ Source: Abadi et al. 2015, sections 3.2.2 and 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.graph.errors import UnsupportedError
+from penstock.graph.errors import InfeasibleError, UnsupportedError
 from penstock.graph.model.check import control_dependencies, dependencies
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Endpoint, Node
 from penstock.graph.ops.table import operation
 from penstock.graph.run.reach import inner_nodes, is_replaced, needed_nodes, representatives
+from penstock.policy.graph_placement import allows_cpu
 
 BY_HAND = ("Switch", "Merge", "Enter", "Leave", "NextIteration")
 
@@ -95,6 +96,23 @@ def constraint_of(node: Node) -> str:
             where=node.where,
         )
     return asked.pop() if asked else ""
+
+
+def check_of_one_process(nodes: Iterable[Node]) -> None:
+    """Raise InfeasibleError naming a node that asks for another device than the CPU of this process.
+
+    A process alone is every job and task, so that a graph for workers runs in it, too.
+    """
+    for node in nodes:
+        for each in inner_nodes(node):
+            asked = each.placement.get("only") or each.device
+            if asked and not allows_cpu(asked):
+                raise InfeasibleError(
+                    f"it asks for {asked!r}, and this process has /device:cpu:0: kernels of graphs run on CPUs alone, "
+                    "so leave the device out",
+                    node=node.name,
+                    where=each.where or node.where,
+                )
 
 
 def kind_of_flow(node: Node) -> str:

@@ -25,8 +25,9 @@ from penstock.graph.model.graph import Edge, Graph
 from penstock.graph.model.node import Endpoint, Node, parse_endpoint
 from penstock.graph.run.executor import Step
 from penstock.graph.run.lower import Flat, Lowering
+from penstock.graph.run.partition import check_of_one_process
 from penstock.graph.run.plan import Plan, make_plan
-from penstock.graph.run.reach import Inlined
+from penstock.graph.run.reach import Inlined, needed_nodes
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Lane, timeline_of
 from penstock.graph.state.resources import Resources
@@ -207,6 +208,9 @@ class Session:
         inlines: bool,
         counts: bool,
     ) -> Plan:
+        is_part = self.resources.mail is not None
+        if not is_part:
+            check_of_one_process(needed_nodes(self.graph.nodes, endpoints, operations, fed)[0])
         lowering = Lowering(Inlined() if inlines else None)
         env = lowering.top(self.graph.scope, endpoints, operations, fed)
         for place, endpoint in enumerate(dict.fromkeys(endpoints)):
@@ -218,7 +222,6 @@ class Session:
             attr = {"fetch": place, "node": node.name, "where": node.where}
             lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
         # A worker's part has its nodes in the order in which they are to run.
-        is_part = self.resources.mail is not None
         turns = {name: turn for turn, name in enumerate(self.graph.nodes)} if is_part else None
         plan = make_plan(
             lowering.flats,
