@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from penstock.errors import RankError, WaitTimeout
 from penstock.ranks import transport_store
 from penstock.ranks.transport_store import PIECE_BYTES, StoreTransport
+from penstock.ranks.transport_torch import torch_transport
 
 
 def open_store() -> Any:
@@ -96,6 +97,10 @@ class FrozenStore:
         self.thawed.wait(30)
         return False
 
+    def clone(self) -> FrozenStore:
+        self.thawed.wait(30)
+        return self
+
 
 def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None:
     store = FrozenStore()
@@ -109,6 +114,18 @@ def test_a_store_that_hangs_is_given_up_and_used_again_when_it_answers() -> None
     transport._clerk._timeout_seconds = 30  # of a busy machine, too, the answer comes
 
     assert transport.receive(0) is None
+
+
+def test_a_store_that_hangs_while_ranks_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch waits for half an hour until a store answers another connection."""
+    store = FrozenStore()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+
+    with pytest.raises(
+        WaitTimeout, match=r"keeps the store of torch\.distributed, did not answer within 0\.05 s"
+    ):
+        torch_transport(timeout_seconds=0.05)
+    store.thawed.set()
 
 
 def test_the_last_messages_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,14 @@ class StoreTransport:
         ]
 
 
+def asked_in_time(function: Callable[[], Any], keeper: str, timeout_seconds: float) -> Any:
+    """Return what a function that asks a store returns, such as one that opens another connection to it.
+
+    keeper, timeout_seconds: as of `StoreTransport`. Raises: RankError, WaitTimeout.
+    """
+    return _Clerk(keeper, timeout_seconds).ask(function)
+
+
 def _is_long(message: bytes) -> bool:
     return len(message) > PIECE_BYTES
 

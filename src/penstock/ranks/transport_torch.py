@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 
 from penstock.ranks.transport import TIMEOUT_SECONDS
-from penstock.ranks.transport_store import StoreTransport, keep_until_taken
+from penstock.ranks.transport_store import StoreTransport, asked_in_time, keep_until_taken
+
+_KEEPER = "rank 0, or the launcher, which keeps the store of torch.distributed,"
 
 _made = itertools.count()  # equal on all ranks, since all make their transports in the same order
 
@@ -18,19 +20,20 @@ def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTranspo
 
     timeout_seconds: after which a store that does not answer is given up.
 
-    Raises: ValueError of torch.distributed if it is not initialised.
+    Raises: RankError or WaitTimeout if the store cannot be reached; ValueError of torch.distributed if it is not
+        initialised.
     """
     from torch import distributed
     from torch.distributed import distributed_c10d
 
     default = distributed_c10d._get_default_store()
     # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
-    own = default.clone() if hasattr(default, "clone") else default
+    own = asked_in_time(default.clone, _KEEPER, timeout_seconds) if hasattr(default, "clone") else default
     transport = StoreTransport(
         distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own),
         distributed.get_rank(),
         distributed.get_world_size(),
-        keeper="rank 0, or the launcher, which keeps the store of torch.distributed,",
+        keeper=_KEEPER,
         timeout_seconds=timeout_seconds,
     )
     keep_until_taken(transport, default)
