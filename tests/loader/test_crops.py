@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.interpreters import Interpreters
 from tests.loader.pictures import CountedFolder, drawn
 
 from penstock.errors import ConfigError
@@ -428,3 +432,93 @@ def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the
         assert predict(config, step_seconds=1e-3).meta["keep"] == recorded["keep"]
     places = [each.name for each in Machine.from_toml(recorded["machine"]).storage]
     assert places == ["staging", "memory", f"disk, {keep}", "disk"]
+
+
+#: What disks keep of `alike`, and by which transforms; all that memory has no space for.
+ON_DISK = {
+    "stored": (*FIXED, ToTensor()),
+    "crops": (Resize(72), CenterCrop(70), ToTensor()),
+    "decoded": (*RANDOM, ToTensor()),
+}
+
+
+def batches_on_disk(source: Any, disk: Path, keep: str, **arguments: Any) -> list[tuple[bytes, bytes]]:
+    memory = replace(SMALL.storage[1], capacity_bytes=30_000)
+    machine = replace(SMALL, storage=(SMALL.storage[0], memory), preprocess_bytes_per_second=1e5)
+    how: Any = {"machine": machine, "local_disk": {disk: 10**6}, "epochs": 3, **arguments}
+    return batches_of(source, ON_DISK[keep], keep, **how)
+
+
+def on_disk(disk: Path) -> dict[int, bytes]:
+    """Return what the only tier of a disk has, all of which is as it was written."""
+    (facts,) = disk_tiers(disk)
+    with closing(
+        DiskTier(disk, 10**6, bytes.fromhex(facts.path.name.split("-")[1]), np.full(16, -1))
+    ) as tier:
+        ids = tier.held()
+        begins = np.concatenate(([0], np.cumsum(tier.sizes_of(ids))))
+        into = np.empty(int(begins[-1]), np.uint8)
+        assert tier.read_group(ids, into, begins) == []
+    return {
+        int(sample): into[begin:end].tobytes()
+        for sample, begin, end in zip(ids, begins[:-1], begins[1:], strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("keep", "points"),
+    [
+        ("stored", [5]),
+        ("crops", [12]),
+        ("decoded", [19]),
+        *(pytest.param(keep, range(29), marks=pytest.mark.slow) for keep in ON_DISK),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} points",
+)
+def test_a_loader_that_is_killed_in_any_write_to_a_disk_goes_on_with_what_is_there_when_it_starts_again(
+    alike: Path, tmp_path: Path, interpreters: Interpreters, keep: str, points: Sequence[int]
+) -> None:
+    """A write that it is killed in is done, half done or not done, in turn; and it is killed twice if it can be."""
+    program = """
+        import itertools, os, signal, sys
+        from pathlib import Path
+        from types import SimpleNamespace
+        from penstock.store import disk
+        from tests.loader.pictures import CountedFolder
+        from tests.loader.test_crops import batches_on_disk
+        source, place, keep, point = CountedFolder(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+        count = itertools.count()
+        def killed(write):
+            def call(file, content, *where):
+                if next(count) == point:
+                    write(file, content[: len(content) * (point % 3) // 2], *where)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return write(file, content, *where)
+            return call
+        disk.os = SimpleNamespace(**{**vars(os), "write": killed(os.write), "pwrite": killed(os.pwrite)})
+        batches_on_disk(source, place, keep, report=lambda line: print(line, flush=True))
+    """
+    expected, whole = batches_of(alike, ON_DISK[keep], "stored", epochs=3), tmp_path / "whole"
+    for _ in range(2):  # a sample that finds no space to wait in is written by the next run
+        assert batches_on_disk(CountedFolder(alike), whole, keep) == expected
+    kept = on_disk(whole)
+    assert len(kept) == 16
+    for point in points:
+        place, lines = tmp_path / str(point), list[str]()
+        for write in (point, point // 2):
+            arguments = (str(alike), str(place), keep, str(write))
+            with interpreters.start(program, *arguments, stdout=subprocess.PIPE, text=True) as run:
+                told, _ = run.communicate()
+            # When it starts again it may have fewer to write.
+            assert run.returncode == -signal.SIGKILL or (write < point and not run.returncode), told
+            lines += told.splitlines()
+        there = on_disk(place)
+        assert there.items() <= kept.items()
+        # The header is a write, and a sample two; two threads write.
+        assert len(there) >= (point - 3) // 2
+
+        source = CountedFolder(alike)
+        assert batches_on_disk(source, place, keep, report=lines.append) == expected
+        assert not [line for line in lines if "damaged" in line or "cannot" in line]
+        assert not [sample for sample in there if source.reads[sample] > 1]
+        assert there.items() <= on_disk(place).items() <= kept.items()
