@@ -90,6 +90,28 @@ def test_place_shows_the_placement_that_a_session_would_have(
     assert ends == pytest.approx({"": 2.5, "--objective search": 2.5, "--objective latency": 7.0})
 
 
+def test_place_refuses_a_device_without_space_for_what_lives_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A feed of 40 kB and a tensor of 40 kB beside a variable of 40 kB, whose value and views take nothing more."""
+    graph = Graph()
+    x = graph.placeholder("float32", [100, 100], name="x")
+    read = graph.add("Read", graph.variable("float32", [100, 100], name="w"))
+    graph.add("Sum", graph.add("Add", x, graph.add("Identity", read), name="y"))
+    path, machine = tmp_path / "graph.json", tmp_path / "machine.toml"
+    path.write_text(graph.to_json())
+    words = ["graph", "place", str(path), "--machine", str(machine)]
+    for memory, code in (("120 kB", 0), ("119 kB", 1)):
+        machine.write_text(f'[[device]]\nname = "/job:w/task:0/device:cpu:0"\nmemory = "{memory}"\n')
+        assert main(words) == code
+    said = capsys.readouterr().err
+    assert "node 'y'" in said
+    assert (
+        "/job:w/task:0/device:cpu:0 needs 120,000 bytes when it runs, 40,000 of variables and 80,000 of tensors that "
+        "live at once, and has 119,000" in said
+    )
+
+
 def test_place_goes_by_what_was_recorded_or_printed_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

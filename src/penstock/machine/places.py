@@ -153,7 +153,7 @@ class SharedStore:
 class Device:
     """What runs nodes of a dataflow graph.
 
-    name: such as "/job:worker/task:0/device:cpu:0". memory_bytes: for variables; None where nobody counts them.
+    name: such as "/job:worker/task:0/device:cpu:0". memory_bytes: for variables and tensors; None where nobody counts.
     flops_per_second, memory_bytes_per_second: what its kernels reach, and the rate of its memory, by which nodes that
     nobody measured are estimated; None: as usual for its type.
     Raises: ConfigError naming the field.

@@ -16,6 +16,7 @@ from itertools import accumulate
 
 from penstock.policy.graph_placement import (
     Devices,
+    NoFeasibleDevice,
     PlacedNode,
     Placement,
     feasible_devices,
@@ -53,7 +54,10 @@ def place_pipeline(
         else:
             most, stretches = middle, found
     device = {name: each for each, names in stretches for name in names}
-    simulated = place(nodes, devices, fixed=device)
+    try:
+        simulated = place(nodes, devices, fixed=device)
+    except NoFeasibleDevice:  # for want of memory
+        return placed
     reason = {}
     for number, (each, names) in enumerate(stretches, 1):
         load = line.load(each, names)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
+from penstock.policy.graph_memory import Occupancy, peaks
 from penstock.units import format_seconds
 
 
@@ -66,7 +67,8 @@ class PlacedNode:
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
     needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
     sending its output to another device keeps both from their nodes, however long it is under way. basis: where its
-    costs are from, for people; "" where they are nothing.
+    costs are from, for people; "" where they are nothing. passes_on: whether its output is what it takes, or something
+    that outlives the step: it takes no memory of its own.
     """
 
     name: str
@@ -81,6 +83,7 @@ class PlacedNode:
     needs: str = ""
     hop_seconds: float = 0.0
     basis: str = ""
+    passes_on: bool = False
 
     def with_basis(self, why: str) -> str:
         """Return a reason with where the costs are from that it goes by."""
@@ -98,7 +101,7 @@ class Devices:
     """What nodes may run on, and what joins it.
 
     names: in order of preference. latency_seconds, bytes_per_second: of the link between any two of them, but those
-    that links has, by both devices. memory_bytes: by device, for the state of its nodes; without end where it says
+    that links has, by both devices. memory_bytes: by device, for variables and tensors; without end where it says
     none. flops_per_second, memory_bytes_per_second: by device, as usual for its type where they say none.
     """
 
@@ -279,7 +282,9 @@ def place(
     """Return where the nodes of an acyclic graph run.
 
     fixed: where nodes are already.
-    Raises: NoFeasibleDevice; ConfigError if nodes need each other in a circle, or one that is not there.
+    A device whose memory has no space for a node's tensors is taken where there is no other.
+    Raises: NoFeasibleDevice, also where what lives at once on a device has no space in its memory; ConfigError if nodes
+    need each other in a circle, or one that is not there.
     """
     groups = groups_of(nodes)
     feasible = feasible_devices(nodes, devices.names, groups)
@@ -296,6 +301,7 @@ def place(
             group_device[groups[name][0].name] = device
     execution = _Execution(by_name, devices)
     finish = execution.finish
+    memory = Occupancy(by_name, users, devices.memory_bytes) if devices.memory_bytes else None
 
     while ready:
         _, _, name = heapq.heappop(ready)
@@ -308,10 +314,15 @@ def place(
             if not candidates:
                 room = ", ".join(f"{left_bytes[d]:,.0f} on {d}" for d in feasible[name])
                 raise NoFeasibleDevice(name, f"its state of {holds:,.0f} bytes has no space: {room} are left")
+        if memory is not None and not follows:
+            candidates = [device for device in candidates if memory.fits(node, device)] or candidates
         device, ends = execution.run(node, candidates)
         if not follows:
             group_device[first] = device
             left_bytes[device] -= holds
+        if memory is not None:
+            memory.hold(device, node.holds_bytes)
+            memory.run(node, device)
         reason[name] = _reason_to_follow(node, members, fixed) if follows else _reason(node, device, ends)
         for user in users[name]:
             missing[user] -= 1
@@ -321,7 +332,21 @@ def place(
     if len(finish) < len(nodes):
         left = next(node.name for node in nodes if node.name not in finish)
         raise ConfigError(f"node {left!r} needs itself: placement takes graphs without loops")
-    return Placement(execution.device, finish, reason, execution.sent)
+    placed = Placement(execution.device, finish, reason, execution.sent)
+    _check_memory(nodes, placed, devices.memory_bytes)
+    return placed
+
+
+def _check_memory(nodes: Sequence[PlacedNode], placed: Placement, memory_bytes: Mapping[str, float]) -> None:
+    """Raise NoFeasibleDevice naming a device whose variables and live tensors have no space in its memory."""
+    for device, peak in peaks(nodes, placed).items() if memory_bytes else ():
+        there = memory_bytes.get(device, float("inf"))
+        if (needed := peak.held_bytes + peak.live_bytes) > there:
+            raise NoFeasibleDevice(
+                peak.node,
+                f"{device} needs {needed:,.0f} bytes when it runs, {peak.held_bytes:,.0f} of variables and "
+                f"{peak.live_bytes:,.0f} of tensors that live at once, and has {there:,.0f}",
+            )
 
 
 class _Execution:

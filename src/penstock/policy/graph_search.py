@@ -194,11 +194,6 @@ def _placed_with(
     device: Mapping[str, str], nodes: Sequence[PlacedNode], devices: Devices
 ) -> Placement | None:
     """Return the placement that has nodes where it is said; None if it cannot be, such as for want of memory."""
-    held = dict.fromkeys(device.values(), 0.0)
-    for node in nodes:
-        held[device[node.name]] += node.holds_bytes
-    if any(held[each] > nbytes for each, nbytes in devices.memory_bytes.items() if each in held):
-        return None
     try:
         return place(nodes, devices, fixed=device)
     except NoFeasibleDevice:

@@ -14,9 +14,11 @@ from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
 from penstock.graph.ops.sizes import bytes_of, filled
+from penstock.graph.ops.table import operation
 from penstock.graph.ops.work import work_of
 from penstock.graph.run.partition import BY_HAND, constraint_of, kind_of_flow, neighbours, to_one_device
 from penstock.graph.run.reach import inner_nodes
+from penstock.graph.run.regions import OUTLIVE_STEPS
 from penstock.loader.setup import read_machine_file
 from penstock.machine import Cluster, Machine
 from penstock.policy.graph_pipeline import place_pipeline
@@ -241,6 +243,7 @@ def _placed(
         needs,
         float(hop),
         basis if any(cost.values()) else "",
+        _passes_on(node),
     )
 
 
@@ -253,6 +256,13 @@ def _estimated(node: Node, devices: Devices) -> tuple[dict[str, float], str]:
     seconds = {each: devices.kernel_seconds(each, work.flops, work.nbytes) for each in devices.names}
     said = [format_flops(work.flops), format_bytes(work.nbytes), *sorted(work.unknown)]
     return seconds, f"cost estimated: {', '.join(said)}"
+
+
+def _passes_on(node: Node) -> bool:
+    """Return whether a node gives what it takes, or what outlives a step. A feed is neither."""
+    table = operation(node.op)
+    is_free = table.flops is None or (table.kind == "control" and not any(node.subgraphs()))
+    return is_free and (bool(node.inputs) or node.op in OUTLIVE_STEPS)
 
 
 def _state_bytes(node: Node) -> float:
