@@ -55,20 +55,20 @@ def test_a_kernels_predecessor_is_the_one_that_ended_last_before_it_began() -> N
             node(2.0, 5.0, 1, 1),
             node(2.0, 3.0, 2, 1),
             node(5.5, 6.0, 3, 1),
-            node(6.0, 6.0, 2, 1),
+            (1.0, 6.25, NO_SAMPLE, 0, 0, 1, Kind.STEP, NO_PLACE, 0, 0),
         ]
     )
 
-    chain = longest_chain(Trace(spans, names=NAMES))
+    chain = longest_chain(Trace(spans, {"graph": True}, names=NAMES))
 
     assert chain is not None
-    assert (chain.step, chain.start_seconds, chain.seconds) == (1, 1.0, 5.0)
+    assert (chain.step, chain.start_seconds, chain.seconds) == (1, 1.0, 5.25)
     assert [(link.what, link.seconds) for link in chain.links] == [
         ("load", 1.0),
         ("matmul", 3.0),
-        ("idle", 0.5),
+        ("between nodes", 0.5),
         ("save", 0.5),
-        ("add", 0.0),
+        ("between nodes", 0.25),
     ]
     assert longest_chain(Trace(WAITS)) is None
 

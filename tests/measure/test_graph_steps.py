@@ -110,7 +110,7 @@ def test_a_wait_for_a_queue_is_of_the_worker_that_has_it() -> None:
     waiting = [
         row(Kind.STEP, 0, 0.0, 1.0),
         row(Kind.WAIT, 0, 1.0, 4.0),
-        row(Kind.NODE, 0, 0.5, 4.0, 5),
+        row(Kind.NODE, 0, 0.5, 4.25, 5),
         row(Kind.STEP, 0, 4.0, 5.0),
     ]
 
@@ -120,7 +120,8 @@ def test_a_wait_for_a_queue_is_of_the_worker_that_has_it() -> None:
         (Doing.BETWEEN, NO_SAMPLE, 0.5),
         (Doing.COMPUTING, 5, 0.5),
         (Doing.WAITING, 5, 3.0),
-        (Doing.BETWEEN, NO_SAMPLE, 1.0),
+        (Doing.COMPUTING, 5, 0.25),
+        (Doing.BETWEEN, NO_SAMPLE, 0.75),
     ]
     assert "waiting for a queue, a mutex or a batch 60.0 %" in explain_graph(traced(waiting)).verdict
 
@@ -143,6 +144,54 @@ def test_the_longest_chain_leads_from_worker_to_worker_and_waits_name_their_tens
     assert explain_graph(traced([])).verdict == "No step of the graph has ended."
     assert report_of(traced([])).sections == []
     assert longest_chain(traced([])) is None
+
+
+@pytest.mark.usefixtures("fonts")
+def test_all_commands_speak_of_a_session_on_one_process_as_of_a_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, picture, page = (tmp_path / name for name in ("run.trace", "run.svg", "run.html"))
+    with TraceWriter(path, {"graph": True, "host": "box", "rank": 0}) as writer:
+        writer.append(
+            spans_of(
+                [
+                    row(Kind.STEP, 0, 0.0, 1.0),
+                    row(Kind.NODE, 0, 0.0, 1.0, 0),
+                    row(Kind.WAIT, 0, 1.0, 4.0),
+                    row(Kind.NODE, 0, 1.0, 4.0, 5),
+                    row(Kind.STEP, 0, 4.0, 5.0),
+                    row(Kind.NODE, 0, 4.0, 5.0, 2),
+                    row(Kind.SAVE, 0, 5.0, 6.0),
+                ]
+            )
+        )
+        writer.name(NAMES)
+    said = []
+    for words in (
+        ["explain", path],
+        ["trace", path, "--waits", "--stages", "--plot", picture],
+        ["report", path, "--out", page],
+    ):
+        assert main([*map(str, words)]) == 0
+        said.append(capsys.readouterr().out)
+
+    for text in (*said, page.read_text()):
+        assert "1 step took 5 s: waiting for a queue, a mutex or a batch 60.0 %, computing 40.0 %." in text
+        assert not [word for word in ("loader", "decode", "last sample", "unseen", "learn()") if word in text]
+    for text in (said[0], page.read_text()):
+        assert "waiting in queue took longest: what fills it is slower than the steps" in text
+        assert "saves stopped the training for 1 s" in text
+    assert "load 1 s" in said[1]
+    assert "waiting in queue 3 s" in said[1]
+    drawn = picture.read_text()
+    assert "What workers did" in drawn
+    assert "stall" not in drawn
+    assert main(["trace", str(path), "--json"]) == 0
+    (epoch,) = json.loads(capsys.readouterr().out)["results"]
+    assert epoch["stall_by_cause"] == {
+        "waiting for tensors": 0.0,
+        "waiting for a queue, a mutex or a batch": 3.0,
+    }
 
 
 @pytest.mark.parametrize("has_saves", [False, True])

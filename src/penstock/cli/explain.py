@@ -41,7 +41,7 @@ def add_explain(commands: Any) -> None:
         "read_seconds; changes[] of change, stall_seconds, gain_seconds; replayed_seconds, is_near, slow_rank,\n"
         "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
         "predicted_seconds, predicted_stall_seconds, notes[].\n"
-        "Of a graph on workers: run_seconds, steps, results[] of task, held_seconds, seconds_by_activity{},\n"
+        "Of a graph: run_seconds, steps, results[] of task, held_seconds, seconds_by_activity{},\n"
         "received_seconds{}, live_bytes; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times;\n"
         "moments[] of step, start_seconds, seconds, task, held_seconds, node; notes[].",
     )
@@ -132,14 +132,14 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _explain_graph(options: argparse.Namespace, run: Run) -> None:
-    """Show what the steps of a graph on workers waited for."""
+    """Show what the steps of a graph waited for."""
     from penstock.measure.graph_page import node_rows, slow_rows, worker_rows
     from penstock.measure.graph_steps import explain_graph
 
     found = explain_graph(run.trace())
     notes = [found.advice, *found.notes, *run.notes]
     if any(each is not None for each in (options.memory, options.readers, options.decoders, options.machine)):
-        notes.append("a graph on workers is not replayed: what would change a loader has no effect")
+        notes.append("a graph is not replayed: what would change a loader has no effect")
     if not options.json:
         print_line(found.verdict)
     data = {

@@ -72,6 +72,7 @@ def add_trace(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> None:
     from penstock.measure.chains import largest_waits, longest_chain
+    from penstock.measure.graph_steps import explain_graph
     from penstock.measure.recorded import open_run
     from penstock.trace.verdict import NOT_COMPLETE
 
@@ -91,7 +92,8 @@ def _trace(options: argparse.Namespace) -> None:
     run = open_run(options.trace)
     trace = run.trace()
     epochs = trace.epochs()
-    notes = _limits(trace, epochs)
+    graph = explain_graph(trace) if trace.workers else None
+    notes = _limits(trace, epochs) if graph is None else [graph.verdict]
     if not trace.is_complete:
         notes.append(NOT_COMPLETE)
     if trace.left_out.spans:
@@ -137,7 +139,7 @@ def _trace(options: argparse.Namespace) -> None:
         notes.append(devices)
     data = {
         "is_complete": trace.is_complete,
-        "results": [_values(epoch) for epoch in epochs],
+        "results": [_values(epoch, None if graph is None else graph.waited) for epoch in epochs],
         "waits": [asdict(wait) for wait in waits],
         "chain": None if longest is None else asdict(longest),
     }
@@ -145,12 +147,9 @@ def _trace(options: argparse.Namespace) -> None:
 
 
 def _limits(trace: Trace, epochs: list[EpochMetrics]) -> list[str]:
-    """Return what limited each epoch, or the steps of a graph on workers, in a line each."""
-    from penstock.measure.graph_steps import explain_graph
+    """Return what limited each epoch of a loader, in a line each."""
     from penstock.trace import limiting
 
-    if trace.workers:
-        return [explain_graph(trace).verdict]
     # A data set reads and computes in one.
     source, decode = ("the data set",) * 2 if trace.meta.get("reads") == "data set" else ("storage", "decode")
     return [
@@ -175,20 +174,25 @@ def _export_devices(options: argparse.Namespace) -> str | None:
 
 def _drawn(path: Path, trace: Trace) -> Figure:
     from penstock.measure.plot import draw
+    from penstock.measure.plot_graph import draw_graph
 
+    if trace.workers:
+        return draw_graph(trace)
     if not any(epoch.steps for epoch in trace.epochs()):
         raise ConfigError(f"{path}: no batch was consumed yet, so there is nothing to draw")
     return draw([("", trace)])
 
 
-def _values(epoch: EpochMetrics) -> dict[str, Any]:
+def _values(epoch: EpochMetrics, waited: dict[str, float] | None) -> dict[str, Any]:
+    """Return what JSON says of an epoch. waited: by a graph's steps, by what for; None: it is of a loader."""
+    of_loader = {str(cause): seconds for cause, seconds in epoch.stall_by_cause.items()}
     return {
         "epoch": epoch.epoch,
         "seconds": epoch.seconds,
         "samples": epoch.samples,
         "steps": epoch.steps,
         "stall_seconds": epoch.stall_seconds,
-        "stall_by_cause": {str(cause): seconds for cause, seconds in epoch.stall_by_cause.items()},
+        "stall_by_cause": of_loader if waited is None else waited,
         "own_seconds": epoch.own_seconds,
         "blocked_seconds": epoch.save_seconds,
         "stages": [

@@ -1,16 +1,15 @@
-"""What led to a wait, link by link, and what a step's kernels waited for: the longest chains of a trace."""
+"""What led to a wait, link by link, and to the end of a graph's step: the longest chains of a trace."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from penstock.measure.explain import place_name
 from penstock.measure.graph_steps import Doing, Tile, describe_tile, steps_of
-from penstock.trace import NO_EPOCH, NO_PEER, Kind, Spans, Trace, batch_waits
+from penstock.trace import NO_EPOCH, NO_PEER, Kind, Trace, batch_waits
 from penstock.trace.causes import critical_items
 from penstock.units import format_seconds
 
@@ -48,7 +47,7 @@ class Chain:
 def largest_waits(trace: Trace, most: int = 5) -> list[Chain]:
     """Return the longest waits for a batch, the longest first, each with the chain of its last sample.
 
-    Of a graph on workers, those of its workers, each with the tensor or the node that it was for.
+    Of a graph, those of its workers, each with the tensor or the node that it was for.
     """
     if trace.workers:
         return _largest_waits_of_workers(trace, most)
@@ -94,52 +93,19 @@ def _largest_waits_of_workers(trace: Trace, most: int) -> list[Chain]:
 
 
 def longest_chain(trace: Trace) -> Chain | None:
-    """Return the chain of kernels of the longest run of a graph; None for a trace without kernels.
-
-    From the kernel that ended last, each one's predecessor is the kernel that ended last before it began: where
-    kernels wait for each other and for threads alone, nothing else can have held it up. Of a graph on workers, the
-    chain leads from worker to worker: `penstock.measure.graph_steps`.
-    """
-    if trace.workers:
-        step = max(steps_of(trace), key=lambda each: each.seconds, default=None)
-        if step is None:
-            return None
-        links = [
-            Link(f"{describe_tile(trace, tile)} on {trace.workers[tile.rank]}", tile.seconds)
-            for tile in step.path
-        ]
-        return Chain(step.path[-1].rank, NO_EPOCH, step.number, step.begin, step.seconds, tuple(links))
-    nodes = trace.spans[trace.spans["kind"] == Kind.NODE]
-    if not nodes.size:
+    """Return the chain of nodes of the longest step of a graph, see `graph_steps`; None for a trace without."""
+    step = max(steps_of(trace), key=lambda each: each.seconds, default=None) if trace.workers else None
+    if step is None:
         return None
-    steps, run = np.unique(nodes[["rank", "step"]], return_inverse=True)
-    begins, ends = np.full(steps.size, np.inf), np.full(steps.size, -np.inf)
-    np.minimum.at(begins, run, nodes["start"])
-    np.maximum.at(ends, run, nodes["end"])
-    longest = int((ends - begins).argmax())
-    path = _path(nodes[run == longest])
-    whole = path[-1].copy()
-    whole["start"], whole["end"] = begins[longest], ends[longest]
-    links = [Link(trace.name_of(int(path[0]["sample"])), _seconds(path[0]))]
-    for before, node in pairwise(path):
-        if (idle := float(node["start"] - before["end"])) > 0:
-            links.append(Link("idle", idle))
-        links.append(Link(trace.name_of(int(node["sample"])), _seconds(node)))
-    return _chain(whole, links)
-
-
-def _path(nodes: Spans) -> list[Any]:
-    """Return the kernels of a run from which the last one follows, the first first."""
-    by_end = nodes[np.argsort(nodes["end"], kind="stable")]
-    place = by_end.size - 1
-    path = [by_end[place]]
-    while (before := int(np.searchsorted(by_end["end"], by_end["start"][place], "right"))) > 0:
-        # A kernel of no duration does not precede itself.
-        place = min(before, place) - 1
-        if place < 0:
-            break
-        path.append(by_end[place])
-    return path[::-1]
+    has_several = len(trace.workers) > 1
+    links = [
+        Link(
+            f"{describe_tile(trace, tile)}{f' on {trace.workers[tile.rank]}' if has_several else ''}",
+            tile.seconds,
+        )
+        for tile in step.path
+    ]
+    return Chain(step.path[-1].rank, NO_EPOCH, step.number, step.begin, step.seconds, tuple(links))
 
 
 def _of_move(trace: Trace, move: Any) -> Link:

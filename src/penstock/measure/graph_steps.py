@@ -1,12 +1,14 @@
-"""Which worker the steps of a graph waited for: each step's end is followed back over what held it up.
+"""What the steps of a graph waited for: each step's end is followed back over what held it up.
 
 A worker's part of a step is in tiles: it computes, sends, waits for a tensor, or for a queue, a mutex or a batch. From
-the tile in which a step ended, the path goes back on the same worker; where that waited for a tensor that was computed
-meanwhile, it goes on where the tensor was sent. What the path consists of is what the step waited for.
+the tile in which a step ended, the path goes back on the same worker, from a node to what ended before it began; where
+that waited for a tensor that was computed meanwhile, it goes on where the tensor was sent. What the path consists of is
+what the step waited for. A session on one process is one worker.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +43,7 @@ class Tile(NamedTuple):
     """What a worker did from a time to another, in seconds since the trace's origin.
 
     node: the trace's number of what it computed, sent or waited for; NO_SAMPLE for none. peer: rank of who sends what
-    it waited for. flow: of that tensor.
+    it waited for. flow: of that tensor. since: when the node began: before `begin` where another did meanwhile.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class Tile(NamedTuple):
     node: int = NO_SAMPLE
     peer: int = NO_PEER
     flow: int = NO_FLOW
+    since: float = math.inf
 
     @property
     def seconds(self) -> float:
@@ -127,6 +130,14 @@ class GraphExplanation:
     notes: tuple[str, ...]
 
     @property
+    def waited(self) -> dict[str, float]:
+        """How long workers waited in all steps together, by what for."""
+        return {
+            str(doing): sum(each.doing.get(doing, 0.0) for each in self.workers)
+            for doing in (Doing.RECEIVING, Doing.WAITING)
+        }
+
+    @property
     def slow_link(self) -> tuple[str, str] | None:
         """The link that steps waited for longer than for any worker; None where there is none."""
         link, seconds = max(self.links.items(), key=lambda each: each[1], default=(None, 0.0))
@@ -144,6 +155,7 @@ class GraphExplanation:
                 f"{link[1]}."
             )
         first = self.workers[0]
+        waited = f"{self._part(first.held_seconds)} they waited for {first.task}: "
         done = {str(doing): seconds for doing, seconds in first.doing.items() if doing != Doing.RECEIVING}
         done |= {f"{Doing.RECEIVING} from {task}": seconds for task, seconds in first.received.items()}
         parts = [
@@ -151,7 +163,7 @@ class GraphExplanation:
             for what, seconds in _largest_first(done).items()
             if seconds > _LEAST_SHARE * self.seconds
         ]
-        return f"{took}; {self._part(first.held_seconds)} they waited for {first.task}: {', '.join(parts)}."
+        return f"{took}{f'; {waited}' if len(self.workers) > 1 else ': '}{', '.join(parts)}."
 
     @property
     def advice(self) -> str:
@@ -161,6 +173,10 @@ class GraphExplanation:
                 f"the link from {link[0]} to {link[1]}: session.learn() measures it and keeps nodes together that send "
                 "much; is_lossy=True halves float32"
             )
+        if len(self.workers) == 1 and (first := self.nodes[0] if self.nodes else None) is not None:
+            if first.what.startswith("waiting"):
+                return f"{first.what} took longest: what fills it is slower than the steps; make that faster first"
+            return f"{first.what} took longest: a WorkerSession has parts of a graph run next to each other"
         return (
             f"{self.workers[0].task}: session.learn() measures nodes and moves those without a state to workers that "
             "end them sooner; those with a state, and those that name a device, stay: give some another device"
@@ -175,7 +191,7 @@ class GraphExplanation:
 
 
 def explain_graph(trace: Trace) -> GraphExplanation:
-    """Sum up what the steps of a trace of workers waited for. trace: one that has `workers`."""
+    """Sum up what the steps of a graph waited for. trace: one that has `workers`."""
     tasks = trace.workers
     total, count = 0.0, 0
     held, links = dict.fromkeys(tasks, 0.0), defaultdict[tuple[str, str], float](float)
@@ -204,7 +220,13 @@ def explain_graph(trace: Trace) -> GraphExplanation:
         for rank, task in tasks.items()
     ]
     longest = sorted(nodes.items(), key=lambda each: -sum(each[1]))[:_MOST_LISTED]
-    notes = (f"of a long run, the last {format_count(count, 'step')} count",) if trace.left_out.spans else ()
+    notes = [f"of a long run, the last {format_count(count, 'step')} count"] if trace.left_out.spans else []
+    saves = trace.spans[trace.spans["kind"] == Kind.SAVE]
+    if saves.size:
+        seconds = float((saves["end"] - saves["start"]).sum())
+        notes.append(
+            f"saves stopped the training for {format_seconds(seconds)}, between steps or within them"
+        )
     return GraphExplanation(
         count,
         total,
@@ -212,7 +234,7 @@ def explain_graph(trace: Trace) -> GraphExplanation:
         _largest_first(links),
         tuple(HeldBy(what, task, sum(each), len(each)) for (what, task), each in longest),
         tuple(slowest),
-        notes,
+        tuple(notes),
     )
 
 
@@ -225,7 +247,7 @@ def describe_tile(trace: Trace, tile: Tile) -> str:
 
 
 def steps_of(trace: Trace) -> Iterator[Step]:
-    """Yield the steps that a trace of workers has, in order."""
+    """Yield the steps of a graph's trace, in order."""
     spans = choose_spans(trace.spans, np.isin(trace.spans["kind"], (Kind.WAIT, Kind.STEP, Kind.NODE)))
     numbers = _numbered(spans)
     order = np.lexsort((spans["start"], numbers))
@@ -298,18 +320,24 @@ def _tiles(rank: int, spans: Sequence[_Span], sends: dict[int, Tile]) -> list[Ti
     active, at = set[int](), 0.0
     for time, begins, number in marks:
         if time > at and active:
-            now = max(active, key=lambda n: (_RANK[shown[n].doing], shown[n].start))
+            now = max(active, key=lambda n: (_RANK[shown[n].doing], shown[n].start, shown[n].end))
             if tiles and tiles[-1][1:] == (at, now):
                 tiles[-1] = (tiles[-1][0], time, now)
             else:
                 tiles.append((at, time, now))
         at = time
         (active.add if begins else active.discard)(number)
-    found = []
+    found, waited_until = [], -math.inf
     for begin, end, number in tiles:
         span = shown[number]
-        tile = Tile(rank, begin, end, span.doing, span.sample if span.kind == Kind.NODE else NO_SAMPLE)
-        found.append(ends.explained(tile) if tile.doing == Doing.WAITING else tile)
+        if span.doing == Doing.WAITING:
+            found.append(ends.explained(Tile(rank, begin, end, span.doing)))
+            waited_until = end
+            continue
+        is_node = span.kind == Kind.NODE
+        # A node that waits is at work again only after that.
+        since = max(span.start, waited_until) if is_node else begin
+        found.append(Tile(rank, begin, end, span.doing, span.sample if is_node else NO_SAMPLE, since=since))
     for span in spans:
         if span.kind == Kind.NODE and span.flow != NO_FLOW and not span.is_received:
             sends[span.flow] = Tile(rank, span.start, span.end, Doing.SENDING, span.sample)
@@ -348,13 +376,14 @@ def _path(tiles: Mapping[int, Sequence[Tile]], sends: Mapping[int, Tile], begin:
         if place < 0:
             break
         tile = own[place]
-        here = tile._replace(end=min(tile.end, at))
+        # A node of which others began meanwhile is followed back to its own begin.
+        here = tile._replace(begin=min(tile.begin, tile.since), end=min(tile.end, at))
         send = sends.get(tile.flow)
         # What was to be sent when the wait began took its time on the way; what was not is what the wait was for.
         is_late = send is not None and send.begin > tile.begin and send.rank in tiles
         if send is None or not is_late or (rank, tile.begin) in seen:
             path.append(here)
-            at = tile.begin
+            at = here.begin
             continue
         seen.add((rank, tile.begin))
         path.append(here._replace(begin=min(max(send.end, here.begin), here.end)))

@@ -100,7 +100,10 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
         name_axes(bars_axes, name, _waited(metrics), x="epoch")
         _draw_epochs(bars_axes, metrics)
         which = "the run" if not trace.left_out.spans else "the last, which are kept"
-        _draw_strip(strip_axes, which, *strip)
+        means, edges, begins = strip
+        parts = [(_LABEL_OF[cause], means[cause], colour) for cause, colour in COLOUR_OF.items()]
+        draw_strip(strip_axes, which, parts, edges)
+        mark_starts(strip_axes, begins)
     lanes = [_draw_lanes(each, trace) for each, (_, trace) in zip(axes[1], runs, strict=True)]
     axes[0, 0].set_ylabel("time per epoch (s)")
     axes[1, 0].set_ylabel("stall per step (s)")
@@ -146,32 +149,34 @@ def _stall_by_column(trace: Trace) -> tuple[dict[Cause, NDArray[np.float64]], ND
     has_batch = waits["step"] != NO_STEP
     steps = int(has_batch.sum())
     step = np.maximum(np.cumsum(has_batch) - 1, 0)
-    per_column = -(-steps // _MOST_COLUMNS)
-    columns = -(-steps // per_column)
-    edges = np.minimum(np.arange(columns + 1) * per_column, steps).astype(np.float64)
+    edges, column = columns_of(steps)
     means = {
-        cause: np.bincount(step // per_column, seconds, columns) / np.diff(edges)
+        cause: np.bincount(column[step], seconds, edges.size - 1) / np.diff(edges)
         for cause, seconds in stall_causes(trace.spans, waits).items()
     }
     begins = np.flatnonzero(np.diff(waits["epoch"][has_batch])) + 1
     return means, edges, begins.tolist()
 
 
-def _draw_strip(
+def columns_of(steps: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the edges of a strip's columns, in steps, and in which column each step is."""
+    per_column = -(-steps // _MOST_COLUMNS)
+    edges = np.minimum(np.arange(-(-steps // per_column) + 1) * per_column, steps).astype(np.float64)
+    return edges, np.arange(steps) // per_column
+
+
+def draw_strip(
     axes: Axes,
     which: str,
-    means: dict[Cause, NDArray[np.float64]],
+    parts: Sequence[tuple[str, NDArray[np.float64], str]],
     edges: NDArray[np.float64],
-    begins: list[int],
 ) -> None:
+    """Draw parts of steps on each other, step after step. which: whose. parts: label, mean per column, colour."""
     top = np.zeros(edges.size - 1)
-    for cause, colour in COLOUR_OF.items():
-        if means[cause].any():
-            axes.stairs(
-                top + means[cause], edges, baseline=top, fill=True, color=colour, lw=0, label=_LABEL_OF[cause]
-            )
-            top = top + means[cause]
-    mark_starts(axes, begins)
+    for label, means, colour in parts:
+        if means.any():
+            axes.stairs(top + means, edges, baseline=top, fill=True, color=colour, lw=0, label=label)
+            top = top + means
     axes.set_xlim(0.0, float(edges[-1]))
     per_column = edges[1] - edges[0]
     axes.set_xlabel(

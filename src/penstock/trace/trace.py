@@ -67,9 +67,18 @@ class Trace:
         return "watched" in self.meta
 
     @property
-    def workers(self) -> Mapping[int, str]:
+    def tasks(self) -> Mapping[int, str]:
         """The task of each rank where the ranks are the workers of a graph, such as "/job:worker/task:0"; else none."""
         return self.hosts if self.meta.get("graph") and "ranks" in self.meta else {}
+
+    @property
+    def workers(self) -> Mapping[int, str]:
+        """What ran a graph's steps, by rank: its `tasks`, or processes that had a session each; none of a loader."""
+        if self.tasks or not self.meta.get("graph"):
+            return self.tasks
+        rank = self.meta.get("rank")
+        hosts = self.hosts or {rank if isinstance(rank, int) else 0: str(self.meta.get("host", ""))}
+        return {rank: f"rank {rank}{host and f' on {host}'}" for rank, host in hosts.items()}
 
     def name_of(self, sample: int) -> str:
         """Return what a sample is called, by its number where it has no name; "" for `NO_SAMPLE`."""

@@ -127,7 +127,7 @@ def _measured(
     _check_names(graph, {name for each in members.values() for name in each})
     steps: dict[tuple[str, str], dict[int, float]] = {}
     for (rank, number, step), seconds in zip(keys.tolist(), took.tolist(), strict=True):
-        device = f"{trace.workers[rank]}/device:cpu:0" if rank in trace.workers else _ONE_PROCESS
+        device = f"{trace.tasks[rank]}/device:cpu:0" if rank in trace.tasks else _ONE_PROCESS
         names = [_outermost(graph, name) for name in members[number]]
         for name in names:
             if name and operation(graph.nodes[name].op).kind != "waiting":
