@@ -31,6 +31,7 @@ from tests.loader.worker_data import (
     Raising,
     SlowlyImported,
     marked,
+    noisy,
     note_begin,
     padded,
 )
@@ -45,6 +46,8 @@ from penstock.loader import Loader, LoaderConfig, switching
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.processes import Processes
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
+from penstock.policy import Load
+from penstock.store import open_source
 from penstock.trace import read_trace
 from penstock.trace.schema import SOURCE
 
@@ -239,9 +242,9 @@ def test_what_cannot_be_is_an_error_that_names_the_argument(arguments: dict[str,
         LoaderConfig(Lists(), batch_size=8, epochs=1, **arguments)
 
 
-def test_threads_and_processes_take_turns_and_the_batches_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and processes of two processors take turns of one Load or more, and neither is ever chosen."""
     monkeypatch.setattr(switching, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(switching, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(switching, "_TURN_SECONDS", 0.0)
@@ -255,6 +258,10 @@ def test_threads_and_processes_take_turns_and_the_batches_are_the_same(
     # Several threads in turns of threads, too: one alone would give all Loads of the next turn to the first process.
     fix_threads = Engine.fix_threads
     monkeypatch.setattr(Engine, "fix_threads", lambda self, count: fix_threads(self, count or 4))
+
+
+@pytest.mark.usefixtures("turns_without_end")
+def test_threads_and_processes_take_turns_and_the_batches_are_the_same() -> None:
     epochs, pids, sums, lines = 0, set[str](), list[Any](), list[str]()
     with load(Mixed(), epochs=None, shuffle=False, memory="64 MiB", report=lines.append) as loader:
         while len(pids) < 3 or epochs < 4:
@@ -377,20 +384,109 @@ class Busy:
         self.is_closed = True
 
 
-def test_transforms_of_a_folder_that_are_python_run_in_processes_and_tiers_keep_what_is_read(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of 20 pictures in two classes, one of which is damaged."""
     pixels = np.random.default_rng(0)
     for number in range(20):
         (tmp_path / f"c{number % 2}").mkdir(exist_ok=True)
         picture = Image.fromarray(pixels.integers(0, 256, (40, 50, 3), np.uint8))
         picture.save(tmp_path / f"c{number % 2}" / f"{number:02}.png")
     (tmp_path / "c1" / "03.png").write_bytes(b"no picture")
+    return tmp_path
 
+
+@pytest.mark.usefixtures("turns_without_end")
+def test_they_take_turns_with_the_python_transforms_of_a_folder_too(pictures: Path) -> None:
+    arguments: Any = {
+        "epochs": None,
+        "transforms": [RandomResizedCrop(24), noisy],
+        "dtype": "uint8",
+        "layout": "NHWC",
+        "on_error": "skip",
+        "memory": "64 MiB",
+        "seed": 1,
+    }
+    found, pids, lines = list[Any](), set[tuple[int, ...]](), list[str]()
+    with load(str(pictures), report=lines.append, **arguments) as loader:
+        assert loader._parts.switching is not None
+        while len(pids) < 3 or len(found) < 4:
+            assert not [line for line in lines if "from here on" in line or "and stay" in line], lines
+            batches = [(images.copy(), labels.copy()) for images, labels in loader]
+            images, labels = map(np.concatenate, zip(*batches, strict=True))
+            pids |= {tuple(pixel) for pixel in images[:, 0, 0].tolist()}
+            images[:, 0, 0] = 0
+            found.append((images, labels))
+        skipped = {(each.name, each.error) for each in loader.skipped}
+
+    with load(str(pictures), workers="threads", **arguments) as loader:
+        for images, labels in found:
+            batches = [(images.copy(), labels.copy()) for images, labels in loader]
+            others, same = map(np.concatenate, zip(*batches, strict=True))
+            others[:, 0, 0] = 0
+            np.testing.assert_array_equal(images, others)
+            np.testing.assert_array_equal(labels, same)
+        assert skipped == {(each.name, each.error) for each in loader.skipped}
+
+
+def test_transforms_that_cannot_be_copied_stay_with_threads_by_a_line_that_says_why(pictures: Path) -> None:
+    lines: list[str] = []
+    steps = [Resize((8, 8)), lambda picture: picture]
+    with load(str(pictures), transforms=steps, dtype="uint8", report=lines.append) as loader:
+        loader._parts.switching._start()  # as it does where threads leave processors idle
+
+    (line,) = (line for line in lines if "and stay" in line)
+    assert "define it at the top of a module" in line
+
+
+@pytest.mark.parametrize(
+    ("transforms", "more"),
+    [
+        ([Resize((8, 8))], {}),
+        ([Resize((8, 8)), noisy], {"workers": "threads"}),
+        ([Resize((8, 8)), noisy], {"decoders": 2}),
+        ([RandomResizedCrop(8), noisy], {"keep": "decoded"}),
+    ],
+)
+def test_threads_alone_decode_what_processes_could_not_or_are_not_to(
+    pictures: Path, transforms: Any, more: dict[str, Any]
+) -> None:
+    with load(str(pictures), transforms=transforms, dtype="uint8", **more) as loader:
+        assert loader._parts.switching is None
+        assert loader._parts.staging.arena is None
+
+
+def test_what_a_process_has_no_memory_to_decode_a_thread_decodes(pictures: Path) -> None:
+    class Part(Busy):
+        def decode(self, load: Load, brought: Brought, *_: Any) -> list[Any]:
+            return [(index, DataError("too large")) for index, data in enumerate(brought.data) if data > 1]
+
+    class Whole(Busy):
+        def decode(self, load: Load, brought: Brought, *_: Any) -> list[Any]:
+            decoded.append((list(brought.rows), brought.ids.tolist(), brought.data))
+            return [(index, DataError("damaged")) for index, data in enumerate(brought.data) if data > 2]
+
+    decoded = list[Any]()
+    whole: Any = Whole()
+    part: Any = Part()
+    source = SourceFetcher(open_source(str(pictures)), {})
+    switch = switching.Switching(source, whole, lambda count: part, print, cpus=2, samples=np.inf)
+    switch._is_settled = switch._in_use = True
+    switch._processes = part
+
+    failed = switch.decode(NO_LOAD, Brought([4, 5, 6], np.array([10, 11, 12]), [1, 2, 3]), (), print)
+
+    assert decoded == [([5, 6], [11, 12], [2, 3])]
+    assert [(index, str(error)) for index, error in failed] == [(2, "damaged")]
+
+
+def test_transforms_of_a_folder_that_are_python_run_in_processes_and_tiers_keep_what_is_read(
+    pictures: Path,
+) -> None:
     def run(workers: int) -> Any:
         steps = [RandomResizedCrop(24), marked]
         with load(
-            str(tmp_path),
+            str(pictures),
             epochs=2,
             transforms=steps,
             dtype="uint8",
@@ -403,7 +499,7 @@ def test_transforms_of_a_folder_that_are_python_run_in_processes_and_tiers_keep_
             batches = [(images.copy(), labels.copy()) for _ in range(2) for images, labels in loader]
             return *map(np.concatenate, zip(*batches, strict=True)), loader.skipped
 
-    trace = tmp_path.with_suffix(".trace")
+    trace = pictures.with_suffix(".trace")
     images, labels, skipped = run(2)
     assert [set(epoch.reads_by_place) for epoch in read_trace(trace).epochs()] == [{SOURCE}, set()]
     others, same, _ = run(1)
@@ -417,7 +513,7 @@ def test_transforms_of_a_folder_that_are_python_run_in_processes_and_tiers_keep_
     np.testing.assert_array_equal(labels, same)
     assert len(np.unique(images.reshape(len(images), -1), axis=0)) == 38
     assert {(skip.name, skip.error.startswith(skip.name)) for skip in skipped} == {
-        (str(tmp_path / "c1" / "03.png"), True)
+        (str(pictures / "c1" / "03.png"), True)
     }
 
 

@@ -163,8 +163,13 @@ def padded(samples: list[dict[str, Any]]) -> Any:
     return {"images": images, "few": few, "names": names, "is_shared": few.is_shared()}
 
 
-def marked(picture: Any, rng: Any) -> Any:
-    """A transform: a picture changed by draws of its own and of Python's, with its process in the first pixel."""
-    changed = picture // 2 + rng.integers(0, 9, picture.shape, np.uint8) + random.randrange(100)
+def noisy(picture: Any, rng: Any) -> Any:
+    """A transform: a picture changed by draws of its own, with its process in the first pixel."""
+    changed = picture // 2 + rng.integers(0, 9, picture.shape, np.uint8)
     changed[0, 0] = [os.getpid() >> shift & 255 for shift in (16, 8, 0)]
     return changed
+
+
+def marked(picture: Any, rng: Any) -> Any:
+    """The same, with a draw of Python's, too."""
+    return noisy(picture + np.uint8(random.randrange(100)), rng)

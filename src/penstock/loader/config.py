@@ -168,7 +168,7 @@ class LoaderConfig:
         does with num_workers=0: for debuggers, profilers and exact tracebacks.
     workers: how many worker processes call a data set, or decode for a source whose transforms have Python code, for
         code that holds the interpreter's lock. "threads": the threads of decoders= do. "auto": threads, and processes
-        where these prove faster in a run of a data set that lasts.
+        where these prove faster in a run that lasts; not beside cache=, keep= or mix_images=, which threads do.
     worker_init_fn: called in each worker process with its number, before its first sample.
     on_error: "raise", "skip", or a function of the error and the sample that returns one of them.
     skip: a list of bad samples, as `penstock check` writes it; what is left is numbered anew, so that batches are

@@ -61,7 +61,8 @@ def own_thread_of(
     plan = setup.plan
     # Whoever says how long a wait may last, or how many batches are ahead, wants threads; and a device reads slots.
     if (
-        config.timeout_seconds is not None
+        setup.pipeline is not None  # bytes are read ahead
+        or config.timeout_seconds is not None
         or config.prefetch is not None
         or front_end.device is not None
         or front_end.pinning is not None

@@ -41,7 +41,7 @@ from penstock.loader.on_device import copy_ahead, device_line
 from penstock.loader.own_thread import OwnThread, own_thread_of
 from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
-from penstock.loader.samples import process_plan
+from penstock.loader.samples import decoding_processes, process_plan
 from penstock.loader.setup import Setup
 from penstock.loader.start_lines import start_lines
 from penstock.loader.step_clock import StepClock
@@ -154,7 +154,7 @@ def make_parts(
         staging,
         recorder,
         _settings_of(config, setup, keeps_trace=trace is not None),
-        begin=partial(_begin, begin_thread, fetcher, setup.sizes_bytes.size),
+        begin=partial(_begin, begin_thread, setup, processes),
         report=to_user,
         progress=partial(progress_lines, collector, plan),
         collect=collector.collect,
@@ -228,7 +228,7 @@ def _in_processes(
         return Processes(setup.processes, setup.fetcher, decoder, staging), None
     if staging.arena is None:
         return None, None
-    make, plan = partial(_processes_of_data_set, setup, config, front_end, staging), setup.plan
+    make, plan = partial(_processes_after_threads, setup, config, front_end, staging), setup.plan
     samples = math.inf if plan.is_endless else plan.epochs * plan.length(0) / plan.ranks
     return None, Switching(setup.fetcher, decoder, make, report, cpus=setup.cpus, samples=samples)
 
@@ -261,28 +261,30 @@ def _scheduler_of(setup: Setup) -> Scheduler:
     )
 
 
-def _processes_of_data_set(
+def _processes_after_threads(
     setup: Setup, config: LoaderConfig, front_end: FrontEnd, staging: StagingBuffer, count: int
 ) -> Processes:
-    """Make worker processes for a data set that threads have called. Raises: ConfigError where it cannot be copied."""
-    most_bytes = memory_limit_bytes() / _COPY_SHARE
-    plan = process_plan(cast(MapDataset, setup.source), config, front_end.reducers, count, most_bytes)
+    """Make worker processes for what threads have done. Raises: ConfigError where what they need cannot be copied."""
+    if setup.pipeline is not None:
+        plan, what = decoding_processes(config, setup.pipeline, count), "the transforms"
+    else:
+        most_bytes = memory_limit_bytes() / _COPY_SHARE
+        plan = process_plan(cast(MapDataset, setup.source), config, front_end.reducers, count, most_bytes)
+        what = setup.data.place
     processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
     if reason := processes.repeats_script:
-        raise ConfigError(
-            f"{reason}: put what the script does under that line, or {setup.data.place} into a module"
-        )
+        raise ConfigError(f"{reason}: put what the script does under that line, or {what} into a module")
     return processes
 
 
-def _begin(begin_thread: Callable[[], None], fetcher: Fetcher, samples: int) -> None:
-    """Do what a thread that decodes does first. samples: of the data."""
+def _begin(begin_thread: Callable[[], None], setup: Setup, processes: Processes | None) -> None:
+    """Do what a thread that decodes does first."""
     begin_thread()
-    draw_compiled(samples)
-    if isinstance(fetcher, SourceFetcher):
-        fetcher.prepare()
-    elif isinstance(fetcher, Processes):
-        fetcher.begin()
+    draw_compiled(setup.sizes_bytes.size)
+    if processes is not None:
+        processes.begin()
+    if isinstance(setup.fetcher, SourceFetcher):
+        setup.fetcher.prepare()
 
 
 def _change_nothing() -> None:

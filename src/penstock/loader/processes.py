@@ -64,6 +64,11 @@ _EXIT_REASONS = {
 }
 
 
+def reads_here(fetcher: Fetcher) -> bool:
+    """Whether worker processes decode what this process reads, from a source or a tier."""
+    return isinstance(fetcher, SourceFetcher)
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
     """What worker processes are started with, known before any is.
@@ -91,8 +96,7 @@ class Processes(FetcherOver):
     ) -> None:
         super().__init__(fetcher)
         self._plan, self._decoder, self._staging = plan, decoder, staging
-        #: Whether bytes are read in this process, from a source or a tier, and decoded in the others.
-        self._reads_here = isinstance(fetcher, SourceFetcher)
+        self._reads_here = reads_here(fetcher)
         self._parts = self._pickled_parts()
         #: Counts what `renew` did.
         self._version = 0
@@ -121,8 +125,6 @@ class Processes(FetcherOver):
                     self._is_beginning = False
                 self._all.append(process)  # none that did not start
             self._threads.process = self._all[number]
-        if isinstance(self._fetcher, SourceFetcher):
-            self._fetcher.prepare()
 
     def start(self) -> None:
         """Start all processes and wait until they are ready.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.channel import Reducers
+from penstock.flow.cpus import cpu_limit
 from penstock.flow.staging import Field, slot_bytes
 from penstock.flow.work import Decoder, Fetcher
 from penstock.loader.budget import MemoryBudget
@@ -125,7 +126,7 @@ def samples_of_source(
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
     first = _first_picture(source, probes[0], calls) if runs else None
     masks = _masks(source, pipeline)
-    processes = _decoding_processes(config, pipeline) if config.is_in_processes else None
+    processes = decoding_processes(config, pipeline, int(config.workers)) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
     crops, form = _crops(
         config,
@@ -146,7 +147,7 @@ def samples_of_source(
         extents = all_extents(source, calls)
         near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
         tiers: dict[int, MemoryTier | BlockTier | WriteBehind] = dict(disks.tiers)
-        count = 1 if processes is None else processes.count
+        count = cpu_limit()[0] if processes is None else processes.count  # that may come to decode
         how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
         if budget.tier_bytes and runs and form is not None:
             made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks, sharing
@@ -303,18 +304,18 @@ def _split(
     return pipeline, None
 
 
-def _decoding_processes(config: LoaderConfig, pipeline: Pipeline) -> ProcessPlan:
+def decoding_processes(config: LoaderConfig, pipeline: Pipeline, count: int) -> ProcessPlan:
     """Return what worker processes are started with that decode what this process reads.
 
     Raises: ConfigError where no step is Python code, or one cannot be pickled.
     """
     if not pipeline.calls_python:
         raise ConfigError(
-            f"workers is {config.workers}, and no step of transforms is Python code, which processes are for: leave "
+            f"workers is {count}, and no step of transforms is Python code, which processes are for: leave "
             "workers out, as Penstock's own steps run in threads without the interpreter's lock"
         )
     pickled(config.transforms, "transforms", {})
-    return process_plan(None, config, {}, int(config.workers))
+    return process_plan(None, config, {}, count)
 
 
 def _crops(

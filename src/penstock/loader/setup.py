@@ -22,6 +22,7 @@ from penstock.loader.config import HOST, HOSTS, JOBS, LoaderConfig, check_machin
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
 from penstock.loader.decode_servers import given_together
 from penstock.loader.front_end import FrontEnd
+from penstock.loader.images import ImageDecoder
 from penstock.loader.local_disk import (
     Content,
     Disk,
@@ -161,8 +162,12 @@ class Setup:
 
     @property
     def may_switch(self) -> bool:
-        """Whether worker processes could take over: threads call a data set, and their number follows measurement."""
-        return isinstance(self.fetcher, DatasetFetcher) and self.limits.most_decoders > 0 and self.cpus > 1
+        """Whether worker processes could take over: threads run Python code, and their number follows measurement.
+
+        Processes keep no rows, crops or pictures, and mix no images: as with workers=n.
+        """
+        is_movable = isinstance(self.fetcher, DatasetFetcher) or type(self.decoder) is ImageDecoder
+        return is_movable and self.calls_python and self.limits.most_decoders > 0 and self.cpus > 1
 
     @property
     def _has_python(self) -> bool:

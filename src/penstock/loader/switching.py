@@ -1,8 +1,8 @@
-"""Threads call a data set, until it shows that worker processes are faster: workers="auto".
+"""Threads run a user's Python code, until it shows that worker processes are faster: workers="auto".
 
     threads ── they leave processors idle, and the training waits ──> processes start, threads continue
             ── all of them are ready ──> processes and threads take turns ──> the faster ones, for good
-            ── the data set cannot be copied ──> threads, for good
+            ── what they would need cannot be copied ──> threads, for good
 
 Either gives the same batches, so that a Load may be done by either.
 """
@@ -24,7 +24,7 @@ from penstock.flow.lock_use import LockUse
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
 from penstock.flow.work import Brought, Fetcher, FetcherOver, Request
-from penstock.loader.processes import THREADS_A_PROCESS, Processes
+from penstock.loader.processes import THREADS_A_PROCESS, Processes, reads_here
 from penstock.loader.worker import MovableDecoder
 from penstock.policy import Load
 from penstock.units import format_count
@@ -49,7 +49,7 @@ _CLEAR, _WORTH = 1.4, 1.1
 class Switching(FetcherOver):
     """A `Fetcher` and a `Decoder` whose work threads or worker processes do.
 
-    make: makes the processes, and raises ConfigError where the data set cannot be copied.
+    make: makes the processes, and raises ConfigError where what they need cannot be copied.
     samples: that the run has at most.
     """
 
@@ -65,7 +65,7 @@ class Switching(FetcherOver):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(fetcher)
-        self._decoder = decoder
+        self._decoder, self._reads_here = decoder, reads_here(fetcher)
         self._make, self._report = make, report
         self._engine: Callable[[], Engine | None] = lambda: None
         self._cpus, self._samples, self._clock = cpus, samples, clock
@@ -118,7 +118,14 @@ class Switching(FetcherOver):
     # As a fetcher
 
     def fetch(self, request: Request) -> list[Any] | Pieces:
-        """See `Fetcher`. What fetches a Load decodes it, too."""
+        """See `Fetcher`. What fetches a Load of a data set decodes it, too; bytes are read here."""
+        if self._reads_here:
+            return self._fetcher.fetch(request)
+        self._threads.chosen = chosen = self._choose()
+        return (self._fetcher if chosen is None else chosen).fetch(request)
+
+    def _choose(self) -> Processes | None:
+        """Return the processes that do the Load at hand; None where the calling thread does it."""
         if not self._is_settled and self._looking.acquire(blocking=False):
             try:
                 self._look()
@@ -127,9 +134,7 @@ class Switching(FetcherOver):
         with self._lock:
             chosen = self._processes if self._in_use else None
             self._inside += chosen is not None
-        self._threads.chosen = chosen
-        fetcher = self._fetcher if chosen is None else chosen
-        return fetcher.fetch(request)
+        return chosen
 
     def end_waits(self) -> None:
         self._is_closed = True
@@ -159,10 +164,21 @@ class Switching(FetcherOver):
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
-        chosen: Processes | None = self._threads.chosen
+        chosen: Processes | None = self._choose() if self._reads_here else self._threads.chosen
         decoder = self._decoder if chosen is None else chosen
         try:
-            return decoder.decode(load, brought, arrays, at)
+            failed = decoder.decode(load, brought, arrays, at)
+            if chosen is not None and self._reads_here and failed:
+                # A process has a part of the memory for decoding; what takes more than that, a thread can decode.
+                which = [index for index, _ in failed]
+                rows, ids, data = brought
+                again = Brought(
+                    [rows[index] for index in which], ids[which], [data[index] for index in which]
+                )
+                failed = [
+                    (which[index], error) for index, error in self._decoder.decode(load, again, arrays, at)
+                ]
+            return failed
         finally:
             with self._lock:
                 self._loaded += brought.ids.size
