@@ -101,7 +101,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 8}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
     ("loader/objects --cache 0.67", {r"^penstock .* of the data in 3 epochs, bound 1\.66; waited": 1}),
-    ("random_reads", {r"^1 threads: .* MB/s, fio |fio is not installed": 1}),
+    ("fio_rates", {r"^  1 threads: .* MB/s, fio |fio is not installed": 3}),
     ("loader/known_store", {r" readers: .* in closed form \(": 6, r"^training: .* in closed form \(": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated; .* waiting": 4}),
     ("scale/peers --hosts", {r"share=hosts: .* reads a sample, .* simulated; .* waiting": 2}),

@@ -49,7 +49,7 @@ from typing import NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from random_reads import fio_rate
+from fio_rates import fio_rate
 
 from penstock.loader import Loader
 from penstock.loader.local_disk import padded_bytes

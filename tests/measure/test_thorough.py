@@ -338,10 +338,16 @@ def test_arguments_that_do_not_fit_are_refused(
 
 
 @pytest.mark.system
-def test_fio_finds_the_same_rates(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "access",
+    [Access(False, True, 4096), Access(False, False, 1 << 20), Access(True, False, 1 << 20)],
+    ids=lambda access: access.label,
+)
+def test_fio_finds_the_same_rates(tmp_path: Path, access: Access) -> None:
     """fio, by the Debian package of that name, on the same folder, in turns: within a factor of two, as others use the
     disk meanwhile."""
-    access, ours, theirs = Access(False, True, 4096), dict[int, list[float]](), dict[int, list[float]]()
+    ours, theirs = dict[int, list[float]](), dict[int, list[float]]()
+    verb, order = "write" if access.is_write else "read", "rand" if access.is_random else ""
     with ScratchFile(tmp_path) as scratch:
         if not scratch.is_direct:
             pytest.fail(f"{tmp_path} has no direct I/O; run this test in a folder on a disk")
@@ -350,11 +356,13 @@ def test_fio_finds_the_same_rates(tmp_path: Path) -> None:
             ours.setdefault(threads, []).append(
                 run_access(scratch, access, threads, time.perf_counter() + 1.0, time.perf_counter)
             )
-            options = f"--name=x --filename={tmp_path}/fio --size=256M --rw=randread --bs=4096 --direct=1"
+            options = f"--name=x --filename={tmp_path}/fio --rw={order}{verb} --bs={access.request_bytes} --direct=1"
+            part = 256 if access.is_random else 256 // threads
+            options += f" --size={part}M --offset_increment={0 if access.is_random else part}M"
             options += f" --ioengine=psync --numjobs={threads} --group_reporting --runtime=1 --time_based"
             options += " --output-format=json"
             done = subprocess.run(["fio", *options.split()], capture_output=True, text=True, check=True)
-            theirs.setdefault(threads, []).append(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+            theirs.setdefault(threads, []).append(json.loads(done.stdout)["jobs"][0][verb]["bw_bytes"])
 
     for threads in (1, 4):
         assert 0.5 < np.median(ours[threads]) / np.median(theirs[threads]) < 2.0
