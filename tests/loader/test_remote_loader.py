@@ -14,9 +14,10 @@ import pytest
 from tests.patience import wait_until
 from tests.store.web_server import Answer, Request, WebServer, serving
 
+from penstock import open_source
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderConfig
-from penstock.loader.transforms import RandomHorizontalFlip, Resize, ToTensor
+from penstock.loader.transforms import DecodeRaw, RandomHorizontalFlip, Resize, ToTensor
 from penstock.trace import Kind, read_trace
 
 pytestmark = pytest.mark.usefixtures("obstore_threads")
@@ -89,6 +90,34 @@ def test_one_of_ten_requests_fails_and_no_batch_is_another(
     assert all(span["end"] > span["start"] for span in retries)
     (line, *_) = [line for line in lines if ": epoch 0" in line]
     assert "requests to the store failed and were made again, which took them" in line
+
+
+def test_as_many_objects_are_read_at_once_as_the_store_rewards_also_more_than_128() -> None:
+    """Nothing is answered before 200 requests are under way."""
+    objects = {f"d/{number:03}.bin": bytes([number % 256]) * 8 for number in range(512)}
+    with serving(objects) as server:
+        source = open_source(f"{server.address}/d", extensions=[".bin"])
+        assert source.objects is not None
+        source.objects._limit.limit = 250
+        # By the first reads workers find out whether to read by themselves: not from a store that answers so late.
+        server.seconds = 0.02
+        begun = len(server.requests) + 64
+        server.holds = lambda request: len(server.requests) > begun
+        server.most_at_once, server.together = 0, 200
+
+        loader = make(
+            source,
+            batch_size=64,
+            epochs=1,
+            transforms=[DecodeRaw("u1", (8,))],
+            timeout_seconds=20.0,
+            shuffle=False,
+        )
+        with loader:
+            numbers = np.concatenate([rows[:, 0] for rows, _ in loader])
+
+    assert numbers.tolist() == [number % 256 for number in range(512)]
+    assert 200 <= server.most_at_once <= 1024
 
 
 def failing_until(seconds: float) -> Callable[[Request], Answer | None]:

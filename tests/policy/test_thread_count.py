@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.policy import ThreadCount
+from penstock.policy.thread_count import FollowingCount
 
 
 @dataclass(frozen=True)
@@ -239,3 +240,17 @@ def test_of_samples_that_take_microseconds_fewer_threads_are_tried_before_more()
 
     assert run.count.facts.threads < 4
     assert max(tried) == 4
+
+
+def test_readers_follow_what_a_store_rewards_between_their_ends() -> None:
+    wanted = [8]
+    count = FollowingCount(128, 1024, lambda: wanted[0])
+    found = []
+    for wanted[0] in (8, 128, 256, 512, 64, 4096):
+        count.load_done(1, 0.2, 0.0, 0.0, True)
+        found.append(count.threads)
+
+    assert found == [128, 144, 288, 576, 128, 1024]
+    assert (count.settled, count.facts.threads, count.facts.most) == (1024, 1024, 1024)
+    count.limit(100)  # there can be no more threads
+    assert (count.threads, count.facts.least) == (100, 100)

@@ -1140,3 +1140,15 @@ def test_a_token_for_hadoop_is_in_no_error() -> None:
     )
 
     assert str(remote_clients._of_driver(refused)).count("secret") == 0
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(-1, 1024), (100_000, 1024), (1024, 512), (10, 8)])
+def test_connections_take_half_of_the_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda what: (descriptors, descriptors))
+
+    objects = Objects()
+
+    assert objects.most == most
+    assert pickle.loads(pickle.dumps(objects)).most == most

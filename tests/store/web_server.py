@@ -49,7 +49,7 @@ class WebServer:
     """Serves `objects`, by path without the first "/".
 
     fault: asked for each request; what it returns is answered. seconds: before each answer.
-    together: nothing is answered before so many requests were under way at once.
+    together: nothing is answered before so many requests were under way at once. holds: which requests that is said of.
     requests: all that were made. most_at_once: that were under way.
     """
 
@@ -57,6 +57,7 @@ class WebServer:
     fault: Callable[[Request], Answer | None] = lambda request: None
     seconds: float = 0.0
     together: int = 1
+    holds: Callable[[Request], bool] = lambda request: True
     lists: bool = True
     requests: list[Request] = field(default_factory=list)
     under_way: int = 0
@@ -89,7 +90,7 @@ class WebServer:
         try:
             if self.seconds:
                 await asyncio.sleep(self.seconds)
-            while self.most_at_once < self.together:
+            while self.most_at_once < self.together and self.holds(request):
                 await asyncio.sleep(0.001)
             fault = self.fault(request) or Answer()
             if fault.silent:

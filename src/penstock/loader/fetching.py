@@ -128,6 +128,14 @@ class SourceFetcher:
         waits = next(filter(None, (objects.waits() for objects in self._objects)), "")
         return f"{self._source!r}, which {waits}" if waits else repr(self._source)
 
+    @property
+    def requests(self) -> Callable[[], int] | None:
+        """What returns how many requests may be under way now at the stores of the source; None without any."""
+        return self._requests if self._objects else None
+
+    def _requests(self) -> int:
+        return sum(objects.limit for objects in self._objects)
+
     def take_lost(self) -> Sequence[tuple[float, float]]:
         return [lost for objects in self._objects for lost in objects.take_lost()]
 

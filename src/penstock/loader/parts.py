@@ -246,7 +246,7 @@ def _settings_of(config: LoaderConfig, setup: Setup, *, keeps_trace: bool) -> En
 
 
 def _scheduler_of(setup: Setup) -> Scheduler:
-    return Scheduler(
+    scheduler = Scheduler(
         setup.plan,
         setup.rank,
         setup.sizes_bytes,
@@ -259,6 +259,9 @@ def _scheduler_of(setup: Setup) -> Scheduler:
         None if setup.sharing is None else setup.sharing.shared,
         setup.fetcher.sends if isinstance(setup.fetcher, ServedFetcher) else None,
     )
+    if isinstance(setup.fetcher, SourceFetcher) and (requests := setup.fetcher.requests) is not None:
+        scheduler.follow(requests)
+    return scheduler
 
 
 def _processes_after_threads(

@@ -75,7 +75,8 @@ T = TypeVar("T")
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
-# Reads of a remote store that may be wanted at once. More threads cost more than they bring: docs/decisions/0024.
+# Reads of a remote store that may be wanted at once, until more raise the rate: more threads cost more than they bring
+# where a link is slow, or answers soon: docs/decisions/0024.
 _REMOTE_READERS = 128
 
 
@@ -593,11 +594,13 @@ def _threads(
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.
         return _Threads(0, decoders or cpus, 0 if decoders else default_readers(cpus), because, "")
     most_readers = 0
+    most_requests = [each.most for each in map(objects_in, sources_in(source)) if each is not None]
     if readers is not None:
         readers_because = "as readers= says"
-    elif any(map(objects_in, sources_in(source))):
+    elif most_requests:
         # They wait for the source, whose own limit says how many requests are under way.
-        readers, readers_because = _REMOTE_READERS, "as many requests as the store rewards, at most"
+        readers, most_readers = _REMOTE_READERS, sum(most_requests)
+        readers_because = "and up to as many as the requests that the store rewards"
     else:
         readers, readers_because = default_readers(cpus), "the usual number where no machine= is given"
         if machine is not None:

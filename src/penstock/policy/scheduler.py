@@ -43,7 +43,7 @@ from penstock.policy.forms import CropForm
 from penstock.policy.merge import AllExtents
 from penstock.policy.placement import Placement, Shared
 from penstock.policy.read_ahead import ReadAhead
-from penstock.policy.thread_count import ThreadCount, ThreadFacts
+from penstock.policy.thread_count import FollowingCount, ThreadCount, ThreadFacts
 from penstock.trace.schema import NO_PEER, SOURCE
 from penstock.validate import check_count, check_threads
 
@@ -233,6 +233,8 @@ class Scheduler:
     shared: what this rank and others keep for each other, this one as `placement` says.
     reads_together: whether `limits.read_together` holds now; without it, it always does. Asked before each decision.
     """
+
+    _readers: ThreadCount | FollowingCount | None
 
     def __init__(
         self,
@@ -561,6 +563,15 @@ class Scheduler:
     def limit_threads(self, most: int) -> None:
         """Say that the driver has no more threads that load than these and can have no more."""
         self._threads.limit(most)
+
+    def follow(self, requests: Callable[[], int]) -> None:
+        """Have as many readers as requests, from `limits.readers` up to `limits.most_readers`, whatever the rate says.
+
+        requests: how many the source's stores reward now, which is asked before each decision.
+        """
+        if self._readers is not None:
+            limits = self._limits
+            self._readers = FollowingCount(limits.readers, limits.most_readers, requests)
 
     def limit_readers(self, most: int) -> None:
         """Say the same of threads that read; only where their number is not fixed."""

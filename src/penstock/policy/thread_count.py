@@ -7,6 +7,7 @@ computes, so they are distinguished by what another number of threads does to th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # A rate is taken over this long at least, and over so many Loads of each thread.
@@ -41,6 +42,8 @@ _LONGEST_PAUSE_BELOW_SECONDS = 16.0
 _OTHER_RATE = 2.0
 _OTHER_WAITING = 0.3
 _OTHER_WINDOWS = 5
+# One thread of so many is between two requests.
+_BETWEEN_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +316,41 @@ class ThreadCount:
             self._pause_seconds = min(2.0 * self._pause_seconds, longest)
         self._beaten.clear()
         self._then = None
+
+
+class FollowingCount:
+    """The number of threads that read from a store which says how many requests it rewards: as many, used as
+    `ThreadCount` is.
+
+    least: there are always so many. most: and never more. wanted: returns how many requests may be under way now.
+    """
+
+    __slots__ = ("_least", "_most", "_wanted")
+
+    def __init__(self, least: int, most: int, wanted: Callable[[], int]) -> None:
+        self._least, self._most, self._wanted = least, max(least, most), wanted
+
+    @property
+    def threads(self) -> int:
+        """How many may read now: some more than requests, as a thread is not always at one."""
+        wanted = self._wanted()
+        return min(self._most, max(self._least, wanted + wanted // _BETWEEN_REQUESTS))
+
+    @property
+    def settled(self) -> int:
+        return self.threads
+
+    @property
+    def facts(self) -> ThreadFacts:
+        """See `ThreadCount.facts`: nothing is tried here."""
+        return ThreadFacts(self.threads, self._least, self._most, 1.0, None, None)
+
+    def load_done(
+        self, samples: int, wall_seconds: float, cpu_seconds: float, now: float, were_busy: bool
+    ) -> None:
+        """What the store rewards is found out elsewhere."""
+
+    def limit(self, most: int) -> None:
+        """See `ThreadCount.limit`."""
+        self._most = min(self._most, most)
+        self._least = min(self._least, self._most)

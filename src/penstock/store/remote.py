@@ -13,6 +13,7 @@ import contextlib
 import io
 import os
 import random
+import resource
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ClosedError, ConfigError, DataError
-from penstock.policy.requests import MOST_LIMIT, RequestLimit, Retrying
+from penstock.policy.requests import FIRST_LIMIT, MOST_LIMIT, RequestLimit, Retrying
 from penstock.queues import get_within
 from penstock.store.object_store import Facts, ObjectStore, Piece, RequestError, is_address, without_secrets
 from penstock.store.remote_clients import client_of, root_of
@@ -38,6 +39,8 @@ FIRST_ANSWER_SECONDS = 120.0
 TIMEOUT_SECONDS = 30.0
 #: A thread without work ends then.
 _IDLE_SECONDS = 1.0
+#: Connections take one of so many of the descriptors that this process may have.
+_DESCRIPTORS_SHARE = 2
 #: Failures that are kept for the trace.
 _KEPT_LOST = 4096
 
@@ -57,7 +60,9 @@ class Objects:
 
     def __init__(self, options: Mapping[str, Any] | None = None, *, most: int = MOST_LIMIT) -> None:
         self.options = dict(options or {})
-        self._most = most
+        #: Requests under way at most: each has a connection, which is a descriptor.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = most if soft < 0 else min(most, max(FIRST_LIMIT, soft // _DESCRIPTORS_SHARE))
         is_given = "retry_seconds" in self.options
         self._retry_seconds = _seconds(self.options, "retry_seconds", RETRY_SECONDS)
         self._first_answer_seconds = self._retry_seconds if is_given else FIRST_ANSWER_SECONDS
@@ -68,7 +73,7 @@ class Objects:
         self._process = os.getpid()
         self._clients: dict[str, ObjectStore] = {}
         self._clients_lock = threading.Lock()
-        self._limit = RequestLimit(self._most)
+        self._limit = RequestLimit(self.most)
         #: Protects `_limit`; told of when a request may begin.
         self._may_begin = threading.Condition(threading.Lock())
         self._closed = threading.Event()
@@ -80,7 +85,7 @@ class Objects:
         self._answered: set[ObjectStore] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Objects, most=self._most), (self._all_options(),)
+        return partial(Objects, most=self.most), (self._all_options(),)
 
     def _all_options(self) -> dict[str, Any]:
         own = {"timeout_seconds": self._timeout_seconds}
@@ -316,7 +321,7 @@ class Objects:
         """Call a function of each item, as many at once as the limit lets; return answers and errors in order."""
         answers: list[Any] = [None] * len(items)
         todo = deque(range(len(items)))
-        helpers = min(len(items) - 1, self._most)
+        helpers = min(len(items) - 1, self.most)
         is_over: SimpleQueue[None] = SimpleQueue()
 
         def work() -> None:
