@@ -56,6 +56,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ),
     ("wear", {r"M pages/s$": 2}),
     ("graph/steps", {r"us a step, eager .* us: .* x": 7}),
+    ("graph/steps --estimates", {r"pairs of .* heavy nodes are in order; estimates of these are": 5}),
     ("graph/placement", {r"behind the best fixed placement": 4}),
     (
         "graph/placed_workers",

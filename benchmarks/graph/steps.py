@@ -1,6 +1,6 @@
 """What a step costs as a graph, against the same step in PyTorch's eager mode.
 
-    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--wall] [--only NAME,...] [--quick]
+    python benchmarks/graph/steps.py [--rounds N] [--threads 1] [--wall] [--only NAME,...] [--estimates] [--quick]
 
 Printed for each workload: processor time of a step in both, as medians over short rounds that take turns, also in who
 is first; the median ratio of a round, with the least and the most, and the ratio of the least times, which other
@@ -19,6 +19,10 @@ Nothing else should run. The first session makes glibc keep what a step frees, f
 has work. One of `files` has whole epochs, as the first batch of an epoch costs more, and ends when its loader has read
 as far ahead again: so no side pays for batches that the other takes. With several threads, the others spin while one
 runs Python, which processor time counts for each: see --wall.
+
+--estimates compares, in place of that, what nodes of a training step are estimated to take with what they took: of two
+nodes with 5 % of a step or more each, whose times differ by half, which one is slower; and how far off the estimates
+are that are most so.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import date
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,10 +41,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.graph import Edge, Graph, Session, add_module, gradients
+from penstock.graph import Devices, Edge, Graph, Session, Statistics, add_module, gradients
+from penstock.graph.ops.work import work_of
 from penstock.loader import Loader
 
 Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """A step of training as a graph; it gives the loss."""
+
+    session: Session
+    loss: Edge
+    feeds: dict[Edge, Any]
+    updates: list[str]
+
+    def __call__(self, counted: Statistics | None = None) -> float:
+        return float(self.session.run(self.loss, self.feeds, self.updates, statistics=counted))
+
+
 RATE = 0.01
 #: Of the workload that reads files.
 EPOCH_STEPS = 64
@@ -78,7 +99,7 @@ def training(
                 weight += slope * (-RATE / batch.numel())
         return float(value.detach())
 
-    return lambda: float(session.run(loss, {x: array}, updates)), step_eagerly
+    return GraphStep(session, loss, {x: array}, updates), step_eagerly
 
 
 def mlp(regions: bool) -> tuple[Step, Step]:
@@ -145,7 +166,7 @@ def imported(module: torch.nn.Module, batch: torch.Tensor, regions: bool) -> tup
                 weight.add_(slope * (-RATE / batch.numel()))
         return float(value.detach())
 
-    return lambda: float(session.run(loss, {x: array}, updates)), step_eagerly
+    return GraphStep(session, loss, {x: array}, updates), step_eagerly
 
 
 def alexnet(regions: bool) -> tuple[Step, Step]:
@@ -230,7 +251,7 @@ def files(regions: bool, stack: ExitStack) -> tuple[Step, Step]:
                 weight += slope * (-RATE / (64 * 784))
         return float(value.detach())
 
-    return lambda: float(session.run(loss, targets=updates)), step_eagerly
+    return GraphStep(session, loss, {}, updates), step_eagerly
 
 
 def tiny(regions: bool) -> tuple[Step, Step]:
@@ -310,6 +331,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--wall", action="store_true", help="elapsed time in place of processor time")
     parser.add_argument("--only", default="", metavar="NAME,...", help="these workloads alone")
     parser.add_argument("--no-regions", action="store_true", help="run each node by itself")
+    parser.add_argument("--estimates", action="store_true", help="what nodes take against what is estimated")
     parser.add_argument("--quick", action="store_true", help="once, for a test")
     options = parser.parse_args(words)
     before = torch.get_num_threads()
@@ -317,8 +339,34 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"{platform.processor() or platform.machine()}, {date.today()}, PyTorch {torch.__version__}")
     for name in options.only.split(",") if options.only else WORKLOADS:
         with ExitStack() as stack:
-            report(name, options, stack)
+            (compare if options.estimates else report)(name, options, stack)
     torch.set_num_threads(before)
+
+
+def compare(name: str, options: argparse.Namespace, stack: ExitStack) -> None:
+    """Print how what nodes of a step are estimated to take compares with what they took."""
+    make = WORKLOADS[name]
+    step, _ = make(False, stack) if make is files else make(False)
+    if not isinstance(step, GraphStep):
+        return  # its nodes take what the engine does
+    for _ in range(1 if options.quick else 12):
+        step()
+    runs = []
+    for _ in range(1 if options.quick else options.rounds):
+        step(counted := Statistics(is_warm=True))
+        runs.append(counted.seconds)
+    nodes, cpu = step.session.graph.nodes, Devices(["cpu:0"])
+    took = {each: statistics.median(run[each] for run in runs) for each in runs[0] if each in nodes}
+    works = {each: work_of(nodes[each]) for each in took}
+    ratios = {each: cpu.kernel_seconds("cpu:0", w.flops, w.nbytes) / took[each] for each, w in works.items()}
+    heavy = [each for each, seconds in took.items() if seconds >= 0.05 * sum(took.values())]
+    pairs = [(a, b) for a in heavy for b in heavy if took[a] > 1.5 * took[b]]
+    right = sum(ratios[a] * took[a] > ratios[b] * took[b] for a, b in pairs)
+    by_ratio = sorted(heavy, key=ratios.__getitem__)
+    ends = ", ".join(f"{ratios[each]:.2f} x {nodes[each].op}" for each in (by_ratio[0], by_ratio[-1]))
+    print(
+        f"{name}: {right} of {len(pairs)} pairs of {len(heavy)} heavy nodes are in order; estimates of these are {ends}"
+    )
 
 
 def report(name: str, options: argparse.Namespace, stack: ExitStack) -> None:

@@ -103,6 +103,10 @@ def test_work_is_estimated_by_operation_and_shapes() -> None:
     weights = graph.placeholder("float32", [7, 100], name="weights")
     graph.add("aten.linear.default", x, weights, bias, name="linear")
     graph.add("aten.view.default", x, args=[{"input": 0}, [100, 8]], name="view")
+    channels = graph.placeholder("float32", [2, 3, 8, 8])
+    graph.add(
+        "aten.max_pool2d_with_indices.default", channels, args=[{"input": 0}, [2, 2], [2, 2]], name="most"
+    )
     graph.add("DecodeImage", graph.placeholder("bytes", []), size=[4, 5], name="picture")
     gradients(graph, graph.add("Sum", product), [x, w])
 
@@ -121,6 +125,7 @@ def test_work_is_estimated_by_operation_and_shapes() -> None:
     assert work("determinant")[0] == pytest.approx(2 / 3 * 30**3)
     assert work("linear")[0] == 2 * 8 * 100 * 7
     assert [work(name) for name in ("x", "w", "read", "view")] == [(0, 0)] * 4
+    assert work("most")[0] == 300 * 2 * 3 * 8 * 8
     assert work("picture")[0] == 600 * 4 * 5 * 3
     vjp = next(
         node for node in graph.nodes.values() if node.op == "Vjp" and node.attr["of"]["op"] == "MatMul"
