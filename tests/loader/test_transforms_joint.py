@@ -73,6 +73,37 @@ def test_each_pixel_of_a_mask_is_that_of_its_image(steps: list[Any]) -> None:
             assert np.quantile(apart, 0.85) <= 2, (seed, channel)
 
 
+@for_each(
+    "steps",
+    [
+        *MOVES,
+        [RandomRotation(30), CenterCrop(50)],
+        [RandomResizedCrop(40), ColorJitter(0.5), RandomErasing(1.0)],
+    ],
+)
+def test_a_second_image_and_stacked_masks_get_the_same_crop_and_flip(steps: list[Any]) -> None:
+    joint = Joint(steps, dtype="uint8", layout="NHWC", mask_fill=3)
+    stacked = np.stack([ROWS, COLUMNS, ROWS, COLUMNS, ROWS], axis=2)
+    for seed in range(4):
+        made = joint(
+            rng(seed),
+            image=PLACES,
+            mask=ROWS,
+            images={"after": PLACES},
+            masks={"columns": COLUMNS, "all": stacked},
+        )
+        alone = joint(rng(seed), image=PLACES, mask=ROWS)
+
+        assert list(made) == ["image", "after", "mask", "columns", "all"]
+        assert np.array_equal(made["after"], made["image"])
+        assert np.array_equal(
+            made["all"], np.stack([made["mask"], made["columns"]] * 2 + [made["mask"]], axis=2)
+        )
+        assert all(np.array_equal(made[name], part) for name, part in alone.items())
+    other = joint(rng(0), image=PLACES, images={"after": 255 - PLACES})
+    assert not np.array_equal(other["after"], other["image"])
+
+
 def test_a_mask_is_resized_to_pillows_nearest_pixels() -> None:
     mask = rng().integers(0, 200, (HEIGHT, WIDTH), np.uint8)
     image = PIL.Image.fromarray(mask)
@@ -161,6 +192,12 @@ def test_the_same_generator_gives_the_same_parts_also_from_a_copy_in_another_pro
         ({"image": PIL.Image.fromarray(ROWS)}, "image is a PIL image of mode L"),
         ({"image": PLACES, "mask": ROWS[1:]}, r"mask is uint8\[119, 160\]; .*\[120, 160\]"),
         ({"image": PLACES, "mask": ROWS / 2}, "mask is float64"),
+        ({"image": PLACES, "masks": {"a": ROWS[None, None]}}, r"a is uint8\[1, 1, 120, 160\]"),
+        ({"image": PLACES, "images": {"after": ROWS}}, r"after is uint8\[120, 160\]; it is uint8"),
+        (
+            {"image": PLACES, "images": {"after": PLACES[1:]}},
+            "after has 160 x 119 pixels, and image 160 x 120",
+        ),
         ({"image": PLACES, "boxes": [[1, 2, 3]]}, r"boxes is \[1, 3\]; it is \[n, 4\]"),
         ({"image": PLACES, "boxes": [[1, 2, 3, 4]], "labels": [1, 2]}, "labels has 2 rows for 1 boxes"),
         ({"image": PLACES, "keypoints": [1]}, r"keypoints is \[1\]"),
@@ -169,6 +206,19 @@ def test_the_same_generator_gives_the_same_parts_also_from_a_copy_in_another_pro
 def test_a_part_of_another_shape_is_named(parts: dict[str, Any], text: str) -> None:
     with pytest.raises(DataError, match=text):
         Joint([Resize((8, 8))])(rng(), **parts)
+
+
+@for_each(
+    "parts",
+    [
+        {"images": {"image": PLACES}},
+        {"masks": {"boxes": ROWS}},
+        {"images": {"a": PLACES}, "masks": {"a": ROWS}},
+    ],
+)
+def test_a_name_that_another_part_has_is_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"(image|mask)s has '\w+', which another part is called"):
+        Joint([Resize((8, 8))])(rng(), image=PLACES, **parts)
 
 
 @pytest.mark.parametrize("step", [RandAugment(), RandomApply([RandomCrop(3)])])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +60,10 @@ _IN_PLACE = (
 _PNG, _PNG_BITS, _PNG_KIND, _PNG_GREY = b"\x89PNG\r\n\x1a\n", 24, 25, 0
 
 
+#: What parts of a sample are called where they have no names of their own.
+_PARTS = ("image", "mask", "boxes", "labels", "keypoints")
+
+
 class Part(Protocol):
     """What moves with a picture; `geometry` is what is still to be done to it."""
 
@@ -76,19 +80,19 @@ class Part(Protocol):
 
 
 class Plane:
-    """A mask on its way.
+    """A mask on its way, or several that lie behind each other.
 
-    array: [height, width] of integers. fill: what stands where the picture was not.
+    array: [height, width] or [height, width, masks] of integers. fill: what stands where the picture was not.
     """
 
     def __init__(self, array: NDArray[Any], fill: int = 0) -> None:
         self.array, self._fill = array, fill
-        self.geometry = whole(*array.shape)
+        self.geometry = whole(*array.shape[:2])
 
     def settle(self) -> None:
         rows, columns = self._places()
         self.array = self.array.take(rows, 0).take(columns, 1)
-        self.geometry = whole(*self.array.shape)
+        self.geometry = whole(*self.array.shape[:2])
 
     def write(self, out: NDArray[Any]) -> None:
         """Do what is still to be done, into `out`."""
@@ -97,19 +101,23 @@ class Plane:
 
     def pad(self, border: Border) -> None:
         left, above, right, below = border.sides
-        widths = ((above, below), (left, right))
+        widths = ((above, below), (left, right), (0, 0))[: self.array.ndim]
         if border.mode == "constant":
             self.array = np.pad(self.array, widths, constant_values=self._fill)
         else:
             self.array = np.pad(self.array, widths, border.mode)
-        self.geometry = whole(*self.array.shape)
+        self.geometry = whole(*self.array.shape[:2])
 
     def turn(self, degrees: float) -> None:
         height, width = self.geometry.size
         matrix = rotation_matrix(height, width, degrees)
         # OpenCV turns bytes and floats; those hold every class exactly.
         known = self.array if self.array.dtype == np.uint8 else self.array.astype(np.float64)
-        self.array = pixels_from(known, matrix, self._fill).astype(self.array.dtype)
+        # And no more than four channels at once.
+        planes = [known] if known.ndim == 2 else np.moveaxis(known, 2, 0)
+        turned = [pixels_from(np.ascontiguousarray(each), matrix, self._fill) for each in planes]
+        turned_array = turned[0] if known.ndim == 2 else np.stack(turned, axis=2)
+        self.array = turned_array.astype(self.array.dtype)
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         of = self.geometry
@@ -381,6 +389,8 @@ class Joint:
         *,
         image: Any,
         mask: Any = None,
+        images: Mapping[str, Any] | None = None,
+        masks: Mapping[str, Any] | None = None,
         boxes: Any = None,
         labels: Any = None,
         keypoints: Any = None,
@@ -388,23 +398,29 @@ class Joint:
         """Return the parts that were given, transformed, by the same names.
 
         rng: of the sample, as `__getitem__` gets it.
-        image: uint8[height, width, 3], or a PIL image in RGB. mask: integers [height, width], or a PIL image.
+        image: uint8[height, width, 3], or a PIL image in RGB. mask: integers [height, width], or several as [height,
+            width, masks], or a PIL image.
+        images, masks: more of these by names of yours, of the same height and width, as of a stereo camera or before
+            and after: what is drawn for the image, colours too, is drawn for them.
         boxes: [n, 4] in pixels, left, above, right, below. labels: a row for each box.
         keypoints: [..., 2] in pixels, across and down; or [..., 3], of which the last becomes 0 outside of the image.
-        Returns: image as the transforms make it; mask of its type; boxes float32[m, 4] within the image, those that
-            are left, and labels of these; keypoints float32, all of them.
-        Raises: DataError naming the part that has another size or shape.
+        Returns: image and images as the transforms make them; mask and masks of their types; boxes float32[m, 4] within
+            the image, those that are left, and labels of these; keypoints float32, all of them.
+        Raises: DataError naming the part that has another size or shape; ConfigError for a name that two parts have.
         """
-        picture = as_picture(image)
-        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
-            raise DataError(
-                f"image is {_kind(image)}; it is uint8[height, width, 3] or a PIL image in RGB: .convert('RGB')"
-            )
+        pictures = {name: _picture_of(name, each) for name, each in _named("image", image, images).items()}
+        height, width = pictures["image"].shape[:2]
         draws = self._pipeline.draw(0, rng.integers(2**63, size=1))
-        height, width = picture.shape[:2]
-        made: dict[str, Any] = {"image": self._pipeline.run_picture(picture, draws, 0, self._scratch())}
-        if mask is not None:
-            made["mask"] = self._moved_mask(np.asarray(mask), height, width, draws)
+        made: dict[str, Any] = {}
+        for name, picture in pictures.items():
+            if picture.shape[:2] != (height, width):
+                raise DataError(
+                    f"{name} has {picture.shape[1]} x {picture.shape[0]} pixels, and image {width} x {height}: images "
+                    "of a sample are of one size"
+                )
+            made[name] = self._pipeline.run_picture(picture, draws, 0, self._scratch())
+        for name, each in _named("mask", mask, masks, made).items():
+            made[name] = self._moved_mask(name, np.asarray(each), height, width, draws)
         if boxes is not None:
             made |= self._moved_boxes(boxes, labels, height, width, draws)
         elif labels is not None:
@@ -419,11 +435,13 @@ class Joint:
             scratch = self._threads.scratch = Scratch()
         return scratch
 
-    def _moved_mask(self, mask: NDArray[Any], height: int, width: int, draws: Draws) -> NDArray[Any]:
-        if mask.shape != (height, width) or mask.dtype.kind not in "biu":
+    def _moved_mask(
+        self, name: str, mask: NDArray[Any], height: int, width: int, draws: Draws
+    ) -> NDArray[Any]:
+        if mask.shape[:2] != (height, width) or mask.ndim > 3 or mask.dtype.kind not in "biu":
             raise DataError(
-                f"mask is {mask.dtype}{list(mask.shape)}; it has an integer for each pixel of the image, "
-                f"[{height}, {width}]"
+                f"{name} is {mask.dtype}{list(mask.shape)}; it has an integer for each pixel of the image, "
+                f"[{height}, {width}], or several, [{height}, {width}, masks]"
             )
         plane = Plane(mask, self._mask_fill)
         self._moves.move(plane, draws, 0)
@@ -480,6 +498,33 @@ def _joint_again(
     transforms: Sequence[Transform], dtype: str, layout: str, mask_fill: int, least_side: float
 ) -> Joint:
     return Joint(transforms, mask_fill=mask_fill, least_side=least_side, dtype=dtype, layout=layout)
+
+
+def _picture_of(name: str, image: Any) -> NDArray[np.uint8]:
+    """Return an image as an array. Raises: DataError for another dtype or shape."""
+    picture = as_picture(image)
+    if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+        raise DataError(
+            f"{name} is {_kind(image)}; it is uint8[height, width, 3] or a PIL image in RGB: .convert('RGB')"
+        )
+    return picture
+
+
+def _named(
+    name: str, one: Any, others: Mapping[str, Any] | None, known: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return parts of one kind by name: that of the usual name, where there is one, and others.
+
+    known: names of other parts. Raises: ConfigError for a name that another part has.
+    """
+    found = {} if one is None and name == "mask" else {name: one}
+    for other, part in (others or {}).items():
+        if other in (*found, *known, *_PARTS):
+            raise ConfigError(
+                f"{name}s has {other!r}, which another part is called: give it a name of its own"
+            )
+        found[other] = part
+    return found
 
 
 def _kind(value: Any) -> str:
