@@ -51,6 +51,7 @@ from penstock.graph import (
 )
 from penstock.graph.ops.table import operation
 from penstock.graph.workers import LocalWorkers, SessionConfig, lanes, reaching, wire
+from penstock.graph.workers import mail as mailing
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.access import versions_here
@@ -220,6 +221,56 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
     )
     assert device["w"] == f"{TASKS[0]}/device:cpu:0"
     assert device["product1"] == f"{TASKS[1]}/device:cpu:0"
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has_learned(
+    learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is preferred, and the faster one, until it is said to have five times as long to do in a step."""
+    monkeypatch.setattr(hosting, "_reference_seconds", iter([1.0, 1.6]).__next__)
+    monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: {tuple(TASKS[:2]): (1e-9, 1e12)})
+    is_slow, reported, run = threading.Event(), list[str](), hosting._Hosted.run
+
+    def timed(hosted: Any, *step: Any) -> Any:
+        has_to_do = 500.0 if is_slow.is_set() and hosted._task == TASKS[0] else 100.0
+        answer = run(hosted, *step)
+        assert answer["busy_seconds"] > 0
+        return {**answer, "busy_seconds": has_to_do}
+
+    monkeypatch.setattr(hosting._Hosted, "run", timed)
+    both = [new_worker(task) for task in TASKS[:2]]
+    graph = Graph()
+    x = graph.placeholder("float32", [2], name="x")
+    y = graph.add("Exp", x, name="y")
+    with graph.on_device(TASKS[1]):
+        z = graph.add("Neg", y, name="z")
+    addresses = {each.task: each.address for each in both}
+    home = f"{TASKS[0]}/device:cpu:0"
+    with WorkerSession(
+        graph, addresses, SECRET, report=reported.append, objective="latency", lag_seconds=patient(3.5)
+    ) as session:
+        if learns:
+            session.learn(z, {x: [1, 2]})
+        for _ in range(17):
+            before = session.run(z, {x: [1, 2]})
+        assert session.placement().device["y"] == home
+        assert not reported
+        is_slow.set()
+        for _ in range(16):
+            assert np.array_equal(session.run(z, {x: [1, 2]}), before)
+        if not learns:
+            assert session.placement().device["y"] == home
+            session.learn(z, {x: [1, 2]})
+        assert session.placement().device["y"] == f"{TASKS[1]}/device:cpu:0"
+        assert np.array_equal(session.run(z, {x: [1, 2]}), before)
+    for each in both:
+        each.close()
+    assert reported == [
+        f"{TASKS[0]} has become 5.0 times slower: its part of a step takes 500 s in place of 100 s; another program "
+        "may run there, or its processor is throttled; "
+        + ("nodes are placed anew by that" if learns else "learn() places nodes by that")
+    ]
 
 
 def test_steps_after_learning_try_placements_and_the_fastest_stays(
@@ -1332,6 +1383,19 @@ def test_a_worker_that_is_lost_before_its_session_opens_is_named(
     monkeypatch.setattr(WorkerSession, "_ask", ask_and_lose)
     with pytest.raises(WorkerLostError, match=rf"{TASKS[1]} \(process .* has ended"):
         opened(Graph(), workers)
+
+
+def test_what_a_thread_waits_for_counts_for_that_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailing, "time", SimpleNamespace(perf_counter=iter([1.0, 3.5, 4.0, 4.5]).__next__))
+    mail = Mail(lambda *_: None, get_within=lambda queue, seconds: queue.get_nowait())
+    queue = WakingQueue[int]()
+    queue.put(7)
+    assert mail.get_within(queue, 1.0) == 7
+    with pytest.raises(Empty):
+        mail.get_within(queue, 1.0)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: mail.waited_seconds).result() == 0
+    assert mail.waited_seconds == 3.0
 
 
 def test_tensors_that_wait_from_one_watch_to_the_next_are_counted_once() -> None:

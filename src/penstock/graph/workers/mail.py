@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -33,7 +34,8 @@ class Mail:
         lend: Callable[[str, int], Any] = lambda to, nbytes: None,
         get_within: Callable[[WakingQueue[Any], float | None], Any] = get_within,
     ) -> None:
-        self.send, self.lend, self.get_within = send, lend, get_within
+        self.send, self.lend, self._get_within = send, lend, get_within
+        self._waited = threading.local()
         #: By step, node and task: what waits until that asks, with who waits; and who asked for what is not there yet.
         self._offers: dict[tuple[int, str, str], tuple[Any, Values]] = {}
         self._asked: set[tuple[int, str, str]] = set()
@@ -47,6 +49,19 @@ class Mail:
         #: Steps that are over here: what is still sent to them is dropped.
         self._over: set[int] = set()
         self._oldest = 0
+
+    def get_within(self, queue: WakingQueue[Any], seconds: float | None) -> Any:
+        """Wait for what happens to a step, as `penstock.queues.get_within`, and count that."""
+        begin = time.perf_counter()
+        try:
+            return self._get_within(queue, seconds)
+        finally:
+            self._waited.seconds = self.waited_seconds + time.perf_counter() - begin
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long this thread has waited so far in `get_within`."""
+        return getattr(self._waited, "seconds", 0.0)
 
     def offer(self, step: int, node: str, to: str, values: Values, waiter: Any) -> None:
         """Send outputs of a node to a task once it asks for them, and let the waiter finish."""

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from penstock.errors import PenstockError, WaitTimeout
@@ -42,6 +42,7 @@ from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.nodes import sent_nodes
 from penstock.graph.workers.reaching import At, look_at_all, look_for, resolved
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
+from penstock.policy.graph_pace import Pace
 from penstock.policy.graph_placement import (
     USUAL_BYTES_PER_SECOND,
     USUAL_LATENCY_SECONDS,
@@ -52,6 +53,7 @@ from penstock.policy.graph_receives import receive_order
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.report import print_report
+from penstock.units import format_seconds
 
 #: How long workers may take to answer at all when a session begins; and after how long, and how long before the end of
 #: that, the session looks why they do not.
@@ -125,6 +127,7 @@ class WorkerSession:
         self._cuts: dict[tuple[_Key, int], _Cut] = {}
         #: Of what `learn` ran last, until its fastest placement is known.
         self._trials: dict[_Key, PlacementTrial] = {}
+        self._has_learned = False
         self._placement: Placement | None = None
         self._device: dict[str, str] = {}
         self._lost: WorkerLostError | None = None
@@ -206,6 +209,8 @@ class WorkerSession:
             self._leave(cut)
             if trial is not None and cut.parts:
                 self._try(key, trial, turn, took)
+        if took is not None and statistics is None:
+            self._notice_pace(cut, answers, took)
         for task, answer in answers.items():
             results = zip(cut.parts[task].fetches, answer["values"], strict=True)
             found.update({endpoints[place]: value for place, value in results})
@@ -360,9 +365,8 @@ class WorkerSession:
                         "bytes": statistics.nbytes.get(name, 0),
                         "hop": hop,
                     }
-            stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
-            self._device = {name: device for name, device in self._device.items() if name in stays}
-            self._placement = None
+            self._place_anew()
+            self._has_learned = True
             if self._config.objective == "search" and not self._config.is_lossy:
                 known = self._to_place()
                 best = self.placement()
@@ -392,6 +396,39 @@ class WorkerSession:
                 self._drop_cuts()
                 self._device |= found.device
                 self._placement = found
+
+    def _notice_pace(self, cut: _Cut, answers: Mapping[str, Mapping[str, Any]], took: float) -> None:
+        """Count a step; report a worker that has become slower, and place by that what `learn` had placed."""
+        with self.graph.lock:
+            busy = {task: float(answer["busy_seconds"]) for task, answer in answers.items()}
+            found = cut.pace.count(busy, took)
+            avoids = self._has_learned and not self._config.is_lossy
+            for task, slower in found.items():
+                peer = self._peers[task]
+                peer.reference_seconds *= slower.times  # `learn` goes by it
+                for known in self._costs.values() if avoids else ():
+                    known["cost"] = {
+                        device: seconds * (slower.times if device in peer.devices else 1.0)
+                        for device, seconds in known["cost"].items()
+                    }
+            if found and avoids:
+                self._trials.clear()
+                self._place_anew()
+        if self._report is not None:
+            for task, slower in found.items():
+                now, usual = (format_seconds(each) for each in (slower.seconds, slower.usual_seconds))
+                self._report(
+                    f"{task} has become {slower.times:.1f} times slower: its part of a step takes {now} in place of "
+                    f"{usual}; another program may run there, or its processor is throttled; "
+                    + ("nodes are placed anew by that" if avoids else "learn() places nodes by that")
+                )
+
+    def _place_anew(self) -> None:
+        """Forget where what has no state runs."""
+        stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
+        self._device = {name: device for name, device in self._device.items() if name in stays}
+        self._placement = None
+        self._drop_cuts()
 
     def _measured_links(self) -> dict[tuple[str, str], tuple[float, float]]:
         """Return the latency and the bytes a second between each two devices of different workers."""
@@ -841,7 +878,7 @@ _Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...]]
 class _Cut:
     """What workers run for a step: parts by task, under a number; and the device of each node.
 
-    runs: that are under way. is_over: no more begin.
+    runs: that are under way. is_over: no more begin. pace: of its workers.
     """
 
     number: int
@@ -849,6 +886,7 @@ class _Cut:
     device: Mapping[str, str]
     runs: int = 0
     is_over: bool = False
+    pace: Pace = field(default_factory=Pace)
 
 
 class _Peer:

@@ -496,6 +496,7 @@ class _Hosted:
             for each in watched:
                 if not self._link.reaches(each.number, each.lost_seconds):
                     raise self.unreached(each)
+            begin, waited = time.perf_counter(), self.mail.waited_seconds
             values = session.run(
                 message["fetches"],
                 message["feeds"],
@@ -506,7 +507,8 @@ class _Hosted:
                 # Not before: what comes between a look and the step's begin would end nothing.
                 begun=partial(self._check, step, message["oldest"]),
             )
-        found: dict[str, Any] = {"values": values}
+            waited = self.mail.waited_seconds - waited
+        found: dict[str, Any] = {"values": values, "busy_seconds": time.perf_counter() - begin - waited}
         if statistics is not None:
             found["statistics"] = {
                 "kernels": statistics.kernels,
