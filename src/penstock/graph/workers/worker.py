@@ -36,7 +36,7 @@ from penstock.graph.errors import (
 from penstock.graph.model.graph import Graph
 from penstock.graph.run.session import Session
 from penstock.graph.run.statistics import Statistics
-from penstock.graph.run.timeline import name_of
+from penstock.graph.run.timeline import Lane, name_of
 from penstock.graph.state.resources import Resources
 from penstock.graph.workers.access import versions_here
 from penstock.graph.workers.host import HostLink
@@ -319,7 +319,7 @@ class Worker:
 
         def run(message: dict[str, Any]) -> dict[str, Any]:
             try:
-                return hosted.run(message, recorder)
+                return hosted.run(message, None if recorder is None else recorder.lane)
             finally:  # before the answer, after which the next may come
                 self._free_steps.release()
 
@@ -484,7 +484,7 @@ class _Hosted:
             "for each worker an address by which the others reach it, too, and let firewalls between them pass it"
         )
 
-    def run(self, message: dict[str, Any], recorder: StepRecorder | None) -> dict[str, Any]:
+    def run(self, message: dict[str, Any], lane: Lane | None) -> dict[str, Any]:
         """Run a part as a step, and return what was fetched."""
         step = int(message["step"])
         statistics = Statistics(is_warm=message["is_warm"]) if message["counts"] else None
@@ -503,7 +503,7 @@ class _Hosted:
                 message["targets"],
                 statistics=statistics,
                 number=step,
-                lane=None if recorder is None else recorder.lane,
+                lane=lane,
                 # Not before: what comes between a look and the step's begin would end nothing.
                 begun=partial(self._check, step, message["oldest"]),
             )
