@@ -35,6 +35,13 @@ def check_seconds(field: str, value: float) -> None:
         raise ConfigError(f"{field} is {value!r}; it must be finite and zero or more")
 
 
+def check_wait(field: str, value: float) -> None:
+    """Refuse anything but a time above zero; inf is one, which never ends."""
+    _check_number(field, value)
+    if not value > 0:
+        raise ConfigError(f"{field} is {value!r}; it is a number of seconds above zero")
+
+
 def check_rate(field: str, value: float) -> None:
     """Refuse a rate of zero or less; inf is one."""
     _check_number(field, value)

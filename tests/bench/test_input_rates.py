@@ -182,7 +182,7 @@ def test_loaders_that_are_not_installed_and_samples_that_are_no_pictures_are_lef
         (["--repeats", "1", "--batch-size", "2"], "repeats is 1; the first is left out"),
         (["--shared", "/nowhere", "--batch-size", "2"], "/nowhere cannot be measured"),
         (["--on-error", "raise", "--batch-size", "12", "--work", "decode"], "07.jpg"),
-        (["--seconds", "0"], "--seconds is 0; it must be finite and above zero"),
+        (["--seconds", "0"], "--seconds is 0.0; it must be finite and above zero"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

@@ -220,7 +220,7 @@ def test_a_trace_of_a_run_that_only_read_ahead_says_so(
     ("arguments", "message"),
     [
         (["calibrate", "/nowhere/to/be/found"], "/nowhere/to/be/found"),
-        (["calibrate", "{tmp}", "--seconds", "-1"], "--seconds is -1; it must be above zero"),
+        (["calibrate", "{tmp}", "--seconds", "-1"], "--seconds is -1.0; it must be finite and above zero"),
         (["calibrate", "{tmp}", "--out", "{tmp}/none/m.toml"], "there is no folder {tmp}/none"),
         (
             ["trace", "{trace}", "--plot", "{tmp}/picture.xyz"],

@@ -83,7 +83,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "refresh": ("never", "sometimes", "refresh is 'sometimes'"),
     "storage_options": ({}, "anon", "storage_options is of type str"),
     "patience_seconds": (1.0, None, "patience_seconds is None"),
-    "timeout_seconds": (1.0, 0, "timeout_seconds is 0"),
+    "timeout_seconds": (np.float32(1.0), True, "timeout_seconds is True; it must be a number"),
 }
 WITH_DEFAULT = [each.name for each in fields(LoaderConfig) if each.default is not MISSING]
 #: Those that a data set alone may have: an object is equal to itself alone.

@@ -152,7 +152,7 @@ def test_a_horizon_cuts_an_iterable_that_begins_anew() -> None:
 def test_samplers_that_cannot_serve_are_refused() -> None:
     with pytest.raises(ConfigError, match="count has no length, so an epoch of it has no end: pass horizon="):
         Explicit.from_sampler(count(), samples=9, epochs=1)
-    with pytest.raises(ConfigError, match="horizon is 0; an epoch needs at least 1 id"):
+    with pytest.raises(ConfigError, match="horizon is 0; it must be at least 1"):
         Explicit.from_sampler(count(), samples=9, epochs=1, horizon=0)
     with pytest.raises(ConfigError, match=r"list yields something that is no id .*not of batches"):
         Explicit.from_sampler([[0, 1], [2, 3]], samples=9, epochs=1)  # type: ignore[list-item]

@@ -772,7 +772,11 @@ def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
     ("place", "options", "message"),
     [
         ("/tmp/x", {"anon": True}, r"storage_options \(anon\) are of an address .* /tmp/x is a path"),
-        ("s3://bucket", {"retry_seconds": 0}, "retry_seconds=0; it is a number of seconds above zero"),
+        (
+            "s3://bucket",
+            {"retry_seconds": 0},
+            "retry_seconds of storage_options is 0; it is a number of seconds above zero",
+        ),
         ("s3://", None, "names no bucket or host"),
         (
             "http://x/y",

@@ -10,8 +10,8 @@ from penstock.bench.checks import MODELS
 from penstock.cli.launcher import ranks_of_launcher
 from penstock.cli.options import parsed_amount, parsed_count, parsed_names
 from penstock.cli.output import add_output_options, progress
-from penstock.errors import ConfigError
 from penstock.units import parse_seconds
+from penstock.validate import check_above_zero
 
 Found = TypeVar("Found")
 
@@ -73,8 +73,7 @@ def peers_of(options: argparse.Namespace) -> list[str]:
 
 def seconds_of(options: argparse.Namespace) -> float:
     """Return what --seconds gives. Raises: ConfigError."""
-    if not 0 < options.seconds < float("inf"):
-        raise ConfigError(f"--seconds is {options.seconds:g}; it must be finite and above zero")
+    check_above_zero("--seconds", options.seconds)
     return float(options.seconds)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from penstock.cli.launcher import ranks_of_launcher
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError
+from penstock.validate import check_above_zero
 
 if TYPE_CHECKING:
     from penstock.measure.thorough import ThoroughCalibration
@@ -75,8 +75,7 @@ def add_calibrate(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     if options.seconds is None:
         options.seconds = _THOROUGH_SECONDS if options.thorough else _SECONDS
-    if not (math.isfinite(options.seconds) and options.seconds > 0):
-        raise ConfigError(f"--seconds is {options.seconds:g}; it must be above zero, 10 is usual")
+    check_above_zero("--seconds", options.seconds)
     if (options.source is None) == (options.trace is None):
         raise ConfigError("name either a SOURCE to measure, or a recorded run to learn from (--from RUN)")
     if options.extensions is not None and options.trace is not None:

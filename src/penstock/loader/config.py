@@ -31,7 +31,7 @@ from penstock.store.patterns import Paths
 from penstock.store.remote import check_options
 from penstock.store.table import is_dataset
 from penstock.units import format_count, is_integer, parse_bytes
-from penstock.validate import check_count
+from penstock.validate import check_count, check_wait, is_number
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, int], Literal["raise", "skip"]]
 
@@ -276,8 +276,9 @@ class LoaderConfig:
         if self.mix_images is not None:
             self._check_mix()
         for each in fields(self):
-            if is_integer(value := getattr(self, each.name)):  # NumPy's are no JSON, and print otherwise
-                object.__setattr__(self, each.name, int(value))
+            value = getattr(self, each.name)
+            if is_number(value) and hasattr(value, "item"):  # NumPy's are no JSON, and print otherwise
+                object.__setattr__(self, each.name, value.item())
 
     def _check_reads(self) -> None:
         """Check what fixes who reads what, as far as it can be without the number of samples."""
@@ -425,12 +426,9 @@ class LoaderConfig:
             raise ConfigError(
                 f'on_error is {self.on_error!r}; it is "raise", "skip" or a function that returns one'
             )
-        waits = {"patience_seconds": self.patience_seconds}
+        check_wait("patience_seconds", self.patience_seconds)
         if self.timeout_seconds is not None:
-            waits["timeout_seconds"] = self.timeout_seconds
-        for name, seconds in waits.items():
-            if not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise ConfigError(f"{name} is {seconds!r}; it is a number of seconds above zero")
+            check_wait("timeout_seconds", self.timeout_seconds)
 
     def _check_mix(self) -> None:
         steps = check_mix(self.mix_images)

@@ -38,6 +38,7 @@ from penstock.store.pack_file import PACK_NAME, TITLE, VERSION
 from penstock.store.pairs import masks_of
 from penstock.store.shard_formats import Part, ShardFormat, format_for
 from penstock.units import format_bytes
+from penstock.validate import check_count
 
 #: How large a shard is: large enough to be read in sequence, small enough to be written again.
 SHARD_BYTES = 500_000_000
@@ -127,8 +128,7 @@ def pack(
         raise ConfigError(
             "images with masks have two files a sample: pack images and masks apart, as they are"
         )
-    if shard_bytes < 1:
-        raise ConfigError(f"shard_bytes is {shard_bytes}; it is a size above zero")
+    check_count("shard_bytes", shard_bytes)
     work = folder.with_name(f"{folder.name}.unfinished")
     packing = _Packing(source, work, to, shard_bytes, shuffle_seed, done)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.measure.sweep import LOWER_BOUND, Outcome, Point, Sweep, Task
 from penstock.measure.sweep_ranges import Prices
+from penstock.validate import check_wait
 
 _ROUNDING = 1e-9
 _PRICE_DIGITS = 9
@@ -87,8 +88,7 @@ def judge(
     """
     if not within >= 0:
         raise ConfigError(f"within is {within!r}; it is a share of zero or more")
-    if not deadline_seconds > 0:
-        raise ConfigError(f"deadline_seconds is {deadline_seconds!r}; it is above zero")
+    check_wait("deadline_seconds", deadline_seconds)
     bounds = {
         task.point.ranks: outcome.run_seconds
         for task, outcome in outcomes.items()

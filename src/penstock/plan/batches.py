@@ -15,7 +15,8 @@ from penstock.errors import ConfigError
 from penstock.plan._recent import Recent
 from penstock.plan.explicit import Explicit
 from penstock.plan.orders import check_epoch
-from penstock.units import format_count, is_integer
+from penstock.units import format_count
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 
@@ -69,8 +70,8 @@ class Batches:
     _made: Recent[int, Flat] = field(default_factory=lambda: Recent(_EPOCHS_KEPT), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.largest is not None and (not is_integer(self.largest) or self.largest < 1):
-            raise ConfigError(f"largest is {self.largest!r}; a batch has at least 1 sample: raise it")
+        if self.largest is not None:
+            check_count("largest", self.largest)
         lists = None
         if not callable(self.batches):
             is_one_list = not _are_epochs(self.batches)

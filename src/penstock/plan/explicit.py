@@ -18,7 +18,7 @@ from penstock.plan._recent import Recent
 from penstock.plan.bijection import as_ids
 from penstock.plan.orders import LARGEST_EPOCH, check_epoch, check_samples
 from penstock.trace.schema import AS_PLANNED, GroupIds, Kind, Spans
-from penstock.units import is_integer
+from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
 #: int32 where the ids fit, else int64.
@@ -120,8 +120,8 @@ class Explicit:
                 f"{type(sampler).__name__} has no length, so an epoch of it has no end: pass horizon=, the "
                 "number of ids that make an epoch"
             )
-        if horizon is not None and (not is_integer(horizon) or horizon < 1):
-            raise ConfigError(f"horizon is {horizon!r}; an epoch needs at least 1 id: raise it")
+        if horizon is not None:
+            check_count("horizon", horizon)
         drawn = []
         for epoch in range(epochs):
             if hasattr(sampler, "set_epoch"):

@@ -23,6 +23,7 @@ from operator import attrgetter
 
 from penstock.errors import ConfigError
 from penstock.units import is_integer, parse_bytes
+from penstock.validate import check_above_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class Keep:
             values["max_bytes"] = parse_bytes(values["max_bytes"])
             object.__setattr__(self, "max_bytes", values["max_bytes"])
         age_seconds = values.pop("max_age_seconds")
-        if age_seconds is not None and not isinstance(age_seconds, (int, float)):
-            raise ConfigError(f"max_age_seconds is {age_seconds!r}; give seconds as a number, or None")
+        if age_seconds is not None:
+            check_above_zero("max_age_seconds", age_seconds)
         for name, value in values.items():
             if value is not None and not is_integer(value):
                 text = ', or text such as "50 GB"' if name == "max_bytes" else ""
@@ -75,10 +76,6 @@ class Keep:
                     f"last is None, which keeps every snapshot, so every_steps {self.every_steps} would do nothing: "
                     "give last=1 to keep the newest and those"
                 )
-        if self.max_age_seconds is not None and not 0 < self.max_age_seconds < math.inf:
-            raise ConfigError(
-                f"max_age_seconds is {self.max_age_seconds}; it must be above zero and finite: None sets no limit"
-            )
         if self.limit_bytes is not None and self.limit_bytes < 1:
             raise ConfigError(
                 f"max_bytes is {self.max_bytes}; it must be at least one byte: None sets no limit"

@@ -15,7 +15,7 @@ from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_within
 from penstock.policy.retention import StoredSnapshot
 from penstock.units import format_bytes, is_integer
-from penstock.validate import is_number
+from penstock.validate import check_count, is_number
 
 #: Of a state's bytes: so much may be in tensors that are new, gone or of another shape before a baseline comes.
 _MOST_CHANGED_SHARE = 1e-3
@@ -54,10 +54,8 @@ class AutoDistance:
             )
         if not is_integer(self.most) or self.most < 1:
             raise _no_distance("most", self.most)
-        if self.useful_bytes is not None and not (is_integer(self.useful_bytes) and self.useful_bytes >= 1):
-            raise ConfigError(
-                f"useful_bytes is {self.useful_bytes!r}; it must be an integer of at least one byte, or None"
-            )
+        if self.useful_bytes is not None:
+            check_count("useful_bytes", self.useful_bytes)
 
     def longest(self, scheme: Scheme, baseline_bytes: int, delta_bytes: int) -> int:
         """Return the snapshots from one baseline to the next if all differences are of one size: an upper bound."""

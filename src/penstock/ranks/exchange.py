@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
-from penstock.errors import ConfigError, PenstockError, RankError, WaitTimeout
+from penstock.errors import PenstockError, RankError, WaitTimeout
 from penstock.ranks.transport import (
     NAMED_RANKS,
     TIMEOUT_SECONDS,
@@ -35,6 +35,7 @@ from penstock.ranks.transport import (
     pause_seconds,
 )
 from penstock.ranks.transport_of_job import job_of_this_process, transport_of_this_job
+from penstock.validate import check_wait
 
 #: While a rank works, it says so this many times within a time-out.
 SIGNS_PER_TIMEOUT = 6
@@ -53,10 +54,7 @@ class Ranks:
     """
 
     def __init__(self, transport: RankTransport, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        if not (isinstance(timeout_seconds, (int, float)) and timeout_seconds > 0):
-            raise ConfigError(
-                f"timeout_seconds is {timeout_seconds!r}; a rank needs time to arrive: give more than 0"
-            )
+        check_wait("timeout_seconds", timeout_seconds)
         self.rank = transport.rank
         self.size = transport.size
         self.transport = transport

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from penstock.errors import ConfigError
 from penstock.simulate.bundles import check_bundle
-from penstock.units import is_integer
-from penstock.validate import is_number
+from penstock.validate import check_count, is_number
 
 #: A batch whose mean is noisier by more than this factor than a full shuffle's calls for scattered ids.
 NOISY = 1.1
@@ -77,11 +76,7 @@ def batch_noise(samples: int, bundle: int, batch_size: int, between: float | Non
     finite populations' corrections.
     """
     check_bundle(bundle, samples)
-    if not is_integer(batch_size) or not 1 <= batch_size <= samples:
-        raise ConfigError(
-            f"batch_size is {batch_size!r}; of {samples:,} samples a batch takes an integer from 1 to all: "
-            "give the batch of the rank that shuffles"
-        )
+    check_count("batch_size", batch_size, most=samples)
     bundle = max(bundle, batch_size)
     between = scattered_variance(samples, bundle) if between is None else between
     check_share("between", between)

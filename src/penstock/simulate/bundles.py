@@ -28,7 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Order
 from penstock.plan.orders import check_samples
-from penstock.units import is_integer
 from penstock.validate import check_count
 
 
@@ -136,7 +135,4 @@ def check_setting(samples: int, cache: int, epochs: int) -> None:
 def check_bundle(bundle: int, samples: int) -> None:
     """Raise ConfigError unless a bundle has from 1 to all of the samples."""
     check_samples(samples)
-    if not is_integer(bundle) or not 1 <= bundle <= samples:
-        raise ConfigError(
-            f"bundle is {bundle!r}; of {samples:,} samples a bundle takes an integer from 1 to all of them"
-        )
+    check_count("bundle", bundle, most=samples)

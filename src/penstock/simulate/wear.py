@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, FormatError
 from penstock.machine.ssd import Drive, PageOp, Ssd, Wear, Work
 from penstock.plan.random import derive_key, generator_for
 from penstock.units import is_integer, parse_bytes
-from penstock.validate import check_count
+from penstock.validate import check_above_zero, check_count
 
 #: Runs of pages that are done at once: an interruption is noticed after each.
 _RUNS_AT_ONCE = 500_000
@@ -471,8 +471,7 @@ def written_per_day(stream: Stream, result: WearResult, every_seconds: float, re
 
     Raises: ConfigError if it writes no file, or the time is not above zero.
     """
-    if not 0 < every_seconds < float("inf"):
-        raise ConfigError(f"every {every_seconds!r} seconds cannot be: it must be finite and above zero")
+    check_above_zero("every_seconds", every_seconds)
     if not stream.files:
         raise ConfigError(f"{stream.name} writes no files, so it has no rate of its own: give bytes per day")
     return result.written_bytes / (stream.files * repeats * every_seconds) * 86_400.0

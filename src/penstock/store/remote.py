@@ -28,6 +28,7 @@ from penstock.queues import get_within
 from penstock.store.object_store import Facts, ObjectStore, Piece, RequestError, is_address, without_secrets
 from penstock.store.remote_clients import client_of, root_of
 from penstock.units import format_count, format_seconds
+from penstock.validate import check_wait
 
 T = TypeVar("T")
 
@@ -424,8 +425,7 @@ def _end() -> None:
 
 def _seconds(options: dict[str, Any], name: str, usual: float) -> float:
     value = options.pop(name, usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"storage_options has {name}={value!r}; it is a number of seconds above zero")
+    check_wait(f"{name} of storage_options", value)
     return float(value)
 
 
