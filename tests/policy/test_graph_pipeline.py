@@ -34,6 +34,7 @@ def test_no_stages_of_a_chain_have_a_less_busy_device_or_link(seed: int) -> None
             nbytes=random.choice([1.0, 4.0, 9.0]),
             only=random.choice(["", "", "", "a"]),
             holds_bytes=random.choice([0.0, 3000.0]),
+            basis="cost measured",
         )
         for k in range(6)
     ]
@@ -56,7 +57,8 @@ def test_no_stages_of_a_chain_have_a_less_busy_device_or_link(seed: int) -> None
     if stages:
         best = min(busiest(nodes, each, 2.0) for each in stages)
         assert busiest(nodes, placed.device, 2.0) == pytest.approx(best)
-        assert "stage 1 of" in placed.reason["n0"]
+        assert placed.reason["n0"].startswith("stage 1 of")
+        assert placed.reason["n0"].endswith(" (cost measured)")
     else:
         assert placed == place(nodes, given)
 

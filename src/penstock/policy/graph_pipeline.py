@@ -66,7 +66,7 @@ def place_pipeline(
                 f"stage {number} of {len(stretches)}, {format_seconds(load)} a step; none needs above "
                 f"{format_seconds(most)}"
             )
-    return replace(simulated, reason={node.name: reason[node.name] for node in nodes})
+    return replace(simulated, reason={node.name: node.with_basis(reason[node.name]) for node in nodes})
 
 
 class _Line:
