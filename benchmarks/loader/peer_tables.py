@@ -1,6 +1,6 @@
-"""Rows of bytes by Hugging Face's datasets, MosaicML's Streaming or the package tfrecord, through PyTorch's DataLoader.
+"""Rows of bytes by Hugging Face's datasets, MosaicML's Streaming, the package tfrecord or LitData, by a DataLoader.
 
---place: a folder with rows.npy and rows.parquet. What Streaming and tfrecord read, they write there first.
+--place: a folder with rows.npy and rows.parquet. What Streaming, tfrecord and LitData read, they write there first.
 """
 
 from __future__ import annotations
@@ -51,6 +51,21 @@ def of_tfrecord(place: Path) -> Any:
     return TFRecordDataset(str(file), None, {"image": "byte"}, shuffle_queue_size=1000)
 
 
+def of_litdata(place: Path) -> Any:
+    from litdata import StreamingDataset  # type: ignore[import-not-found]
+    from litdata.streaming.writer import BinaryWriter  # type: ignore[import-not-found]
+
+    folder = place / "litdata"
+    if not folder.exists():
+        folder.mkdir()
+        writer = BinaryWriter(str(folder), chunk_bytes=64 << 20)
+        for number, row in enumerate(np.load(place / "rows.npy", mmap_mode="r")):
+            writer[number] = {"image": row.tobytes()}
+        writer.done()
+        writer.merge()
+    return StreamingDataset(str(folder), shuffle=True)
+
+
 def main() -> None:
     options = arguments(via=str, place=Path, workers=int, batch=int)
     how: dict[str, Any] = {"batch_size": options.batch, "num_workers": options.workers, "collate_fn": collate}
@@ -60,6 +75,10 @@ def main() -> None:
         loader = DataLoader(of_datasets(options.place), shuffle=True, **how)
     elif options.via == "streaming":
         loader = DataLoader(of_streaming(options.place, options.batch), **how)
+    elif options.via == "litdata":
+        from litdata import StreamingDataLoader
+
+        loader = StreamingDataLoader(of_litdata(options.place), **how)
     else:
         how.pop("persistent_workers", None)
         loader = DataLoader(of_tfrecord(options.place), **how | {"num_workers": 0})

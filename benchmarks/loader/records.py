@@ -190,15 +190,21 @@ def epoch_of(contender: Contender) -> Seconds:
     return 1 / contender.rates[-1], contender.processor_milliseconds[-1] / 1000
 
 
-def print_cases(cases: dict[str, Callable[[], Seconds]], rounds: int, unit: str) -> dict[str, list[Seconds]]:
+def print_cases(
+    cases: dict[str, Callable[[], Seconds]], rounds: int, unit: str, unit_bytes: int = 0
+) -> dict[str, list[Seconds]]:
+    """Run cases in turn and print what each takes, and its rate where a unit has so many bytes."""
     found: dict[str, list[Seconds]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, case in cases.items():
             found[name].append(case())
-    print(f"\n{'us per ' + unit:<28}{'wall':>26}{'CPU':>26}")
+    rates = f"{unit + 's/s':>14}{'MiB/s':>10}" if unit_bytes else ""
+    print(f"\n{'us per ' + unit:<28}{'wall':>26}{'CPU':>26}{rates}")
     for name, each in found.items():
         wall, cpu = (with_spread([pair[which] for pair in each]) for which in range(2))
-        print(f"{name:<28}{wall:>26}{cpu:>26}")
+        rate = 1 / statistics.median(pair[0] for pair in each)
+        rates = f"{rate:>14,.0f}{rate * unit_bytes / 2**20:>10,.0f}" if unit_bytes else ""
+        print(f"{name:<28}{wall:>26}{cpu:>26}{rates}")
     return found
 
 
@@ -246,7 +252,7 @@ def main(arguments: list[str] | None = None) -> None:
         if ffcv := None if options.quick else start_ffcv(place):
             cases["FFCV"] = partial(epoch_of, ffcv)
         try:
-            found = print_cases(cases, rounds, "sample")
+            found = print_cases(cases, rounds, "sample", SAMPLE_BYTES)
         finally:
             if ffcv:
                 ffcv.stop()

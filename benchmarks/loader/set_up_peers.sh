@@ -27,6 +27,6 @@ fi
 
 if [ ! -x "$cache/tables/bin/python" ]; then
     "$python" -m venv "$cache/tables"
-    "$cache/tables/bin/pip" install -q torch==2.13.0 numpy mosaicml-streaming==0.13.0 tfrecord==1.14.6 \
+    "$cache/tables/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 numpy mosaicml-streaming==0.13.0 tfrecord==1.14.6 \
         litdata==0.2.76 s3torchconnector==1.5.0
 fi

@@ -1,6 +1,6 @@
 """Samples of 10 KiB in tables (HDF5, Parquet, Arrow), MDS shards and TFRecord files, beside what else reads them.
 
-    sh benchmarks/loader/set_up_peers.sh         # once: streaming and tfrecord in an environment of their own
+    sh benchmarks/loader/set_up_peers.sh         # once: streaming, tfrecord and litdata, in an environment of their own
     python benchmarks/loader/tables.py [--rounds N] [--samples N] [--place DIR] [--peers PYTHON] [--quick]
 
 Microseconds per sample, on the wall and of processors, medians over rounds that take turns with the least and the most;
@@ -15,11 +15,15 @@ the page cache is warm, the loader keeps nothing in memory, batches of 256 witho
                     epoch, by one thread: no loader
     datasets        a datasets.Dataset, which copies the Parquet file to an Arrow file first and maps that, shuffled
                     by PyTorch's DataLoader
-    streaming, tfrecord   MosaicML's StreamingDataset and the package tfrecord, over files that they wrote, with the
-                    DataLoader; streaming shuffles fully, tfrecord through a buffer of 1,000
+    streaming, tfrecord, litdata   MosaicML's StreamingDataset, the package tfrecord and LitData's StreamingDataset,
+                    over files that they wrote, with the DataLoader (LitData with its own); streaming shuffles fully,
+                    tfrecord through a buffer of 1,000, LitData within chunks of 64 MB that it has at a time
+    limit           what no loader of one thread can exceed: NumPy copies the rows of an array in the page cache to
+                    batches, in the order of an epoch
 
-Half of the bytes of a sample are random. Targets: a rate of 5 of the single gets' for HDF5 and Parquet; above that of
-datasets, shuffled fully and in bundles; above those of streaming and tfrecord. Nothing else should run.
+Rates stand beside, in samples and MiB a second. Half of the bytes of a sample are random. Targets: a rate of 5 of the
+single gets' for HDF5 and Parquet; above that of datasets, shuffled fully and in bundles; above those of streaming,
+tfrecord and litdata. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -42,13 +46,13 @@ import pyarrow as pa
 from images import Contender
 from peer_protocol import CACHE
 from pyarrow import parquet as pq
-from records import BATCH, Seconds, epoch_of, epochs_of, print_cases, timed
+from records import BATCH, EPOCHS_SECONDS, Seconds, epoch_of, epochs_of, gather, print_cases, timed
 
 from penstock.compiling import without_plain_forms
 from penstock.flow.engine import DECISIONS
 from penstock.loader.transforms import DecodeRaw
 from penstock.plan import BundleShuffle
-from penstock.store import ArrowFiles, ArrowTable, Hdf5, MosaicShards, ParquetFiles, TFRecords
+from penstock.store import ArrowFiles, ArrowTable, Hdf5, LitDataChunks, MosaicShards, ParquetFiles, TFRecords
 
 SAMPLE_BYTES, GROUP = 10_240, 256
 MOST_GETS = 1_000
@@ -116,19 +120,30 @@ def cases_of(place: Path, samples: int) -> dict[str, Callable[[], Seconds]]:
         "Parquet, single gets": lambda: single_gets(samples, lambda: pq.ParquetFile(parquet), row_of_parquet),
         "Arrow": epochs_of(partial(ArrowFiles, place / "rows.arrow"), **RAW),
         "table": epochs_of(partial(table_of, place / "rows.arrow"), **RAW),
+        # What stands before its rows is as short as to move them by a few bytes.
+        "limit": lambda: gather(place / "rows.npy", SAMPLE_BYTES, EPOCHS_SECONDS),
     }
 
 
 def start_peers(place: Path, peers: Path, workers: list[int]) -> dict[str, Contender]:
     """Start what else reads such data, and have it write the files of its own."""
     found = {}
-    pythons = {"datasets": Path(sys.executable), "streaming": peers, "tfrecord": peers}
+    pythons = {"datasets": Path(sys.executable), **dict.fromkeys(("streaming", "tfrecord", "litdata"), peers)}
     for via, python in pythons.items():
         for count in workers if python.exists() else []:
             name = f"{via}, {count} workers"
             options = ["--via", via, "--place", str(place), "--workers", str(count), "--batch", str(BATCH)]
-            found[name] = Contender(name, [str(python), "peer_tables.py", *options])
-            found[name].start(place / "peers.log")
+            contender = Contender(name, [str(python), "peer_tables.py", *options])
+            log = place / f"{name}.log"
+            try:
+                contender.start(log)
+            except SystemExit:
+                contender.stop()
+                print(
+                    f"{name} left out, as it did not start: {log.read_text().strip().rpartition(chr(10))[2]}"
+                )
+            else:
+                found[name] = contender
     return found
 
 
@@ -144,7 +159,7 @@ def print_ratios(found: dict[str, list[Seconds]], peers: dict[str, Contender]) -
     ]
     for peer in peers:
         via = peer.partition(",")[0]
-        ours = {"streaming": ["MDS"], "tfrecord": ["TFRecord"]}.get(
+        ours = {"streaming": ["MDS"], "tfrecord": ["TFRecord"], "litdata": ["LitData"]}.get(
             via, ["Parquet, all in memory", "Parquet, a tenth", "Parquet, a tenth, bundles", "Arrow", "table"]
         )
         comparisons += [(each, peer, 1) for each in ours]
@@ -164,7 +179,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=20_480)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, len(os.sched_getaffinity(0))])
     parser.add_argument("--place", type=Path, help="an existing folder for the files")
-    parser.add_argument("--peers", type=Path, default=PEERS, help="Python that has streaming and tfrecord")
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS, help="Python that has streaming, tfrecord and litdata"
+    )
     parser.add_argument("--quick", action="store_true", help="few samples, one round: shows that it runs")
     options = parser.parse_args(arguments)
     rounds, samples = (1, 2560) if options.quick else (options.rounds, options.samples)
@@ -181,12 +198,17 @@ def main(arguments: list[str] | None = None) -> None:
         write_data(place, samples)
         DECISIONS.ask()  # else a worker of the first loader waits for the compiler, in an epoch that is timed
         cases, peers = cases_of(place, samples), start_peers(place, options.peers, workers)
-        if (place / "mds").exists():
-            cases["MDS"] = epochs_of(partial(MosaicShards, place / "mds"), **RAW)
-            cases["TFRecord"] = epochs_of(partial(TFRecords, place / "rows.tfrecord"), **RAW)
+        written: tuple[tuple[str, Any, str], ...] = (
+            ("MDS", MosaicShards, "mds"),
+            ("TFRecord", TFRecords, "rows.tfrecord"),
+            ("LitData", LitDataChunks, "litdata"),
+        )
+        for name, opener, file in written:
+            if (place / file).exists():
+                cases[name] = epochs_of(partial(opener, place / file), **RAW)
         try:
             cases |= {name: partial(epoch_of, peer) for name, peer in peers.items()}
-            print_ratios(print_cases(cases, rounds, "sample"), peers)
+            print_ratios(print_cases(cases, rounds, "sample", SAMPLE_BYTES), peers)
         finally:
             for peer in peers.values():
                 peer.stop()
