@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from penstock.local_sockets import Peer
 from penstock.ranks.descriptors import DescriptorExchange, host_id
 
 
@@ -54,3 +55,14 @@ def test_strangers_malformed_messages_and_wrong_numbers_are_left_out() -> None:
             os.close(each)
         for connection in connections:
             connection.close()
+
+
+def test_another_user_is_a_stranger_even_if_it_knows_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DescriptorExchange() as mine, DescriptorExchange() as other:
+        descriptor = os.memfd_create("given", os.MFD_CLOEXEC)
+        other.send(mine.offer, 1, [descriptor])
+        os.close(descriptor)
+        stranger = Peer(os.getpid(), os.geteuid() + 1, os.getegid())
+        monkeypatch.setattr("penstock.ranks.descriptors.peer_of", lambda connection: stranger)
+
+        assert mine.receive(2, 1) == {}

@@ -7,7 +7,8 @@ import math
 import socket
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from penstock.ranks.peer_messages import (
     ASK,
     FOLLOW,
     MOST_HEAD_BYTES,
+    MOST_IDS,
     NEWS,
     Message,
+    answered,
     packed,
     unpacked,
 )
@@ -109,9 +112,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def patient_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.policy.peer_patience.LEAST_SECONDS", patient(20))
     monkeypatch.setattr("penstock.policy.peer_patience.MOST_SECONDS", patient(20))
+
+
+@pytest.fixture
+def pair(patient_peers: None) -> Iterator[Pair]:
     made = Pair()
     yield made
     for each in made.peers:
@@ -189,6 +196,7 @@ def test_what_a_rank_sends_that_is_malformed_or_oversized_is_passed_by(pair: Pai
             good[:4] + b"\xff" + good[5:],
             good[:6] + b"\xff" + good[7:],
             packed(Message(ASK, 7, 999, np.array([2]))),
+            packed(Message(ASK, 7, 101, np.full(MOST_IDS + 1, 2))),
             packed(Message(FOLLOW, 1 << 63, 101, NO_IDS)),
             packed(Message(ANSWER, 7, 101, np.array([0, 4, 0]))),
         ):
@@ -216,6 +224,105 @@ def test_what_a_rank_sends_that_is_malformed_or_oversized_is_passed_by(pair: Pai
         rank_0.disable_monitor()
         monitor.close()
     assert pair.read(0) == [content(0)]
+
+
+#: Two samples of equal sizes, and bytes that are of neither of them.
+TWO, FORGED = np.array([0, 1]), np.frombuffer(b"forged", np.uint8)
+EQUAL = np.full(5, FORGED.size)
+
+
+def forged(number: int, generation: int = 101, ids: Ids = TWO, data: NDArray[np.uint8] = FORGED) -> list[Any]:
+    """Return an answer whose checksums are right."""
+    return answered(number, generation, ids, [(data, checksum_of(data))] * ids.size)
+
+
+class Forger:
+    """A carrier by which each request of rank 0 gets the messages that a test says, by their senders."""
+
+    def __init__(self, answers: Callable[[int], list[tuple[int, list[Any]]]]) -> None:
+        self._answers = answers
+        self._messages: SimpleQueue[tuple[int, Any, list[Any]] | None] = SimpleQueue()
+
+    def ask(self, rank: int, parts: Sequence[Any]) -> bool:
+        message = unpacked(parts[0])
+        assert message is not None
+        if message.kind == ASK:
+            for sender, answer in self._answers(message.number):
+                self._messages.put((sender, None, answer))
+        return True
+
+    def answer(self, who: Any, parts: Sequence[Any]) -> bool:
+        return True
+
+    def receive(self, seconds: float | None) -> list[tuple[int, Any, list[Any]]]:
+        with contextlib.suppress(Empty):
+            message = self._messages.get(timeout=seconds)
+            return [] if message is None else [message]
+        return []
+
+    def wake(self) -> None:
+        self._messages.put(None)
+
+    def close(self) -> None:
+        pass
+
+
+def read_from(
+    answers: Callable[[int], list[tuple[int, list[Any]]]],
+) -> tuple[list[bytes | None], int, list[Any]]:
+    """Read two samples of rank 1, beside which there is rank 2; return them, how many were wrong, and the news."""
+    ranks = {1: FarRank(101, 0), 2: FarRank(102, 0)}
+    peers = RemotePeers(Forger(answers), Shelf(100, []), ranks, EQUAL, checksum_of, math.inf)
+    try:
+        found = peers.read(1, TWO)
+        news = [(rank, ids if ids is None else ids.tolist()) for rank, ids in peers.take_news()]
+    finally:
+        peers.close()
+    return [None if isinstance(each, DataError) else each.tobytes() for each in found], peers.wrong, news
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lambda number: forged(number, ids=TWO[::-1]), id="the other sample"),
+        pytest.param(lambda number: forged(number, ids=TWO[:1]), id="too few"),
+        pytest.param(lambda number: forged(number, data=FORGED[:-1]), id="another size"),
+        pytest.param(lambda number: forged(number)[:-1], id="too few parts"),
+    ],
+)
+def test_samples_of_other_ids_or_sizes_than_were_asked_for_are_misses(
+    lie: Callable[[int], list[Any]], patient_peers: None
+) -> None:
+    assert read_from(lambda number: [(1, lie(number))]) == ([None, None], 2, [])
+
+
+@pytest.mark.parametrize(
+    "passed_by",
+    [
+        pytest.param(lambda number: (2, forged(number, 102)), id="of another rank"),
+        pytest.param(lambda number: (3, forged(number, 103)), id="of no rank"),
+        pytest.param(lambda number: (1, forged(number, 999)), id="of another generation"),
+        pytest.param(
+            lambda number: (1, [packed(Message(ANSWER, number, 101, np.arange(4)))]), id="no columns"
+        ),
+        pytest.param(
+            lambda number: (1, [packed(Message(ANSWER, number, 101, np.zeros(3 * MOST_IDS + 3, np.int64)))]),
+            id="oversized",
+        ),
+        pytest.param(
+            lambda number: (1, [packed(Message(NEWS, 0, 101, np.array([5, 1 << 40])))]), id="no samples"
+        ),
+    ],
+)
+def test_an_answer_that_is_not_of_who_was_asked_or_malformed_is_passed_by_until_the_right_one_comes(
+    passed_by: Callable[[int], tuple[int, list[Any]]], patient_peers: None
+) -> None:
+    good = np.frombuffer(b"really", np.uint8)
+
+    found, wrong, news = read_from(lambda number: [passed_by(number), (1, forged(number, data=good))])
+
+    assert (found, wrong) == ([good.tobytes()] * 2, 0)
+    assert [ids for _, ids in news if ids] == []
 
 
 def test_the_address_of_a_host_is_asked_for_or_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,11 +114,17 @@ def _far_out(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
     numbers[9] = 1 << 63
 
 
+def _of_another(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
+    """Of the right id and size, with bytes whose checksum is right, of another sample."""
+    tier.put(1, content(1))
+    numbers[[9, 11]] = numbers[[14, 16]]
+
+
 def _zeros(tier: MemoryTier, numbers: NDArray[np.uint64]) -> None:
     numbers[8:13] = 0
 
 
-@pytest.mark.parametrize("damage", [_lie, _other_sample, _four_gibibytes, _far_out, _zeros])
+@pytest.mark.parametrize("damage", [_lie, _other_sample, _four_gibibytes, _far_out, _of_another, _zeros])
 @pytest.mark.parametrize("is_told", [False, True], ids=["before it is noticed", "afterwards"])
 def test_a_peer_that_lies_costs_a_miss(
     pair: Pair, damage: Callable[[MemoryTier, NDArray[np.uint64]], None], is_told: bool
@@ -174,6 +180,9 @@ def test_each_reader_sums_bytes_in_memory_up_once_and_those_of_a_file_each_time(
     file.write_bytes(content(1) + content(5))
     assert disk.look_up(np.array([5]), SIZES[:1]) == [None]
     assert len(summed) == 3
+    log.add(np.array([3]), np.array([[1 << 63, (1 << 63) + SIZE]], np.uint64), [0])
+    disk.take_news()
+    assert disk.look_up(np.array([3]), SIZES[:1]) == [None], "no file is so large"
     disk.close()
     log.close()
 
@@ -187,6 +196,11 @@ def test_a_log_of_another_loader_or_version_has_nothing(pair: Pair) -> None:
     assert isinstance(stranger.read(3, np.array([5]))[0], Exception)
     assert isinstance(stranger.read(4, np.array([5]))[0], Exception)
     stranger.close()
+    np.frombuffer(pair.log.arena.mapping, np.uint64)[0] += np.uint64(1)  # as a newer version writes it
+    other_version = HostMemory({3: pair.peer()}, SIZES)
+    other_version.take_news()
+    assert isinstance(other_version.read(3, np.array([5]))[0], Exception)
+    other_version.close()
 
 
 def test_a_count_beyond_the_log_is_not_followed(pair: Pair) -> None:
