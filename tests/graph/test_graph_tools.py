@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import re
@@ -47,6 +48,7 @@ from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.ops.vjp import TRACED_FROM_USE
 from penstock.graph.ops.work import work_of
 from penstock.graph.run import timeline
+from penstock.graph.run.live import LiveBytes
 from penstock.graph.tools.costs import costs_of_trace, read_costs
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
@@ -257,7 +259,7 @@ def test_the_trace_of_a_run_has_all_nodes_of_its_regions(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("regions", [True, False])
 def test_the_most_bytes_of_live_tensors_are_those_that_something_still_needs(
-    regions: bool, tmp_path: Path
+    regions: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Each tensor has 40,000 bytes; variables, constants, views of these and small ones do not count."""
     graph, path = Graph(), tmp_path / "run.trace"
@@ -276,6 +278,9 @@ def test_the_most_bytes_of_live_tensors_are_those_that_something_still_needs(
     )
     graph.add("Sum", part + x, name="with part")
     found = {}
+    gc.collect()
+    gc.disable()
+    request.addfinalizer(gc.enable)
     with Session(graph, regions=regions, trace=path) as session:
         for name in (init.name, "total:0", "joined:0", "with part:0", str(looped.endpoint)):
             counted = Statistics()
@@ -284,6 +289,7 @@ def test_the_most_bytes_of_live_tensors_are_those_that_something_still_needs(
             )
             found[name] = counted.live_bytes
     tensor = 40_000
+    assert not [each for each in gc.get_objects() if isinstance(each, LiveBytes)]
     # Input and output of a node; of the join, four inputs, x's last user having run, and an output as large as these.
     expected = [0, 2 * tensor, 8 * tensor, 2 * tensor, 3 * tensor]
     assert found == {name: {"": nbytes} for name, nbytes in zip(found, expected, strict=True)}

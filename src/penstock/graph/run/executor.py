@@ -186,6 +186,9 @@ class Step:
         except BaseException:
             self._abandon()
             raise
+        finally:
+            if self.live is not None:
+                self.live.close()
         if self._statistics is not None and self.live is not None:
             self._statistics.add_live("", self.live.peak_bytes)
         return self._results

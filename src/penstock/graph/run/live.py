@@ -33,7 +33,6 @@ class LiveBytes:
         self._held: dict[int, list[int]] = {}
         #: By id: references are equal where their tensors are, which compares numbers.
         self._refs: dict[int, _Ref] = {}
-        self._forget = self._gone
 
     def add(self, *values: Any) -> None:
         """Count tensors that a step made, or was given."""
@@ -43,12 +42,17 @@ class LiveBytes:
         """Take note of tensors that outlive a step, as variables do: neither they nor views of them count."""
         self._add(values, is_own=False)
 
+    def close(self) -> None:
+        """Forget all tensors: some outlive the step, and would keep this."""
+        self._refs.clear()
+
     def _add(self, values: Iterable[Any], *, is_own: bool) -> None:
+        forget = self._gone
         for value in values:
             if not isinstance(value, torch.Tensor) or value.nbytes < _LEAST_BYTES:
                 continue
             storage = value.untyped_storage()
-            ref = _Ref(value, self._forget)
+            ref = _Ref(value, forget)
             ref.storage = storage._cdata
             self._refs[id(ref)] = ref
             held = self._held.get(ref.storage)
@@ -61,7 +65,7 @@ class LiveBytes:
             self.peak_bytes = max(self.peak_bytes, self._now)
 
     def _gone(self, ref: Any) -> None:
-        self._refs.pop(id(ref))
+        self._refs.pop(id(ref), None)
         held = self._held[ref.storage]
         held[0] -= 1
         if not held[0]:
