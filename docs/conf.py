@@ -42,6 +42,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.(.*\.)?_.*"),
     ("py:.*", r"penstock\.(.*\.)?[A-Z]"),  # type variables
     ("py:.*", r"penstock\.checkpoint\.saving\.BackgroundSave"),  # of which only the store makes a Saving
+    ("py:.*", r"penstock\.loader\.source_samples\.Mapped(WithDraws)?"),  # which only `map` makes
     (
         "py:.*",
         r"penstock\.graph\.(state\.(resources\.Resources|saves\.HasState)|run\.(timeline\.Lane|executor\.Step))",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from numbers import Rational, Real
 
 from penstock.errors import ConfigError
 from penstock.units import is_integer
@@ -64,8 +63,8 @@ def check_share(field: str, value: float) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, of NumPy too."""
-    return is_integer(value) or isinstance(value, float | np.floating)
+    """Return whether a value is an integer or a float, of NumPy too; a boolean and a fraction are none."""
+    return is_integer(value) or (isinstance(value, Real) and not isinstance(value, Rational))
 
 
 def _check_number(field: str, value: float) -> None:
