@@ -98,9 +98,10 @@ def train(
     found: list[Sharing] = [None] * size  # type: ignore[list-item]
 
     def source_of(rank: int) -> Source:
-        # Of a store that answers at once workers read by themselves, and homes read nothing for others.
+        # Of a store that answers at once workers read by themselves, and homes read nothing for others. This one takes
+        # long for each of a group that is read together, too: else a rank on a busy machine may take it for such a one.
         is_slow = options.get("policy") is not None
-        return SlowSource(sources[rank], 0.0, 1e-3, math.inf) if is_slow else sources[rank]
+        return SlowSource(sources[rank], 0.0, 0.02, math.inf) if is_slow else sources[rank]
 
     def part(ranks: Ranks) -> Batches:
         here.host = f"host {ranks.rank % hosts}"
