@@ -1156,3 +1156,25 @@ def test_connections_take_half_of_the_descriptors_at_most(
 
     assert objects.most == most
     assert pickle.loads(pickle.dumps(objects)).most == most
+
+
+@pytest.mark.usefixtures("obstore_threads", "fsspec_threads")
+def test_objects_whose_server_does_not_say_their_size_are_read_once_to_find_out(tmp_path: Path) -> None:
+    with serving({"a.bin": b"12345", "b.bin": b"123"}) as server:
+        names = tmp_path / "list.txt"
+        names.write_text(f"{server.address}/a.bin\n{server.address}/b.bin\n")
+        server.fault = lambda request: Answer(sizeless=True)
+        advice = r"does not say how large it is \(no Content-Length\), which storage_options={'block_size': 0} find out"
+        with pytest.raises(DataError, match=advice):
+            open_source(names)
+
+        source = open_source(names, storage_options={"block_size": 0})
+
+        assert source.sizes_bytes.tolist() == [5, 3]
+        assert [source.read(0), source.read(1)] == [b"12345", b"123"]
+        server.objects["a.bin"] = b"1234567"
+        with pytest.raises(
+            DataError, match=r"a\.bin was answered with 7 bytes or more where 5 were asked for"
+        ):
+            source.read(0)
+        source.close()

@@ -29,8 +29,8 @@ class Answer:
     """What is answered in place of the object. None: as it should be.
 
     body: what follows a status. reset: the connection is broken. cut: the body ends so many bytes early. added: it has
-    more. whole: of a range all is sent, with status 200. shifted: another range is sent, and said to be. silent: no
-    answer.
+    more. sizeless: it comes in chunks, without a word of its size. whole: of a range all is sent, with status 200.
+    shifted: another range is sent, and said to be. silent: no answer.
     """
 
     status: int | None = None
@@ -40,6 +40,7 @@ class Answer:
     cut: int = 0
     added: int = 0
     whole: bool = False
+    sizeless: bool = False
     shifted: int = 0
     silent: bool = False
 
@@ -128,6 +129,9 @@ class WebServer:
             status = "206 Partial Content"
             extra = f"Content-Range: bytes {begin}-{begin + len(body) - 1}/{len(content)}\r\n"
         body += b"+" * fault.added
+        if fault.sizeless:
+            head = f"HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n{extra}\r\n".encode()
+            return head + (b"" if request.method == "HEAD" else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         head = (
             f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n"
             f'ETag: "{hashlib.md5(content).hexdigest()}"\r\n{extra}\r\n'

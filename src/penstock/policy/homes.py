@@ -265,7 +265,8 @@ def as_sizes(sizes_bytes: ArrayLike, samples: int | None = None) -> Ids:
         )
     if sizes.size == 0 or sizes.min() < 0:
         raise ConfigError(
-            "sizes_bytes is empty or negative somewhere; every sample has a size of 0 bytes or more"
+            "sizes_bytes is empty or negative somewhere; every sample has a size of 0 bytes or more: where sizes are "
+            "not known beforehand, give a data set with __getitem__ in place of a source"
         )
     total = float(sizes.sum(dtype=np.float64))
     if total > _MOST_BYTES:

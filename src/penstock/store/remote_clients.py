@@ -50,6 +50,11 @@ _LASTING = (501, 505)
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
 _HREF = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'#]+)["']""", re.IGNORECASE)
 
+_WITHOUT_SIZE = (
+    "its server does not say how large it is (no Content-Length), which storage_options={'block_size': 0} find out by "
+    "reading each object once"
+)
+
 #: What fsspec's drivers call things, and obstore does.
 _S3_OPTIONS = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
 _S3_FLAGS = {"anon": "skip_signature", "requester_pays": "request_payer"}
@@ -422,6 +427,7 @@ def _of_obstore(error: Exception) -> RequestError:
         ("dns error", "its host is not known"),
         ("redirect without LOCATION", "it is in another region: name that, as AWS_REGION"),
         ("TooManyRedirects", "it leads from one address to the next without an end"),
+        ("Content-Length Header missing", _WITHOUT_SIZE),
         ("Requested ", "another part was sent than was asked for"),
         ("Content-Range header", "a part was sent that is not said to be the one asked for"),
         ("non-partial response", "all was sent where a part was asked for"),
@@ -526,6 +532,15 @@ class ByFsspec:
         return Facts(address, -1 if size is None else int(size), stamp_of_tag(_text_of(tag), None))
 
     def facts(self, address: str) -> Facts:
+        found = self._facts_said(address)
+        if found.nbytes >= 0:
+            return found
+        # Of a store that does not say it, the size is that of the content, which is read for it.
+        path = self._path_of(address)
+        return found._replace(nbytes=len(self._asked(lambda: self._content(self._files, path, None))))
+
+    def _facts_said(self, address: str) -> Facts:
+        """Return what the store says of an object, which may lack its size: -1."""
         return self._facts_of(address, self._asked(lambda: self._files.info(self._path_of(address))))
 
     def walk(self, address: str) -> Iterable[Facts]:
@@ -564,7 +579,8 @@ class ByFsspec:
         path, length = self._path_of(piece.address), len(piece.into)
         between = None if length == piece.nbytes else (piece.begin, piece.begin + length)
         content = self._asked(lambda: self._content(self._files, path, between))
-        check_same(piece, self.facts(piece.address))
+        found = self._facts_said(piece.address)
+        check_same(piece, found if found.nbytes >= 0 else found._replace(nbytes=piece.nbytes))
         if len(content) > length:
             raise too_long(length, len(content))
         if len(content) < length:
