@@ -17,8 +17,9 @@ import pytest
 from tests.graph.clusters import SECRET, TASKS, Killed, new_worker, opened
 from tests.patience import patient, wait_until
 
+from penstock.errors import ConfigError
 from penstock.graph import Edge, Graph, Session, WorkerLostError, gradients
-from penstock.graph.workers import WorkerSession
+from penstock.graph.workers import LocalWorkers, WorkerSession, local
 from penstock.graph.workers import worker as hosting
 
 Strike = Callable[[Any], Any]
@@ -237,3 +238,17 @@ def test_a_message_that_is_too_large_for_a_worker_ends_that_run_alone(
                 session.run(total, {x: many})
             assert session.run(total, {x: few}) == 100
         assert other.run(total, {x: few}) == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(["sleep", "60"], "says nothing for 0.1 s"), (["true"], "ended with 0")]
+)
+def test_a_worker_of_this_host_that_does_not_start_is_named(
+    words: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped before it listens."""
+    monkeypatch.setattr(local, "start_child", lambda task, _, **pipes: subprocess.Popen(words, **pipes))
+    monkeypatch.setattr(local, "_START_SECONDS", 0.1 if "0.1" in why else patient(60))
+    monkeypatch.setattr(local, "_END_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match=f"^{TASKS[0]} did not start: its process {why}"):
+        LocalWorkers(1)

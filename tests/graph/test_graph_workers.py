@@ -84,7 +84,7 @@ def workers() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed < 1 else pytest.mark.slow) for seed in range(60)]
+    "seed", [pytest.param(seed, marks=() if seed == 2 else pytest.mark.slow) for seed in range(60)]
 )
 def test_a_random_graph_parted_at_random_gives_the_bits_of_one_process(
     workers: dict[str, str], seed: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import select
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ from penstock.child import start_child
 from penstock.errors import ConfigError
 from penstock.graph.workers.worker import Worker, brought_by, keep_freed_memory
 
-_END_SECONDS = 5.0
+#: How long a worker may take to start: it imports PyTorch.
+_START_SECONDS, _END_SECONDS = 120.0, 5.0
 
 
 class LocalWorkers:
@@ -51,6 +53,12 @@ class LocalWorkers:
                 assert process.stdin is not None, "it is a pipe"
                 assert process.stdout is not None, "it is a pipe"
                 process.stdin.write(self.secret.hex().encode("ascii") + b"\n")
+                answer = select.poll()
+                answer.register(process.stdout, select.POLLIN)
+                if not answer.poll(1e3 * _START_SECONDS):
+                    raise ConfigError(
+                        f"{task} did not start: its process says nothing for {_START_SECONDS:g} s"
+                    )
                 address = process.stdout.readline().decode("ascii").strip()
                 if not address:
                     raise ConfigError(f"{task} did not start: its process ended with {process.wait()}")
