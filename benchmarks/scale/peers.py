@@ -10,14 +10,15 @@
 
 The store is slowed, for all processes together, to one wire of 50 MB/s behind 5 ms. A rank's step takes as long as
 --step-seconds says; ranks end each step together. All ranks together have memory for 1.2 times the data set, or half
-of it, slots aside. Printed: reads of the store over the samples, in the run and in a simulation of its plan; seconds
-of an epoch after the first; and for how much of it the slowest rank waits. Counts hold on a busy machine, seconds do
-not. --link sends the same messages, encrypted alike, with and without all that makes samples of them (records,
-checksums on both sides, threads), three times in turn; printed are medians, and the CPU time of both processes.
---mapped has one thread find samples where they lie, in turn: for the first time, when they are verified; later; and
-later with a copy to memory of its own; beside copies of the same bytes: MB a second of its processor. --simulated ends
-with an error where the reads are more than they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples
-in E epochs on N ranks that keep C each.
+of it, slots aside. Printed: reads of the store over the samples, in the run and in a simulation of its plan, and the
+fewest; seconds of an epoch after the first, in the run and as rank 0 predicts them (`Loader.predict`); and for how much
+of it the slowest rank waits. Counts hold on a busy machine, seconds do not. --link sends the same messages,
+encrypted alike, with and without all that makes samples of them (records, checksums on both sides, threads), three
+times in turn; printed are medians, and the CPU time of both processes. --mapped has one thread find samples where they
+lie, in turn: for the first time, when they are verified; later; and later with a copy to memory of its own; beside
+copies of the same bytes: MB a second of its processor. --simulated ends with an error where the reads are more than
+they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples in E epochs on N ranks that keep
+C each.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ from penstock.store import MemoryTier
 from penstock.store.host_memory import HostMemory, KeptLog, PeerMemory, checksum_of
 
 RATE, LATENCY_SECONDS, EPOCHS = 50e6, 5e-3, 4
-#: Of a rank's memory that is no tier: slots and bytes in passing.
-OTHER_BYTES = 16 << 20
+#: Of a rank's memory that is no tier: slots and bytes in passing; more than these need, so that the tier has what the
+#: machine says.
+OTHER_BYTES = 64 << 20
 
 
 class Made:
@@ -139,7 +141,19 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) 
             seconds.append(time.perf_counter() - began)
             waits.append(waited)
             began += seconds[-1]
-    return {"reads": made.reads, "seconds": seconds, "waits": waits}
+        predicted = predicted_epochs(loader, job) if own.rank == 0 else []
+    return {"reads": made.reads, "seconds": seconds, "waits": waits, "predicted": predicted}
+
+
+def predicted_epochs(loader: Any, job: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return what each epoch of a run takes as its loader predicts, and its rank waits; seconds; [] of a DataLoader.
+
+    As ranks end each step together, an epoch takes longer than a rank computes and waits for its own batches.
+    """
+    if not isinstance(loader, Loader):
+        return []
+    epochs = loader.predict(step_seconds=job["step_seconds"]).epochs()
+    return [(each.seconds, each.stall_seconds) for each in epochs]
 
 
 @contextmanager
@@ -211,6 +225,7 @@ def new_loader(job: dict[str, Any], source: SlowSource, made: Made, own: Ranks) 
         transforms=[DecodeRaw("uint8", (job["sample_bytes"],))],
         dtype="uint8",
         memory=tier_bytes + OTHER_BYTES,
+        prefetch=job.get("prefetch"),
         machine=machine_of(job, tier_bytes),
         rank=own.rank,
         world_size=ranks,
@@ -284,6 +299,18 @@ def simulated_reads(job: dict[str, Any]) -> float:
     result = simulate_job(Job(plan, sizes, machine, sharing=sharing), policy)
     store_bytes = float(result.store_bytes.sum())
     return store_bytes / float(job["sample_bytes"])
+
+
+def fewest_reads(job: dict[str, Any]) -> int:
+    """Return how many samples ranks read at least that keep as many together as they have memory for.
+
+    Where each is alone, each sample is read once at least.
+    """
+    samples, ranks = job["samples"], job["ranks"]
+    tier_bytes = math.ceil(job["share_of_data"] * samples * job["sample_bytes"] / ranks)
+    if job["shares"] is None and ranks > 1:
+        return int(samples)
+    return int(samples + (EPOCHS - 1) * max(0, samples - ranks * (tier_bytes // job["sample_bytes"])))
 
 
 #: Of --simulated: samples, of a job and of a rank's steps, and how many more reads than by the formula there may be.
@@ -616,6 +643,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "batch": 64,
                 "share_of_data": 0.5 if given.half else 1.2,
                 "step_seconds": 0.0 if given.quick else given.step_seconds,
+                # What two epochs read at the same time is read once: of eight batches, an eighth of the samples.
+                "prefetch": 2,
             }
             command = [sys.executable, __file__, "--job", json.dumps(job)]
             runs = [
@@ -630,11 +659,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for k in range(1, EPOCHS)
             ]
             waiting = max(waited / seconds for seconds, waited in later)
+            predicted = median(seconds for run in runs for seconds, _ in run[0]["predicted"][1:])
             print(
                 f"{ranks} ranks, {f'share={shares}' if shares else 'each alone':11}: {reads / samples:.3f} reads a "
-                "sample, "
-                f"{simulated_reads(job) / samples:.3f} simulated; an epoch after the first "
-                f"{median(seconds for seconds, _ in later):.2f} s, {100 * waiting:.1f} % of it waiting at most"
+                f"sample, {simulated_reads(job) / samples:.3f} simulated, {fewest_reads(job) / samples:.3f} at least; "
+                f"an epoch after the first {median(each for each, _ in later):.2f} s, predicted {predicted:.2f}, "
+                f"{100 * waiting:.1f} % of it waiting at most"
             )
 
 

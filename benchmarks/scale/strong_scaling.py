@@ -8,10 +8,11 @@ The store is one wire of 50 MB/s behind 5 ms, for all ranks together. Each rank 
 which takes --step-seconds; ranks end each step together, so that N ranks need a Nth of the steps. All ranks together
 have memory for 1.2 times the data set; `hash-home, disk` has it on local disks instead, as a cache on the nodes' drives
 does (HVAC, a cache group of JuiceFS). Where each is alone, a rank keeps what it reads most often; by the split "local",
-too. Printed for each: seconds of the first epoch, and the median of later ones; how many times faster these are than
-those of DataLoader with 4 workers on as many ranks; the share of them that the slowest rank waits; reads of the store a
-sample over the run, and simulated ("-": reads of DataLoader's worker processes are not counted, no run of DataLoader is
-simulated). Counts hold on a busy machine, seconds do not.
+too. Printed for each: seconds of the first epoch, and the median of later ones, and both as rank 0 predicts them
+(`Loader.predict`); how many times faster later ones are than those of DataLoader with 4 workers on as many ranks; the
+share of them that the slowest rank waits; reads of the store a sample over the run, and simulated ("-": reads of
+DataLoader's worker processes are not counted, no run of DataLoader is predicted). Counts hold on a busy machine,
+seconds do not.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
         found["reads"] = sum(each["reads"] for each in of_ranks) / samples
     if not isinstance(how, int):
         found["simulated"] = simulated_reads(job) / samples
+        predicted = [seconds for seconds, _ in of_ranks[0]["predicted"]]
+        found["predicted first"], found["predicted later"] = predicted[0], median(predicted[1:])
     return found
 
 
@@ -134,10 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             times = f"{baseline['later'] / row['later']:5.2f} x {BASELINE}; " if baseline else ""
             reads = f"{row['reads']:.3f}" if "reads" in row else "-"
             simulated = f"{row['simulated']:.3f}" if "simulated" in row else "-"
+            first, later = (
+                f"{row[each]:6.2f} s"
+                + (f" (predicted {row[f'predicted {each}']:.2f})" if "simulated" in row else "")
+                for each in ("first", "later")
+            )
             print(
-                f"{ranks} ranks, {name:22}: first epoch {row['first']:6.2f} s, later {row['later']:6.2f} s, "
-                f"{times}waits {100 * row['stall']:5.1f} %; "
-                f"{reads} reads a sample, {simulated} simulated",
+                f"{ranks} ranks, {name:22}: first epoch {first}, later {later}, {times}"
+                f"waits {100 * row['stall']:5.1f} %; {reads} reads a sample, {simulated} simulated",
                 flush=True,
             )
     if given.plot is not None:

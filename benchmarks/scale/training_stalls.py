@@ -9,9 +9,10 @@ computes elsewhere, as on a GPU, for as long as those networks took on a P100, a
 whose gradients ranks add up. All loaders give the same batches, so that all classifiers are the same, bit by bit: that
 is checked. All ranks together have memory for 1.2 times the data set; `hash-home` has it on local disks instead, as a
 cache on the nodes' drives does (HVAC, a cache group of JuiceFS). Printed for each: for how long a rank waits in the
-whole run, median of ranks; the least that it takes to bring each sample once, where steps take no longer than they
-should; the share of the run; how many times longer a rank of DataLoader waits, with no worker and with 4; and how many
-of 1,000 new pictures the classifier names. The first wait begins before the loader is made.
+whole run, median of ranks, and as rank 0 predicts it (`Loader.predict`); the least that it takes to bring each sample
+once, where steps take no longer than they should; the share of the run; how many times longer a rank of DataLoader
+waits, with no worker and with 4; and how many of 1,000 new pictures the classifier names. The first wait begins before
+the loader is made.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from peers import LATENCY_SECONDS, RATE, Made, Pipes, batches_of, run_job
+from peers import LATENCY_SECONDS, RATE, Made, Pipes, batches_of, predicted_epochs, run_job
 
 from penstock.measure.slow_source import SlowSource
 from penstock.ranks import Ranks
@@ -147,18 +148,26 @@ def train(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> 
                 learned.weights -= 0.1 / job["batch"] * np.frombuffer(total).reshape(learned.weights.shape)
                 asked = time.perf_counter()
         seconds = time.perf_counter() - began
+        predicted = sum(waited for _, waited in predicted_epochs(loader, job)) if own.rank == 0 else 0.0
     model = hashlib.blake2b(learned.weights.tobytes(), digest_size=8).hexdigest()
     accuracy = learned.accuracy() if own.rank == 0 else 0.0
-    return {"waits": waits, "seconds": seconds, "model": model, "accuracy": accuracy}
+    return {
+        "waits": waits,
+        "seconds": seconds,
+        "model": model,
+        "accuracy": accuracy,
+        "predicted": predicted,
+    }
 
 
 class Row(NamedTuple):
-    """What a run came to. waits: float[ranks, steps], seconds."""
+    """What a run came to. waits: float[ranks, steps], seconds. predicted_seconds: of waits; 0 of a DataLoader."""
 
     waits: NDArray[np.float64]
     seconds: float
     model: str
     accuracy: float
+    predicted_seconds: float
 
     @property
     def stall_seconds(self) -> float:
@@ -191,7 +200,8 @@ def row_of(of_ranks: Sequence[dict[str, Any]]) -> Row:
     """Return what a job came to. of_ranks: what `train` returned."""
     (model,) = {each["model"] for each in of_ranks}
     seconds = max(each["seconds"] for each in of_ranks)
-    return Row(np.array([each["waits"] for each in of_ranks]), seconds, model, of_ranks[0]["accuracy"])
+    waits, first = np.array([each["waits"] for each in of_ranks]), of_ranks[0]
+    return Row(waits, seconds, model, first["accuracy"], first["predicted"])
 
 
 Rows = dict[tuple[str, int, str], Row]
@@ -241,15 +251,16 @@ def plot(rows: Rows, figures: dict[str, Figure], path: Path) -> None:
 def print_table(rows: Rows, figures: dict[str, Figure]) -> None:
     """Print all rows in Markdown, and the factors beside the published ones."""
     print(
-        "| figure | ranks | loader | s waited in the run | at least | of the run | DataLoader waits longer, 0 and 4 "
-        "workers | accuracy |"
+        "| figure | ranks | loader | s waited in the run | predicted | at least | of the run | DataLoader waits "
+        "longer, 0 and 4 workers | accuracy |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for (number, ranks, name), row in rows.items():
         share = 100 * row.waits.sum(1).mean() / row.seconds
         longer = " and ".join(f"{each:,.1f}" for each in factors(rows, number, ranks)) if name == OWN else ""
+        predicted = f"{row.predicted_seconds:.3f}" if name not in DATALOADERS else ""
         print(
-            f"| {number}, {figures[number].network} | {ranks} | {name} | {row.stall_seconds:.3f} "
+            f"| {number}, {figures[number].network} | {ranks} | {name} | {row.stall_seconds:.3f} | {predicted} "
             f"| {least_seconds(figures[number], ranks):.3f} | {share:.1f} % | {longer} | {100 * row.accuracy:.1f} % |"
         )
     for number, figure in figures.items():
