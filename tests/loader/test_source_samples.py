@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,16 @@ def without_draws(sample: dict[str, Any]) -> dict[str, Any]:
         ),
         ({"a.json": b"{"}, "a.json, taken as json: JSONDecodeError"),
         ({"a.json": b"[" * 100_000}, "a.json, taken as json: RecursionError"),
-        ({"a.npy": npy(np.array([{}], object))}, "a.npy, taken as npy: ValueError: Object arrays"),
-        ({"a.npy": npy(np.arange(9))[:-1]}, "a.npy, taken as npy: ValueError"),
+        ({"a.npy": npy(np.array([{}], object))}, "a.npy, taken as npy: ValueError: an array of object"),
+        (
+            {"a.npy": npy(np.arange(9))[:-1]},
+            "a.npy, taken as npy: ValueError: 71 bytes of numbers, and its header says 72",
+        ),
+        (
+            {"a.npy": npy(np.arange(9)).replace(b"(9,)", b"(999999999999999,)")},
+            "a.npy, taken as npy: ValueError: 86 bytes of numbers, and its header says 7,999,999,999,999,992",
+        ),
+        ({"a.npy": b"PK"}, "a.npy, taken as npy: ValueError"),
     ],
 )
 def test_a_member_that_is_not_what_its_ending_says_is_named(
@@ -182,6 +191,17 @@ def test_a_member_that_is_not_what_its_ending_says_is_named(
         samples[0]
 
     assert f"{shard}: {message}" in str(caught.value)
+
+
+def test_a_bad_member_leaves_out_its_own_sample_alone(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tar", {f"{key}.cls": b"x" if key == 5 else b"%d" % key for key in range(8)})
+
+    found = batches(TarSamples(shard, ["cls"]), on_error="skip")
+
+    assert [number for batch in found for number in batch["cls"].tolist()] == [0, 1, 2, 3, 4, 6, 7]
+    os.truncate(shard, 2560)
+    with pytest.raises(DataError, match=f"{shard} is cut off"):
+        TarSamples(shard, ["cls"])
 
 
 @pytest.mark.parametrize(

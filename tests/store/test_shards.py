@@ -675,7 +675,7 @@ def test_the_catalog_of_a_pattern_is_found_by_it(store: Store, capsys: pytest.Ca
 
     store.open()
 
-    main(["catalog", f"{store.data}/*.tar"])
+    main(["cache", "list", f"{store.data}/*.tar"])
 
     assert "TarShards" in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -332,11 +333,25 @@ def member_twice(path: str, members: Members, before: int, index: int) -> DataEr
 
 
 def read_array(content: bytes) -> NDArray[Any]:
-    """Return what `numpy.save` wrote. Raises: ValueError for anything else, pickled objects or an array cut off."""
-    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    if array.dtype.kind not in "biufc":
-        raise ValueError(f"an array of {array.dtype}")
-    return array
+    """Return the array of numbers that `numpy.save` wrote.
+
+    Raises: ValueError for anything else; for one that is cut off, or whose header says more than there is.
+    """
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"a .npy file of version {version[0]}.{version[1]}, which has no numbers")
+    read_header = (
+        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    )
+    shape, is_fortran, dtype = read_header(file)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"an array of {dtype}")
+    data, nbytes = content[file.tell() :], math.prod(shape) * dtype.itemsize
+    if len(data) != nbytes:
+        raise ValueError(f"{len(data):,} bytes of numbers, and its header says {nbytes:,}")
+    found: NDArray[Any] = np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+    return found.astype(dtype.newbyteorder("="))
 
 
 def json_field(value: Any, path: str) -> Any:
