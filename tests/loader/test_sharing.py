@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +90,7 @@ def train(
     traces: Path | None = None,
     hosts: int = 1,
     first: Callable[[Loader], None] | None = None,
+    memories: Sequence[str] = (),
     **options: Any,
 ) -> tuple[list[Batches], list[Counted], list[Sharing]]:
     """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes."""
@@ -106,7 +107,8 @@ def train(
     def part(ranks: Ranks) -> Batches:
         here.host = f"host {ranks.rank % hosts}"
         batches = []
-        traced = {} if traces is None else {"trace": traces / f"{ranks.rank}.trace"}
+        traced: dict[str, Any] = {} if traces is None else {"trace": traces / f"{ranks.rank}.trace"}
+        traced |= {"memory": memories[ranks.rank]} if memories else {}
         with (
             contextlib.ExitStack() as failing,
             loader(source_of(ranks.rank), ranks, **options, **traced) as load,
@@ -184,6 +186,39 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
         bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - kept.size)
         assert 0.95 * bound < reads <= bound
     assert [misses_of(each) for each in found] == [0] * size
+
+
+@pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
+@pytest.mark.parametrize(
+    ("hosts", "policy"),
+    [
+        (1, None),
+        pytest.param(2, "hash-home", marks=pytest.mark.slow),
+        pytest.param(2, "cover", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_unequal_memory_keep_as_much_as_each_has(hosts: int, policy: str | None) -> None:
+    batches, sources, found = train(3, hosts=hosts, policy=policy, memories=["5 kB", "4 MB", "10 kB"])
+
+    check_batches(batches)
+    kept = [each.samples.size for each in found[0].shared.kept]
+    assert sum(kept) == SAMPLES
+    assert kept[1] > kept[2] > 0
+    # By first-reader, what another keeps than reads it first is read until that one needs it; homes read for others.
+    promised = found[0].shared.promised
+    assert promised is not None
+    reads = sum(int(source.reads.sum()) for source in sources) - 3 * PROBES
+    assert SAMPLES <= reads <= SAMPLES + (EPOCHS - 1) * (SAMPLES - promised.size)
+    assert (promised.size < SAMPLES) == (policy is None)
+
+
+def test_a_rank_without_memory_for_samples_is_named_where_ranks_share() -> None:
+    def part(ranks: Ranks) -> None:
+        loader(Counted(SAMPLES), ranks, memory="3600 B" if ranks.rank == 1 else "4 MB").close()
+
+    for error in run(2, part):
+        assert isinstance(error, ConfigError)
+        assert "no memory is left on rank 1 of 2 for samples that others could read" in str(error)
 
 
 def test_ranks_of_torch_distributed_mpich_and_open_mpi_read_each_sample_once_and_give_the_same_batches(

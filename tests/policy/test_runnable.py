@@ -161,6 +161,22 @@ def test_frequency_keeps_by_rank_what_all_ranks_together_would() -> None:
         assert by_all.tier_of.tolist() == by_one.tier_of.tolist()
 
 
+@for_each("name", ["first-reader", "cover", "hash-home", "frequency"])
+def test_ranks_that_share_keep_as_much_as_each_of_them_has(name: str) -> None:
+    size = 10**8
+    tiers_bytes = {0: [4 * size, 2 * size], 1: [size, size], 2: [2 * size, 1]}
+    same = job(on=machine(tier("ram"), tier("more"), ranks=3), sample_bytes=size)
+    unequal = Job(same.plan, same.sizes_bytes, same.machine, sharing=range(3), tiers_bytes=tiers_bytes)
+
+    loading = prepared(policy_named(name), unequal)
+
+    kept = Counter[tuple[int, int]]()
+    for fill in loading.fills:
+        kept[fill.rank, fill.tier] += fill.samples.size
+    assert +kept == {(0, 1): 4, (0, 2): 2, (1, 1): 1, (1, 2): 1, (2, 1): 2}
+    assert unequal.capacities_bytes() == [size, 1], "what a policy of one's own may take all to have"
+
+
 def test_tiers_are_filled_in_the_order_of_first_use_and_each_in_its_own() -> None:
     two = job(tiers=2)
     first_use = {sample: place for place, sample in reversed(list(enumerate(two.plan.strings()[0].tolist())))}

@@ -331,22 +331,26 @@ def drafted(
 def job_among(
     draft: Draft,
     ranks: Sequence[int],
-    tiers_bytes: Sequence[int],
+    tiers_bytes: Mapping[int, Sequence[int]],
     first: tuple[int, int] = (0, 0),
     held: Mapping[int, NDArray[np.int64]] | None = None,
 ) -> Job:
     """Return what a policy may know of ranks that keep samples for each other, of a run that begins at (epoch, step).
 
-    tiers_bytes: that each of them has for it, in memory and on disks. held: by rank, what is on its disks.
+    tiers_bytes: by rank, what it has for it, in memory and on disks. held: by rank, what is on its disks.
     """
     storage, plan = draft.on.storage, draft.opened.plan
+    # Of a rank without memory for samples there is no tier.
+    of_ranks = {
+        rank: [max(1, each) for each in nbytes][: len(storage) - 1] for rank, nbytes in tiers_bytes.items()
+    }
     tiers = (
-        replace(tier, capacity_bytes=max(1, nbytes))
-        for tier, nbytes in zip(storage[1:], tiers_bytes, strict=False)
+        replace(tier, capacity_bytes=max(each))
+        for tier, *each in zip(storage[1:], *of_ranks.values(), strict=False)
     )
     on = replace(draft.on, storage=(storage[0], *tiers))
     sizes_bytes, seed = draft.samples.sizes_bytes, seed_of(draft.config)
-    return Job(plan, sizes_bytes, on, seed, draft.rank, draft.form, ranks, first, held)
+    return Job(plan, sizes_bytes, on, seed, draft.rank, draft.form, ranks, first, held, of_ranks)
 
 
 def tiers_of(draft: Draft) -> list[int]:
@@ -374,7 +378,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         sharing is None and config.share in (HOST, HOSTS) and plan.ranks > 1
     ):  # of one host, or each of its own
         ranks = range(plan.ranks)
-        shared = shared_by(policy, job_among(draft, ranks, tiers_of(draft)), [rank])
+        shared = shared_by(policy, job_among(draft, ranks, dict.fromkeys(ranks, tiers_of(draft))), [rank])
         sharing = Sharing(replace(shared, is_mapped=config.share == HOST), tuple(ranks))
     if sharing is None:
         job = Job(plan, sizes_bytes, on, seed_of(config), rank, draft.form)

@@ -100,7 +100,8 @@ class Meeting:
         """Work out what all keep, where this rank is the first of its host, and send it to the others there.
 
         offers: of all ranks. first: (epoch, step) at which the run begins.
-        Raises: ConfigError where two processes of the host read as one rank; what the policy raises.
+        Raises: ConfigError where two processes of the host read as one rank, or one has no memory; what the policy
+            raises.
         """
         draft, host = self._draft, self._offer["host"]
         self._here = here = {each["rank"]: each for each in offers if each["host"] == host}
@@ -112,16 +113,25 @@ class Meeting:
                 'that work on the same samples, as under tensor parallelism, share by share="jobs", on each host'
             )
         ranks = tuple(sorted([*here, *(each["rank"] for each in far)]))
-        of_ranks = [each["tiers_bytes"] for each in (*here.values(), *far)]
-        if len(set(map(len, of_ranks))) > 1 or not all(tiers[0] for tiers in of_ranks):
-            # A disk has failed on one of them, or none has memory for samples: memory alone.
+        of_ranks = {each["rank"]: each["tiers_bytes"] for each in (*here.values(), *far)}
+        if none := sorted(rank for rank, tiers in of_ranks.items() if not tiers[0]):
+            raise ConfigError(
+                f'share is "{draft.config.share}", and no memory is left on {named_ranks(none)} of '
+                f"{draft.opened.plan.ranks} for samples that others could read: raise memory= there, or leave share= "
+                "out"
+            )
+        if len(set(map(len, of_ranks.values()))) > 1:  # a disk has failed on one of them: memory alone
             draft = self._draft = without_disks(draft)
         of_form = [each["form_bytes"] for each in (*here.values(), *far)]
         if draft.form is not None:
             # How large pictures are each has judged by another one; without memory none keeps any.
             largest = None if None in of_form else replace(draft.form, crop_bytes=max(of_form))
             draft = self._draft = draft._replace(form=largest)
-        self._tiers_bytes = [min(sizes) for sizes in zip(*of_ranks, strict=False)][: 1 + len(draft.disks)]
+        least = [min(sizes) for sizes in zip(*of_ranks.values(), strict=False)][: 1 + len(draft.disks)]
+        # What samples take in a form depends on how much space there is: all have as much as the least then.
+        self._tiers_bytes = {
+            rank: tiers[: len(least)] if draft.form is None else least for rank, tiers in of_ranks.items()
+        }
         held = {
             each["rank"]: _ids_of(each["held"])
             for each in (*here.values(), *far)
@@ -153,7 +163,7 @@ class Meeting:
         """
         draft, host, here, far = self._draft, self._offer["host"], self._here, self._far
         assert self._job.sharing is not None, "these ranks share"
-        ranks, tiers_bytes = tuple(self._job.sharing), self._tiers_bytes
+        ranks = tuple(self._job.sharing)
         shared = replace(shared_of(self._placed(), self._job, [draft.rank]), is_mapped=not far)
         self._placing.close()
         if far:
@@ -172,7 +182,7 @@ class Meeting:
         self._logs = [log, *(KeptLog(count, wakes_by, log.generation) for _ in draft.disks)]
         for each in self._logs:
             self._closing.callback(each.close)
-        tier = self._new_tier(max(1, tiers_bytes[0]), log)
+        tier = self._new_tier(max(1, self._tiers_bytes[draft.rank][0]), log)
         self._closing.callback(tier.close)
         self._sharing = Sharing(shared, ranks, tier)
         #: Of each tier, memory or the file that has its samples, and its log.

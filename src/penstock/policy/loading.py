@@ -62,7 +62,8 @@ class Job:
     machine.storage[1:], and a tier's number is its index there. rank: the one rank that asks, as in a run, where each
     decides for itself; None: all, as in a simulation. form: in which tiers keep samples, if not as they are stored.
     sharing: the ranks that read each other's tiers, which then ask for all of them; None: all. first: (epoch, step) at
-    which the run begins. held: by rank, samples that an earlier run left on disks of these ranks.
+    which the run begins. held: by rank, samples that an earlier run left on disks of these ranks. tiers_bytes: by rank,
+    what its tiers hold, where ranks differ; the machine's hold as much as the largest.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Job:
         sharing: Sequence[int] | None = None,
         first: tuple[int, int] = (0, 0),
         held: Mapping[int, NDArray[np.int64]] | None = None,
+        tiers_bytes: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         if machine.ranks != plan.ranks:
             raise ConfigError(
@@ -90,6 +92,7 @@ class Job:
         self.sharing = sharing
         self.first = first
         self.held = held
+        self.tiers_bytes = tiers_bytes or {}
 
     @property
     def ranks(self) -> int:
@@ -160,11 +163,14 @@ class Job:
         kept = self.kept_bytes if self.kept_bytes.ndim == 1 else self.kept_bytes[tier - 1]
         return int(kept[samples].sum())
 
-    def capacities_bytes(self) -> list[int]:
-        """Return d_1, d_2, ... of one rank."""
-        return [tier.capacity_bytes for tier in self.machine.storage[1:]]
+    def capacities_bytes(self, rank: int | None = None) -> list[int]:
+        """Return d_1, d_2, ... of a rank; None: what every rank has of each."""
+        of_all = self.tiers_bytes.values() if rank is None else [self.tiers_bytes.get(rank, ())]
+        if not all(of_all) or not of_all:
+            return [tier.capacity_bytes for tier in self.machine.storage[1:]]
+        return list(map(min, zip(*of_all, strict=True)))
 
-    def worthwhile_bytes(self, least_share: float = LEAST_SHARE) -> list[int]:
+    def worthwhile_bytes(self, least_share: float = LEAST_SHARE, rank: int | None = None) -> list[int]:
         """Return the same, with 0 for a tier that is too slow beside the store.
 
         A tier that has samples in a form saves decoding, too, for which it was chosen.
@@ -178,9 +184,16 @@ class Job:
             return is_in_form or share_of_store_rate(self.machine, tier, mean_bytes) >= least_share
 
         return [
-            tier.capacity_bytes if is_worthwhile(number) else 0
-            for number, tier in enumerate(self.machine.storage[1:], start=1)
+            nbytes if is_worthwhile(number) else 0
+            for number, nbytes in enumerate(self.capacities_bytes(rank), start=1)
         ]
+
+    def worthwhile_of_ranks(self) -> Ids:
+        """Return the same for all ranks: int64[ranks, tiers]; 0 for those that do not share, where some do."""
+        found = np.zeros((self.ranks, len(self.machine.storage) - 1), np.int64)
+        for rank in range(self.ranks) if self.sharing is None else self.sharing:
+            found[rank] = self.worthwhile_bytes(rank=rank)
+        return found
 
     def tier(self, number: int, policy: str) -> int:
         """Return the tier's capacity in bytes.
@@ -192,7 +205,7 @@ class Job:
                 f"{policy} keeps samples in storage class {number}, and the machine has {len(self.machine.storage)} "
                 "classes, the staging buffer included: add one, or leave the policy out"
             )
-        return self.machine.storage[number].capacity_bytes
+        return self.capacities_bytes()[number - 1]
 
 
 def _need_one_reader(job: Job, policy: str) -> None:
@@ -533,14 +546,14 @@ class Frequency:
             if self.in_order and not self.cleanup_read:
                 saved, in_form = job.saved_by_crops, 0 if job.form is None else job.form.TIER + job.form.disks
                 kept = keep_by_frequency(
-                    job.plan, rank, job.kept_bytes, job.worthwhile_bytes(), saved, in_form
+                    job.plan, rank, job.kept_bytes, job.worthwhile_bytes(rank=rank), saved, in_form
                 )
                 fills += _fills_of(rank, kept, "store")
                 continue
             uses = uses_of(counted_of_rank(job.plan, rank) if job.plan.is_endless else job.plan, rank)
             order = np.argsort(-uses.counts, kind="stable")
             listed, first_use = uses.samples[order], uses.first[order]
-            tiers = fill_in_order(job.kept_bytes[..., listed], job.worthwhile_bytes())
+            tiers = fill_in_order(job.kept_bytes[..., listed], job.worthwhile_bytes(rank=rank))
             listed_kept = listed[: tiers.size]
             if self.cleanup_read:
                 spares[rank] = listed[tiers.size :]
@@ -646,7 +659,7 @@ class OneHome:
             homes, promised = place_by_first_read(
                 job.plan,
                 job.bytes_in_tiers(self.name),
-                job.worthwhile_bytes(),
+                job.worthwhile_of_ranks(),
                 job.sharing,
                 job.first,
                 job.held,
@@ -659,10 +672,7 @@ class OneHome:
                 for fill in _promised_fills(rank, kept, is_promised) or [Fill(rank, 1, kept.samples)]
             ]
             return Loading(fills, stages_from_peers=True)
-        capacities_bytes = np.zeros((job.ranks, len(job.machine.storage) - 1), np.int64)
-        capacities_bytes[list(range(job.ranks) if job.sharing is None else job.sharing)] = (
-            job.worthwhile_bytes()
-        )
+        capacities_bytes = job.worthwhile_of_ranks()
         if self.by == "hash":
             homes = place_by_hash(job.sizes_bytes, capacities_bytes, job.ranks)
         else:

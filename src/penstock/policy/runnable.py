@@ -215,7 +215,7 @@ def prepared(policy: LoadingPolicy, job: Job) -> Loading:
             raise ConfigError(f"{where}, and the tiers are 1 to {len(storage) - 1}: job.machine.storage[1:]")
         _check_ids(f"{where} with", fill.samples, samples)
         nbytes[fill.rank, fill.tier] += job.bytes_in(fill.tier, fill.samples)
-        if nbytes[fill.rank, fill.tier] > (space := storage[fill.tier].capacity_bytes):
+        if nbytes[fill.rank, fill.tier] > (space := job.capacities_bytes(fill.rank)[fill.tier - 1]):
             raise ConfigError(
                 f"{where} with {nbytes[fill.rank, fill.tier]:,} bytes, and it holds {space:,}: keep fewer samples"
             )
