@@ -907,8 +907,13 @@ if child:
         assert not Path(folder).exists()
 
 
-#: What kernels have compiled in that others decide: the block of disks, and turbojpeg's number of a kind of pixels.
-NEVER_CHANGED = {"penstock.store.direct.BLOCK_BYTES": 4096, "penstock.loader.transforms.turbojpeg.RGB": 0}
+#: What kernels have compiled in that others decide: the block of disks, turbojpeg's number of a kind of pixels, and the
+#: block of a snapshot's format.
+NEVER_CHANGED = {
+    "penstock.store.direct.BLOCK_BYTES": 4096,
+    "penstock.loader.transforms.turbojpeg.RGB": 0,
+    "penstock.checkpoint.state.tensors.BLOCK_VALUES": 131_072,
+}
 
 
 def test_a_kernel_is_compiled_again_when_what_it_imports_changes() -> None:
