@@ -64,7 +64,7 @@ from penstock.graph.workers.worker import Worker
 from penstock.loader.decode_serving import serving
 from penstock.measure.chrome import write_chrome
 from penstock.measure.graph_steps import explain_graph
-from penstock.policy import graph_search
+from penstock.policy import graph_pace, graph_search
 from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS, Placement
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.queues import WakingQueue
@@ -230,6 +230,7 @@ def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has
     """The first one is preferred, and the faster one, until it is said to have five times as long to do in a step."""
     monkeypatch.setattr(hosting, "_reference_seconds", iter([1.0, 1.6]).__next__)
     monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: {tuple(TASKS[:2]): (1e-9, 1e12)})
+    monkeypatch.setattr(graph_pace, "_LEAST_SECONDS", 0.0)
     is_slow, reported, run = threading.Event(), list[str](), hosting._Hosted.run
 
     def timed(hosted: Any, *step: Any) -> Any:
@@ -257,7 +258,7 @@ def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has
         assert session.placement().device["y"] == home
         assert not reported
         is_slow.set()
-        for _ in range(16):
+        for _ in range(24):
             assert np.array_equal(session.run(z, {x: [1, 2]}), before)
         if not learns:
             assert session.placement().device["y"] == home
