@@ -38,6 +38,7 @@ class Pace:
         self._has_begun = False
         self._busy: dict[str, list[float]] = {}
         self._took: list[float] = []
+        self._took_seconds = 0.0
         #: By worker: its medians so far, and whether the last one was too long to be one of them.
         self._usual: dict[str, deque[float]] = {}
         self._is_suspect: dict[str, bool] = {}
@@ -51,14 +52,16 @@ class Pace:
             self._has_begun = True
             return {}
         self._took.append(step_seconds)
+        self._took_seconds += step_seconds
         for task, seconds in busy_seconds.items():
             self._busy.setdefault(task, []).append(max(seconds, 1e-9))
-        if len(self._took) < _STEPS or sum(self._took) < _LEAST_SECONDS:
+        if len(self._took) < _STEPS or self._took_seconds < _LEAST_SECONDS:
             return {}
         now = {task: statistics.median(each) for task, each in self._busy.items()}
         step = statistics.median(self._took)
         self._busy.clear()
         self._took.clear()
+        self._took_seconds = 0.0
         usual = {
             task: statistics.median(self._usual.setdefault(task, deque([seconds], _MOST_KEPT)))
             for task, seconds in now.items()
