@@ -401,6 +401,11 @@ def test_links_are_left_out_and_reported(tmp_path: Path, calls: Calls, lines: li
             {"label": "npy"},
             "b has a label of float64[3], and the first key float64[2]: write arrays of one type and shape",
         ),
+        (
+            {"a.jpg": b"1", "a.npy": npy(np.array(3)), "b.jpg": b"1", "b.npy": npy(np.arange(3))},
+            {"label": "npy"},
+            "b has a label of int64[3], and the first key int64[]: write arrays of one type and shape",
+        ),
     ],
 )
 def test_labels_that_cannot_be_taken_are_named(
@@ -453,6 +458,12 @@ def test_arrays_are_labels_of_their_type_and_single_integers_are_classes(store: 
         write_labels(number, np.array(number + 1))
     source = TarShards(store.data / "{0..1}.tar", label="npy")
     assert (source.labels.tolist(), source.classes) == ([1, 1, 2, 2], ("0", "1", "2"))
+    for arrays, integers in ((0, 1), (1, 0)):
+        write_labels(arrays, np.arange(3))
+        write_labels(integers, np.array(3))
+        message = rf"{arrays}\.tar: a\.jpg has an array of numbers as its label, and .*{integers}\.tar: a\.jpg has none"
+        with pytest.raises(DataError, match=message):
+            TarShards(store.data / "{0..1}.tar", label="npy")
 
 
 def test_shards_of_different_content_are_named(tmp_path: Path) -> None:

@@ -299,8 +299,8 @@ def index_files(
         are names, or whatever is found.
     has_json: labels may be what JSON has: what type holds them follows from those of all files, and where one changed
         all are indexed anew.
-    Raises: DataError where some files have labels and others none, or some have integers and others names; what `index`
-        and `number_labels` raise.
+    Raises: DataError where some files have labels and others none, some integers and others names, or some arrays;
+        what `index` and `number_labels` raise.
     """
     old, calls, progress, objects = asking.old, asking.calls, asking.progress, asking.objects
     if missing := _missing(files):
@@ -415,6 +415,7 @@ def _joined(
 ) -> Catalog:
     counts = np.array([len(each.names) for each in found], np.int64)
     ends = np.cumsum(counts)
+    starts = ends - counts
 
     def describe(position: int) -> str:
         index = int(np.searchsorted(ends, position, side="right"))
@@ -424,7 +425,13 @@ def _joined(
     labels: Labels = np.full(int(ends[-1]), NO_LABEL, np.int64)
     classes: tuple[str, ...] = ()
     label_classes: dict[str, tuple[str, ...]] = {}
-    if isinstance(found[0].labels, Mapping):
+    are_arrays = [isinstance(each.labels, Mapping) for each in found]
+    if any(are_arrays) and not all(are_arrays):
+        array, other = (describe(int(starts[are_arrays.index(is_array)])) for is_array in (True, False))
+        raise DataError(
+            f"{array} has an array of numbers as its label, and {other} has none: write one kind in all files"
+        )
+    if are_arrays[0]:
         by_name = _joined_by_name(found, describe)
         label_classes = {name: each for name, (_, each) in by_name.items() if name and each}
         labels, classes = by_name.get("", ({name: each for name, (each, _) in by_name.items()}, ()))

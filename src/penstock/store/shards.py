@@ -258,7 +258,8 @@ class _Samples:
             labels.append(self._labels_of(file, members, index, names))
         if not isinstance(self._label, tuple):
             only = [label for (label,) in labels]
-            return self._stacked(only) if isinstance(only[0], np.ndarray) else only
+            is_array = any(isinstance(label, np.ndarray) for label in only)
+            return self._stacked(only) if is_array else only
         paths = [name.partition(":")[2] for name in names]
         return {path: list(each) for path, each in zip(paths, zip(*labels, strict=True), strict=True)}
 
