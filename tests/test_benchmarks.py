@@ -77,7 +77,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
         {
             r"images/s .* ms of CPU an image$": 12,
             r"^.* / stored: .* times less$": 3,
-            r"^.* / stored, on a disk: ": 2,
+            r"^.* / stored, on a disk: .* predicted ": 4,
         },
     ),
     (
@@ -102,6 +102,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("loader/jobs", {r" of one job's \(wanted 1\.1\); .* s of processors$": 8}),
     ("loader/objects", {r"^the store .* MB/s$": 1, r"^penstock .* of the link": 1}),
     ("loader/objects --cache 0.67", {r"^penstock .* of the data in 3 epochs, bound 1\.66; waited": 1}),
+    ("snapshots/host_copies", {r" copies: blocked .* ms \(": 4, r"^with / without, ": 2}),
     ("fio_rates", {r"^  1 threads: .* MB/s, fio |fio is not installed": 3}),
     ("loader/known_store", {r" readers: .* in closed form \(": 6, r"^training: .* in closed form \(": 1}),
     ("scale/peers", {r"(share=host|each alone).* reads a sample, .* simulated, .* at least; .* waiting": 4}),
