@@ -33,6 +33,7 @@ from penstock.store import (
     Hdf5,
     ImageFolder,
     ImageNetVal,
+    JsonLines,
     LitDataChunks,
     Manifest,
     MixedSource,
@@ -47,6 +48,7 @@ from penstock.store import (
     Tokens,
     read_group,
 )
+from penstock.store.members import TarMembers
 from penstock.store.selection import unselected
 from penstock.store.testing import SourceContract, Stored
 
@@ -308,6 +310,27 @@ def tokens(folder: Path) -> Stored:
     return Stored(source, [values[begin : begin + 17].tobytes() for begin in range(0, 80 - 16, 8)])
 
 
+def tar_members(folder: Path) -> Stored:
+    for number in range(3):
+        write_tar(
+            folder / f"{number}.tar",
+            {f"{key}.{end}": b"%d" % key * 9 for key in range(4) for end in ("a", "b")},
+        )
+    padding = 512 - 9 + 512  # to the end of a block, and the header of the next member
+    source = TarMembers(folder / "*.tar")
+    contents = [source.read(sample) for sample in range(len(source))]
+    for key, content in enumerate(contents):
+        assert (content[:9], content[9 + padding :]) == (b"%d" % (key % 4) * 9,) * 2
+    return Stored(source, contents)
+
+
+def json_lines(folder: Path) -> Stored:
+    lines = [b'{"a": %d}' % 10**number for number in range(9)]
+    (folder / "a.jsonl").write_bytes(b"\n\n".join(lines[:5]) + b"\n")
+    (folder / "b.jsonl").write_bytes(b"\n".join(lines[5:]))
+    return Stored(JsonLines(folder), lines)
+
+
 def table(folder: Path) -> Stored:
     contents = [bytes([number]) * (number + 1) for number in range(9)]
     chunks = [pa.array(contents[:4], pa.binary()), pa.array(contents[4:], pa.binary())]
@@ -315,7 +338,7 @@ def table(folder: Path) -> Stored:
     return Stored(ArrowTable(pa.table({"image": pa.chunked_array(chunks), "label": labels})), contents)
 
 
-@pytest.fixture(params=[tokens, table], ids=lambda build: build.__name__)
+@pytest.fixture(params=[tokens, table, tar_members, json_lines], ids=lambda build: build.__name__)
 def stored_without_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
     found: Stored = request.param(tmp_path)
     yield found

@@ -18,7 +18,15 @@ from tests.store.tar_files import npy, write
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, SourceSamples, TarSamples
-from penstock.store import Arrays, ArrowFiles, ArrowTable, LitDataChunks, MosaicShards, ParquetFiles
+from penstock.store import (
+    Arrays,
+    ArrowFiles,
+    ArrowTable,
+    JsonLines,
+    LitDataChunks,
+    MosaicShards,
+    ParquetFiles,
+)
 from penstock.store.calls import Calls
 
 
@@ -329,3 +337,60 @@ def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
     broken = ArrowTable(pa.table({"text": pa.array([b"\xff"]).cast(pa.string(), safe=False)}))
     with pytest.raises(DataError, match="row 0 is no text in UTF-8"):
         batches(broken)
+
+
+# -- JSON lines --------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_json_are_samples_whatever_their_objects_and_arrays_are(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [
+        {
+            "text": f"{number} ü",
+            "score": number / 2,
+            "talk": [{"role": "user"}] * number,
+            "in": {f"k{number}": number},
+        }
+        for number in range(6)
+    ]
+    lines = [json.dumps(each, ensure_ascii=False) for each in records]
+    (tmp_path / "0.jsonl").write_bytes("\ufeff{}\r\n\n{}\n\n".format(*lines[:2]).encode())
+    (tmp_path / "1.jsonl").write_text("\n".join(lines[2:]))  # the last line has no end
+
+    source = JsonLines(tmp_path)
+    first, second = batches(source)
+
+    names = [source.describe(sample).rpartition("/")[2] for sample in (0, 1, 2, 5)]
+    assert names == ["0.jsonl: line 1", "0.jsonl: line 3", "1.jsonl: line 1", "1.jsonl: line 4"]
+    assert first["text"] == ["0 ü", "1 ü", "2 ü", "3 ü"]
+    assert second["score"].tolist() == [2.0, 2.5]
+    assert first["talk"] == [each["talk"] for each in records[:4]]
+    assert first["in"] == [{"k0": 0}, {"k1": 1}, {"k2": 2}, {"k3": 3}]
+    assert SourceSamples(source)[5] == records[5]
+    (tmp_path / "ids.ndjson").write_text('{"ids": [1, 2]}\n{"ids": []}\n{"ids": [3]}\n')
+    (ragged,) = batches(SourceSamples(JsonLines(tmp_path / "ids.ndjson").select([0, 2, 1])), ragged=["ids"])
+    assert [each.tolist() for each in ragged["ids"]] == [[1, 2], [3], []]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no lines"),
+        (b"\n \n", "has no lines"),
+        (b"\x1f\x8b\x08{}", "is compressed, so that no line can be read without all before it"),
+        (b'{"a": 1}\n[2]\n', "line 2 is [2]; a line is an object"),
+        (b'{"a": 1}\n{"a"\n', "line 2 is no JSON"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "line 2 is no text in UTF-8"),
+        (
+            b'{"a": 1}\n{"b": 1}\n',
+            "with the keys ['b'], in the first sample it was a mapping with the keys ['a']",
+        ),
+        (b'{"a": 1}\n' + b"[" * 100_000, "line 2 is no JSON"),
+    ],
+)
+def test_lines_that_are_no_objects_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+
+    with pytest.raises(DataError) as caught:
+        batches(JsonLines(tmp_path / "a.jsonl"))
+
+    assert message in str(caught.value)

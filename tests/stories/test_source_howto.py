@@ -112,6 +112,9 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
             pa.ipc.new_stream(sink, table.schema) as out,
         ):
             out.write_table(table)
+    Path("talks.jsonl").write_text(
+        '{"prompt": "a", "talk": []}\n{"prompt": "b", "talk": [{"role": "user"}]}\n', "utf-8"
+    )
     Path("parquet").mkdir()
     pq.write_table(table, "parquet/train-00000-of-00001.parquet")
     with h5py.File("images.h5", "w") as file:
@@ -143,6 +146,7 @@ def test_shards_arrays_and_tokens_are_opened_as_they_are(
         f"ArrowFiles('{tmp_path}/data-00000-of-00002.arrow and 1 more'): 4 samples, 2 shards, 2 classes ('0', '1')",
         "ArrowTable(Table): 2 samples, 2 classes ('cat', 'dog')",
         "['first text', 'second'] [1 0]",
+        "['a', 'b'] [{'role': 'user'}]",
         f"ParquetFiles('{tmp_path}/parquet/train-*.parquet'): 2 samples, 1 shard, 2 classes ('0', '1')",
         "(32, 16) float32",
         "(32, 16) (32,)",

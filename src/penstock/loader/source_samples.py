@@ -6,6 +6,7 @@ What it returns a loader takes as it takes those of any data set: with `ragged=`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.asked import NAMES, asked_by
+from penstock.loader.structure import as_json_leaf
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, read_group
 from penstock.store.labels import labels_of
@@ -22,8 +24,8 @@ from penstock.store.selection import unselected
 class SourceSamples:
     """The samples of a source as their values, in place of bytes: a data set whose `data[k]` is sample k.
 
-    Text is a str, rows of numbers are arrays, all else is bytes. With labels a sample is a pair of value and label: the
-    number of a class or an array of numbers, a dict of such where labels have names.
+    Text is a str, a line of JSON a dict, rows of numbers are arrays, all else is bytes. With labels a sample is a pair
+    of value and label: the number of a class or an array of numbers, a dict of such where labels have names.
 
     source: any `Source`, such as `ParquetFiles(path, sample="text")`.
 
@@ -70,12 +72,14 @@ class SourceSamples:
             return data.view(numbers.dtype).reshape(numbers.shape)
         if not is_text(self.source):
             return data.tobytes()
+        name = self.source.describe(sample)
         try:
-            return str(data.data, "utf-8")
+            text = str(data.data, "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.source.describe(sample)} is no text in UTF-8 ({error.reason}): write it in UTF-8, or as bytes"
+                f"{name} is no text in UTF-8 ({error.reason}): write it in UTF-8, or as bytes"
             ) from error
+        return _record_of(text, name) if getattr(whole, "is_json", False) else text
 
     def _with_label(self, sample: int, value: Any) -> Any:
         if not self._has_labels:
@@ -83,6 +87,17 @@ class SourceSamples:
         if isinstance(self._labels, dict):
             return value, {name: each[sample] for name, each in self._labels.items()}
         return value, self._labels[sample]
+
+
+def _record_of(text: str, name: str) -> dict[str, Any]:
+    """Return the object of a line of JSON. Raises: DataError naming the line for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is no JSON ({error}): correct the line") from error
+    if not isinstance(found, dict):
+        raise DataError(f'{name} is {text:.40}; a line is an object, such as {{"text": "first"}}')
+    return {field: as_json_leaf(value) for field, value in found.items()}
 
 
 def is_text(source: object) -> bool:

@@ -20,6 +20,19 @@ class JsonObject(dict[str, Any]):
     """What a sample has as an object of JSON, of whatever keys: it is a leaf, which a batch has in a list."""
 
 
+class JsonArray(list[Any]):
+    """The same of an array of JSON that has other things than numbers, or nothing."""
+
+
+def as_json_leaf(value: Any) -> Any:
+    """Return what JSON has as a leaf, where it is an object, or an array that is none of numbers."""
+    if isinstance(value, dict):
+        return JsonObject(value)
+    if not isinstance(value, list) or (value and all(isinstance(each, int | float) for each in value)):
+        return value
+    return JsonArray(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A value that is not looked into.
@@ -178,7 +191,7 @@ def learn_structure(value: Any, leaves: Collection[str] = (), name: str = "") ->
     if name in leaves:
         return Leaf(takes_any=True)
     keys, kind, members = None, None, value
-    if isinstance(value, JsonObject):
+    if isinstance(value, JsonObject | JsonArray):
         return Leaf()
     if isinstance(value, Mapping):
         keys = tuple(value)
@@ -248,7 +261,7 @@ def _made(kind: type, members: Mapping[Any, Any]) -> Any:
 
 
 def _find_is_nested(kind: type) -> bool:
-    is_branch = issubclass(kind, (tuple, list, Mapping)) and not issubclass(kind, JsonObject)
+    is_branch = issubclass(kind, (tuple, list, Mapping)) and not issubclass(kind, (JsonObject, JsonArray))
     return is_branch or bool(_field_names(kind))
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.loader.source_samples import Mapped, MappedWithDraws, mapped, read_samples
-from penstock.loader.structure import JsonObject
+from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.joint import decode_mask
@@ -103,7 +103,7 @@ class TarSamples:
                 if (paths := self._paths.get(field)) is None:
                     made[field] = value
                 else:
-                    made |= {name: _handed_over(json_field(value, path)) for name, path in paths.items()}
+                    made |= {name: as_json_leaf(json_field(value, path)) for name, path in paths.items()}
             except Exception as error:
                 word = "decode= of it" if callable(how) else how
                 reason = (
@@ -162,11 +162,7 @@ def _mask_of(content: bytes) -> NDArray[Any]:
 
 
 def _json_of(content: bytes) -> Any:
-    return _handed_over(json.loads(content))
-
-
-def _handed_over(value: Any) -> Any:
-    return JsonObject(value) if isinstance(value, dict) else value
+    return as_json_leaf(json.loads(content))
 
 
 #: By word, what makes a value of a member's bytes.

@@ -10,6 +10,7 @@ from penstock.store.folder import FileList, FlatFolder, ImageFolder, open_source
 from penstock.store.group import prepare_group, read_group
 from penstock.store.hdf5 import Hdf5
 from penstock.store.imagenet import ImageNetVal, read_class_names
+from penstock.store.json_lines import JsonLines
 from penstock.store.labels import Labels, labels_of
 from penstock.store.litdata import LitDataChunks
 from penstock.store.manifest import Manifest
@@ -43,6 +44,7 @@ __all__ = [
     "ImageFolder",
     "ImageNetVal",
     "ImagesAndMasks",
+    "JsonLines",
     "Labels",
     "LitDataChunks",
     "Manifest",

@@ -228,7 +228,8 @@ def _named(place: str, argument: str, column: str | None, known: list[str]) -> s
         if column is None:
             raise ConfigError(
                 f"no column of {place} is called {', '.join(FILE_COLUMNS[:3])} or alike; there are "
-                f"{', '.join(map(repr, known))}: give {argument}="
+                f"{', '.join(map(repr, known))}: give {argument}=, or open lines of JSON that are samples "
+                "themselves by penstock.store.JsonLines"
             )
     if column not in known:
         raise ConfigError(
