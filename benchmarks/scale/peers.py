@@ -19,6 +19,10 @@ lie, in turn: for the first time, when they are verified; later; and later with 
 copies of the same bytes: MB a second of its processor. --simulated ends with an error where the reads are more than
 they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples in E epochs on N ranks that keep
 C each.
+
+Ranks ask by MPI between hosts alone, as those of one host map memory. So have MPI send by TCP here: for MPICH set
+UCX_TLS=tcp,self and MPIR_CVAR_NOLOCAL=1, for Open MPI give --bind-to none --mca pml ob1 --mca btl tcp,self. Else it
+copies from one process to the other, several times as fast as most networks.
 """
 
 from __future__ import annotations
