@@ -32,19 +32,11 @@ class TarSamples:
     fields: endings of members by names of yours, {"image": "jpg;png", "caption": "txt", "label": "cls"}, of several the
         first that a key has; "json:class" or "json:outer.inner" is a field of JSON. Or a list of endings, which name
         themselves. None takes all that the first key of the first shard has, by their endings.
-    decode: how members become values, by field: a word of those below, or a function of bytes. By the last part of
-        their ending unless given:
-
-        | word | value | endings |
-        |---|---|---|
-        | rgb | uint8[height, width, 3] | jpg, jpeg, png, ppm, pgm, bmp, tif, tiff, webp |
-        | mask | the class of each pixel, [height, width] | |
-        | text | str | txt, text, transcript |
-        | int | int | cls, cls2, class, count, index, inx, id |
-        | json | an object in a list of the batch, where it is a mapping | json, jsn |
-        | npy | the array that `numpy.save` wrote; without pickled objects | npy |
-        | bytes | bytes | all others |
-
+    decode: how members become values, by field: a word, or a function of bytes. By the last part of their ending
+        unless given. "rgb" is uint8[height, width, 3], as of jpg, png and all other pictures; "mask" the class of each
+        pixel, [height, width]; "text" a str (txt, text, transcript); "int" an integer (cls, cls2, class, count, index,
+        inx, id); "json" whatever it has, objects and arrays in a list of the batch (json, jsn); "npy" the array of
+        numbers that `numpy.save` wrote (npy); "bytes" bytes (all others).
     refresh, calls, catalog, storage_options: as in `penstock.open_source`.
 
     A field whose member a key lacks is left out of its sample, for which a loader takes a default by `optional=`; keys
