@@ -94,6 +94,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "batch_size": ({"batch_size": 3}, "plan.batch_size is 6 on ranks 0, 2 and 3 on rank 1"),
     "epochs": ({"epochs": 2}, "epochs is 1 on ranks 0, 2 and 2 on rank 1"),
     "drop_last": ({"drop_last": True}, "plan.drop_last is False on ranks 0, 2 and True on rank 1"),
+    "share": ({"share": "host", "decoders": 1}, "share is None on ranks 0, 2 and 'host' on rank 1"),
     "split": ({"split": "strided"}, "split is "),
     "policy": ({"policy": Staging()}, "policy is "),
     "transforms": ({"transforms": (lambda data: np.zeros(4, np.uint8),)}, "transforms.steps is "),
