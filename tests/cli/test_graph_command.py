@@ -134,8 +134,13 @@ def test_place_goes_by_what_was_recorded_or_printed_and_says_so(
         costs.append(found["y"]["cost_seconds"])
         assert (found["y"]["cost_from"], found["y"]["bytes"]) == ("measured", 16)
         assert found["y"]["reason"].endswith("(cost measured)")
-        assert (found["x"]["cost_from"], found["other"]["cost_from"]) == ("", "estimated")
+        assert (found["x"]["cost_from"], found["other"]["cost_from"]) == ("estimated", "estimated")
+        assert (found["y"]["measured_on"], found["other"]["measured_on"]) == (["cpu:0"], None)
     assert costs[0] == costs[1]
+    assert len(costs[0]) > 1
+    assert main(["graph", "place", str(path), "--device", "cpu:0", "--json"]) == 0
+    found = {each["node"]: each for each in json.loads(capsys.readouterr().out)["results"]}
+    assert (found["y"]["cost_from"], found["y"]["cost_seconds"]) == ("default", {"cpu:0": 0})
     path.write_text(Graph([{"name": "z", "op": "NoOp"}]).to_json())
     assert main([*words, str(trace)]) == 1
     assert "run.trace: it is of another graph: it has 'y', and this one has not" in capsys.readouterr().err

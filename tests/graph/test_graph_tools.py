@@ -200,9 +200,14 @@ def test_a_trace_says_what_nodes_cost_and_what_a_region_took_is_shared_as_it_is_
     assert found["small"]["cost"][A] / found["small"]["cost"][B] == pytest.approx(2)
     usual = Devices(["cpu:0"])
     assert costs_of_trace(graph, traced(names, spans), usual)["small"] == {
-        "cost": {"cpu:0": pytest.approx(5 * share)}
+        "cost": {"cpu:0": pytest.approx(5 * share)},
+        "measured_on": ["cpu:0"],
     }
-    assert costs_of_trace(graph, traced(names, spans), usual)["loop"] == {"cost": {"cpu:0": 3.0}}
+    assert costs_of_trace(graph, traced(names, spans), usual)["loop"]["cost"] == {"cpu:0": 3.0}
+    # A loop counts once in a region, however many of its nodes are there.
+    regions = [["region", *(f":loop/{each}" for each in parts), ":small"] for parts in ("a", "abc")]
+    one, three = (costs_of_trace(graph, traced(names, [(0, 0, 0, 4.0)]), usual) for names in regions)
+    assert one == three
     with pytest.raises(MismatchError, match="of another graph: it has 'other', and this one has not"):
         costs_of_trace(graph, traced(["other"], [(0, 0, 0, 1.0)]), devices)
     with pytest.raises(MismatchError, match="no spans of nodes"):
@@ -244,11 +249,24 @@ def test_the_trace_of_a_run_has_all_nodes_of_its_regions(tmp_path: Path) -> None
     for text, said in (
         ('{"nobody": {"cost": {}}}', "another graph"),
         ('{"y": {"cost": {"cpu:0": "much"}}}', "cost of 'y'"),
+        ('{"y": [1]}', "cost of 'y' is None"),
+        ('{"y": {"cost": {"cpu:0": Infinity}}}', "cost of 'y'"),
+        ('{"y": {"cost": {"cpu:0": 1}, "bytes": null}}', "bytes of 'y' is None"),
+        ('{"y": {"cost": {"cpu:0": 1}, "hop": NaN}}', "hop of 'y' is nan"),
+        ('{"y": {"cost": {"cpu:0": 1}, "measured_on": ["gpu:0"]}}', "measured_on of 'y'"),
+        ('{"loop/product": {"cost": {}}}', "another graph: it has 'loop/product'"),
+        ('{"": {"cost": {}}}', "another graph: it has ''"),
         ('{"results": []}', "no cost that was measured"),
+        ('{"results": [{"cost_from": "given", "cost_seconds": {}}]}', "another graph: it has ''"),
+        ('{"results": [{"cost_from": "given", "node": ["y"]}]}', "another graph"),
     ):
         saved.write_text(text)
-        with pytest.raises(MismatchError, match=said):
+        with pytest.raises(MismatchError, match=rf"costs\.json: .*{said}"):
             read_costs(graph, saved, Devices([A]))
+    saved.write_text(
+        '{"results": [{"node": "y", "cost_from": "measured", "measured_on": null, "cost_seconds": {"a": 1}}]}'
+    )
+    assert read_costs(graph, saved, Devices(["a"])) == {"y": {"cost": {"a": 1}, "measured_on": ["a"]}}
     for text in ('{"y": ', "no trace"):
         saved.write_text(text)
         with pytest.raises(DataError, match=r"costs\.json"):

@@ -33,8 +33,9 @@ examples:
   penstock graph place model.json --device /job:a/task:0/device:cpu:0 --device /job:b/task:0/device:cpu:0
   penstock graph place model.json --machine machine.toml --objective throughput
   penstock graph place model.json --machine machine.toml --costs run.trace
-JSON: results[] of node, device, finish_seconds, reason, cost_seconds by device, cost_from (measured, given or
-estimated), bytes of the output.
+JSON: results[] of node, device, finish_seconds, reason, cost_seconds by device, cost_from (measured, given,
+default: 0 without --machine, or estimated), measured_on (devices, the other costs being estimated from there; null
+where it is not measured), bytes of the output.
 """
 
 
@@ -217,6 +218,7 @@ def _place(options: argparse.Namespace) -> None:
             **dict(zip(fields, row, strict=True)),
             "cost_seconds": node.cost_seconds,
             "cost_from": node.basis.removeprefix("cost ").partition(":")[0],
+            "measured_on": (costs or {}).get(node.name, {}).get("measured_on"),
             "bytes": node.nbytes,
         }
         for row, node in zip(rows, about, strict=True)

@@ -67,7 +67,7 @@ class PlacedNode:
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
     needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
     sending its output to another device keeps both from their nodes, however long it is under way. basis: where its
-    costs are from, for people; "" where they are nothing. passes_on: whether its output is what it takes, or something
+    costs are from, for people; "" is nowhere. passes_on: whether its output is what it takes, or something
     that outlives the step: it takes no memory of its own.
     """
 
@@ -86,8 +86,8 @@ class PlacedNode:
     passes_on: bool = False
 
     def with_basis(self, why: str) -> str:
-        """Return a reason with where the costs are from that it goes by."""
-        return f"{why} ({self.basis})" if self.basis else why
+        """Return a reason with where the costs are from that it goes by, if there are any."""
+        return f"{why} ({self.basis})" if self.basis and any(self.cost_seconds.values()) else why
 
 
 #: Of links of which nothing is known.

@@ -31,6 +31,7 @@ _ONE_PROCESS = "cpu:0"
 def read_costs(graph: Graph, path: str | os.PathLike[str], devices: Devices) -> dict[str, dict[str, Any]]:
     """Return what nodes cost by a file, as `place_graph` takes it: of each, `cost`, in seconds by device.
 
+    `measured_on` of each are the devices on which the file has its cost; on the others, that is estimated from there.
     path: a trace of a session's runs; or JSON: what `WorkerSession.learn` returned, or `penstock graph place --json`
     printed, whose estimates are left out.
     By a trace, a node costs the median over its steps; what a region took is shared among its nodes as they are
@@ -53,26 +54,35 @@ def read_costs(graph: Graph, path: str | os.PathLike[str], devices: Devices) -> 
 
 
 def _costs_of_json(graph: Graph, document: dict[str, Any], devices: Devices) -> dict[str, dict[str, Any]]:
-    rows = document.get("results")
+    rows, entries = document.get("results"), list(document.items())
     if isinstance(rows, list):
-        rows = [
-            row for row in rows if isinstance(row, dict) and row.get("cost_from") in ("measured", "given")
+        entries = [
+            (str(row.get("node", "")), {_OF_ROW.get(field, field): row[field] for field in row})
+            for row in rows
+            if isinstance(row, dict) and row.get("cost_from") in ("measured", "given")
         ]
-        document = {
-            row.get("node", ""): {"cost": row.get("cost_seconds"), "bytes": row.get("bytes")} for row in rows
-        }
-    if not document:
+    if not entries:
         raise MismatchError("it has no cost that was measured")
-    _check_names(graph, document)
-    for name, each in document.items():
+    _check_all_known(name for name, _ in entries if name not in graph.nodes)
+    measured, others = dict[tuple[str, str], float](), dict[str, dict[str, Any]]()
+    for name, each in entries:
         cost = each.get("cost") if isinstance(each, dict) else None
         if not isinstance(cost, dict) or not all(map(is_amount, cost.values())):
             raise MismatchError(f"the cost of {name!r} is {cost!r:.80}; give seconds by device")
-    measured = {
-        (device, name): each["cost"][device] for name, each in document.items() for device in each["cost"]
-    }
+        others[name] = {field: each[field] for field in ("bytes", "hop") if field in each}
+        for field, amount in others[name].items():
+            if not is_amount(amount):
+                raise MismatchError(f"{field} of {name!r} is {amount!r:.80}; give a number")
+        own = list(cost) if each.get("measured_on") is None else each["measured_on"]
+        if not isinstance(own, list) or not all(device in list(cost) for device in own):
+            raise MismatchError(f"measured_on of {name!r} is {own!r:.80}; give a list of devices of its cost")
+        measured |= {(device, name): cost[device] for device in own}
     costs = _on_all(graph, measured, devices)
-    return {name: each | costs[name] for name, each in document.items() if name in costs}
+    return {name: others[name] | cost for name, cost in costs.items()}
+
+
+#: What a row of `penstock graph place --json` calls otherwise than `place_graph`.
+_OF_ROW = {"cost_seconds": "cost"}
 
 
 def costs_of_trace(graph: Graph, trace: Trace, devices: Devices) -> dict[str, dict[str, Any]]:
@@ -107,8 +117,10 @@ def _on_all(
     costs: dict[str, dict[str, Any]] = {}
     for (device, name), seconds in measured.items():
         own = estimate(name, device) * slow[device]
-        cost = costs.setdefault(name, {"cost": {}})["cost"]
-        for other in devices.names:
+        each = costs.setdefault(name, {"cost": {}, "measured_on": []})
+        each["measured_on"].append(device)
+        cost = each["cost"]
+        for other in dict.fromkeys((device, *devices.names)):
             if other == device or (other, name) not in measured:
                 cost[other] = seconds * (estimate(name, other) * slow[other] / own if own else 1.0)
     return costs
@@ -124,11 +136,12 @@ def _measured(
     keys, place = np.unique(nodes[["rank", "sample", "step"]], return_inverse=True)
     took = np.bincount(place, nodes["end"] - nodes["start"])
     members = {number: members_of(trace, number) for number in np.unique(nodes["sample"]).tolist()}
-    _check_names(graph, {name for each in members.values() for name in each})
+    ran = {name for each in members.values() for name in each}
+    _check_all_known(name for name in ran if name and not _outermost(graph, name))
     steps: dict[tuple[str, str], dict[int, float]] = {}
     for (rank, number, step), seconds in zip(keys.tolist(), took.tolist(), strict=True):
         device = f"{trace.tasks[rank]}/device:cpu:0" if rank in trace.tasks else _ONE_PROCESS
-        names = [_outermost(graph, name) for name in members[number]]
+        names = list(dict.fromkeys(_outermost(graph, name) for name in members[number]))
         for name in names:
             if name and operation(graph.nodes[name].op).kind != "waiting":
                 of_all = sum(estimate(each, device) for each in names if each)
@@ -145,8 +158,9 @@ def _outermost(graph: Graph, name: str) -> str:
     return name
 
 
-def _check_names(graph: Graph, names: Iterable[str]) -> None:
-    other = sorted(name for name in names if name and not _outermost(graph, name))
+def _check_all_known(unknown: Iterable[str]) -> None:
+    """Raise MismatchError naming nodes that the graph has not, if there are any."""
+    other = sorted(unknown)
     if other:
         more = f" and {len(other) - 3} more" if len(other) > 3 else ""
         raise MismatchError(

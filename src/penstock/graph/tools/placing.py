@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,7 +56,8 @@ def place_graph(
     devices from other nodes. objective: "latency" of one step, by the white paper's greedy rule; "search": the same,
     improved by a search; "throughput" of steps that follow each other. brought: by device, what Call and NextBatch
     nodes find there: ("Call", name of a function), ("NextBatch", name of batches). What no device has may go to any.
-    The reason for a choice ends with where the cost is from: measured (`costs`), given (by the node) or estimated.
+    The reason for a choice ends with where the cost is from: measured (`costs`), given (by the node), default
+    or estimated.
     Raises: InfeasibleError naming the node that no device can run; UnsupportedError for control flow that would have to
     run on several; MismatchError if a cost is no number, or a name no text.
     """
@@ -195,8 +197,9 @@ _NAMED_BY = {"Call": "function", "NextBatch": "batches"}
 
 
 def is_amount(value: Any) -> bool:
-    """Return whether a value is a number of zero or more."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    """Return whether a value is a finite number of zero or more."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def _placed(
@@ -210,7 +213,9 @@ def _placed(
     needs: str,
 ) -> PlacedNode:
     given = {**node.placement, **measured}
-    cost, basis = given.get("cost", default), "cost measured" if "cost" in measured else "cost given"
+    cost, basis = given.get("cost", default), "cost default"
+    if "cost" in given:
+        basis = "cost measured" if "cost" in measured else "cost given"
     if cost is None:
         cost, basis = _estimated(node, devices)
     nbytes = given.get("bytes", sum(map(bytes_of, filled(node.outputs))))
@@ -242,7 +247,7 @@ def _placed(
         _state_bytes(node),
         needs,
         float(hop),
-        basis if any(cost.values()) else "",
+        basis,
         _passes_on(node),
     )
 
