@@ -357,7 +357,17 @@ def test_an_operation_in_another_case_is_the_first_that_an_error_names(written: 
 
 
 @pytest.mark.parametrize(
-    "asked", ["gpu", "/device:gpu:0", "/job:a/task:0/device:cuda:1", "/job:a/device:cpu:1"]
+    "asked",
+    [
+        "gpu",
+        "GPU:0",
+        "npu:0",
+        "/NPU",
+        "cpu:1",
+        "/device:GPU:0",
+        "/job:a/task:0/device:cuda:1",
+        "/job:a/device:cpu:1",
+    ],
 )
 def test_a_session_in_one_process_refuses_a_node_for_another_device(asked: str) -> None:
     """It ran it on the CPU, and said nothing. Nodes that a run does not need may ask for anything."""
@@ -379,7 +389,8 @@ def test_a_session_in_one_process_refuses_a_node_for_another_device(asked: str) 
 
 
 @pytest.mark.parametrize(
-    "asked", ["cpu", "ps", "/job:ps", "task:7", "/job:ps/task:1/device:cpu:0", "/device:cpu:0"]
+    "asked",
+    ["cpu", "CPU:0", "/cpu:0", "ps", "/job:ps", "task:7", "/job:ps/task:1/device:cpu:0", "/device:CPU:0"],
 )
 def test_a_process_alone_is_every_job_and_task(asked: str) -> None:
     graph = Graph()

@@ -10,7 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.policy import graph_search
-from penstock.policy.graph_placement import Devices, NoFeasibleDevice, PlacedNode, link_of, place
+from penstock.policy.graph_placement import (
+    Devices,
+    NoFeasibleDevice,
+    PlacedNode,
+    allows_cpu,
+    is_allowed,
+    link_of,
+    place,
+)
 from penstock.policy.graph_search import place_searched
 
 BOTH = {"gpu": 1.0, "cpu": 4.0}
@@ -53,6 +61,39 @@ def test_a_small_node_stays_where_handing_it_over_costs_the_sender_more() -> Non
     assert placed(0.0)["small"] == "y"
     assert placed(0.2)["small"] == "x"
     assert placed(0.02)["small"] == "y"
+
+
+def test_a_constraint_means_the_same_on_workers_as_in_one_process() -> None:
+    """That is every job and task, and has one CPU. Case counts in names of jobs alone."""
+    device = "/job:ps/task:1/device:cpu:0"
+    for only in (
+        "cpu",
+        "CPU:0",
+        "/cpu:0",
+        "/device:CPU:0",
+        "ps",
+        "Task:1",
+        "/job:ps",
+        "ps/task:1",
+        device,
+        "",
+    ):
+        assert is_allowed(device, only), only
+        assert allows_cpu(only), only
+    for only in (
+        "GPU:0",
+        "/gpu",
+        "npu:0",
+        "cpu:1",
+        "/device:cpu:1",
+        "/job:ps/task:1/device:gpu:0",
+        "worker:3",
+    ):
+        assert not is_allowed(device, only), only
+        assert not allows_cpu(only), only
+    assert not any(is_allowed(device, only) for only in ("/job:PS", "/task:17", "/job:p"))
+    assert is_allowed("gpu:10", "gpu:10")
+    assert not is_allowed("gpu:10", "gpu:1")
 
 
 def test_a_search_spreads_no_node_by_which_the_step_does_not_end_earlier() -> None:

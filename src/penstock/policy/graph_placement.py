@@ -10,9 +10,11 @@ Source: Abadi et al. 2015, sections 3.2.1 (placement) and 4.3 (constraints).
 from __future__ import annotations
 
 import heapq
+import re
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from penstock.errors import ConfigError
 from penstock.policy.graph_memory import Occupancy, peaks
@@ -22,13 +24,13 @@ from penstock.units import format_seconds
 def is_allowed(device: str, only: str) -> bool:
     """Return whether a constraint allows a device: parts of its name such as "/job:ps/task:1", or a piece of it.
 
-    A part fits as a whole: "/task:1" is not task 17. "/job:worker/task:1/device:cpu:0" and "gpu" are constraints, too.
+    A part fits as a whole: "/task:1" is not task 17. "/job:worker/task:1/device:cpu:0", "gpu" and "gpu:0" are
+    constraints, too. Case counts in the names of jobs alone.
     """
-    parts = [part for part in only.split("/") if part]
+    parts = _parts(only)
     if not only.startswith("/") and not all(part.startswith(_KINDS) for part in parts):
-        return only in device
-    own = device.split("/")
-    return all(any(f"{each}:".startswith(f"{part}:") for each in own) for part in parts)
+        return only.lower() in device.lower()
+    return all(any(f"{each}:".startswith(f"{part}:") for each in _parts(device)) for part in parts)
 
 
 def allows_cpu(only: str) -> bool:
@@ -36,16 +38,26 @@ def allows_cpu(only: str) -> bool:
 
     A piece of a name, such as "ps", may be that of a job, unless it is another type of device.
     """
-    parts = [part for part in only.split("/") if part and not part.startswith(("job:", "task:"))]
     return all(
-        is_allowed("/device:cpu:0", f"/{part}")
-        if part.startswith("device:")
-        else part.partition(":")[0] not in _OTHER_TYPES
-        for part in parts
+        is_allowed("/device:cpu:0", f"/{part}") if part.startswith("device:") else part not in _OTHER_TYPES
+        for part in _parts(only)
     )
 
 
-_OTHER_TYPES = ("gpu", "cuda", "mps", "xpu", "tpu")
+@lru_cache(1024)
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of the name of a device, or of a constraint; "cpu:0" is "device:cpu:0"."""
+    lower = (part if part.startswith("job:") else part.lower() for part in name.split("/") if part)
+    return tuple(
+        f"device:{part}" if _DEVICE.fullmatch(part) and not part.startswith(_KINDS) else part
+        for part in lower
+    )
+
+
+#: A type of device and its number.
+_DEVICE = re.compile(r"\w+:\d+")
+#: Words that are no piece of a job's name.
+_OTHER_TYPES = ("gpu", "cuda", "hip", "hpu", "ipu", "mps", "mtia", "npu", "tpu", "xpu")
 #: What the parts of a device's name begin with.
 _KINDS = ("job:", "task:", "device:")
 
