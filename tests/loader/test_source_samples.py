@@ -104,6 +104,24 @@ def test_fields_of_json_are_fields_of_samples(shards: str) -> None:
     assert TarSamples(shards, ["txt", "cls"])[2] == {"txt": "picture 2 ü", "cls": 2}
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"in": {"z": 1}}', "it has no field 'in.b', the path of 'b'; correct it"),
+        (b"{", "JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_a_field_that_json_lacks_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    shard = write(tmp_path / "a.tar", {"x.json": b'{"in": {"b": 1}}', "y.json": content})
+    samples = TarSamples(shard, {"b": "json:in.b"})
+
+    assert samples[0] == {"b": 1}
+    with pytest.raises(DataError) as caught:
+        samples[1]
+    assert str(caught.value).startswith(f"{shard}: y.json, taken as json: {message}")
+    assert str(caught.value).endswith("; correct it, or leave 'b' out of fields=")
+
+
 def test_the_first_of_its_endings_that_a_key_has_is_a_field(tmp_path: Path) -> None:
     shard = write(
         tmp_path / "a.tar", {"a.png": b"ap", "a.jpg": b"aj", "b.png": b"bp", "c.jpg": b"cj", "c.png": b""}
@@ -243,6 +261,7 @@ def test_keys_that_cannot_be_taken_are_named(
         ({"a": ""}, {}, "fields is {'a': ''}"),
         ({"a": 1}, {}, "fields is {'a': 1}"),
         ({"a": "cls", "b": "txt;cls"}, {}, "fields has .cls for 'a' and 'b': a member is one field"),
+        ({"a": "json:a", "b": "json"}, {}, "fields has .json for 'b' and 'a': a member is one field"),
         ({"a": "cls"}, {"b": "text"}, "decode has 'b'; fields that are members are a"),
         ({"a": "json:a"}, {"a": "text"}, "decode has 'a'; fields that are members are "),
         ({"a": "cls"}, {"a": "pickle"}, "decode has 'pickle' for 'a'; it is one of rgb, mask, text"),

@@ -89,21 +89,20 @@ class TarSamples:
     def _fields_of(self, sample: int, data: memoryview) -> dict[str, Any]:
         made = dict[str, Any]()
         for field, ending, begin, end in self.source.members_of(sample):
-            how = self._decode.get(field) or _usual_decoder(ending)
+            how, paths = self._decode.get(field) or _usual_decoder(ending), self._paths.get(field)
             try:
                 value = (how if callable(how) else DECODERS[how])(bytes(data[begin:end]))
-                if (paths := self._paths.get(field)) is None:
-                    made[field] = value
-                else:
-                    made |= {name: as_json_leaf(json_field(value, path)) for name, path in paths.items()}
+                made |= _json_fields(value, paths) if paths else {field: value}
             except Exception as error:
                 word = "decode= of it" if callable(how) else how
                 reason = (
                     str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
                 )
+                instead = f"give another decode= for {field!r}"
+                if paths:
+                    instead = f"leave {', '.join(map(repr, paths))} out of fields="
                 raise DataError(
-                    f"{self.source.describe(sample)}.{ending}, taken as {word}: {reason:.300}; correct it, or give "
-                    f"another decode= for {field!r}"
+                    f"{self.source.describe(sample)}.{ending}, taken as {word}: {reason:.300}; correct it, or {instead}"
                 ) from error
         return made
 
@@ -129,8 +128,9 @@ def _parted(
     for name, endings in wanted.items():
         for ending in endings:
             if (other := by_ending.setdefault(ending, name)) != name:
+                one, two = (next(iter(paths.get(each, [each]))) for each in (other, name))
                 raise ConfigError(
-                    f"fields has .{ending} for {other!r} and {name!r}: a member is one field; take fields of JSON as "
+                    f"fields has .{ending} for {one!r} and {two!r}: a member is one field; take fields of JSON as "
                     '"json:NAME", each by its own name'
                 )
     return wanted, paths
@@ -155,6 +155,16 @@ def _mask_of(content: bytes) -> NDArray[Any]:
 
 def _json_of(content: bytes) -> Any:
     return as_json_leaf(json.loads(content))
+
+
+def _json_fields(value: Any, paths: Mapping[str, str]) -> dict[str, Any]:
+    made = {}
+    for name, path in paths.items():
+        try:
+            made[name] = as_json_leaf(json_field(value, path))
+        except (LookupError, TypeError, ValueError) as error:
+            raise DataError(f"it has no field {path!r}, the path of {name!r}") from error
+    return made
 
 
 #: By word, what makes a value of a member's bytes.

@@ -212,8 +212,3 @@ class _Keys:
         self._begins.append(begin)
         self._sizes.append(max(ends) - begin)
         self._rows.append(row)
-
-
-def described(source: TarMembers, sample: int, member: Member) -> str:
-    """Return where a member is from, for messages."""
-    return f"{source.describe(sample)}.{member.ending}"
