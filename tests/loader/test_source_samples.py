@@ -358,6 +358,29 @@ def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
         batches(broken)
 
 
+@pytest.mark.parametrize("kind", ["text", "tar", "mapped"])
+def test_a_state_is_of_the_files_that_samples_are_read_from(tmp_path: Path, kind: str) -> None:
+    def opened(folder: str, name: str) -> Loader:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if kind == "text":
+            source: Any = tmp_path / folder / f"{name}.parquet"
+            pq.write_table(TABLE, source)
+        else:
+            shard = write(tmp_path / folder / f"{name}.tar", {"a.cls": b"1", "b.cls": b"2"})
+            source = TarSamples(shard) if kind == "tar" else TarSamples(shard).map(without_label)
+        return Loader(source, batch_size=2, epochs=1, seed=0, report=None)
+
+    with opened("here", "a") as loader, opened("there", "a") as copy, opened("here", "b") as other:
+        state = loader.state_dict()
+        copy.load_state_dict(state)
+        with pytest.raises(ConfigError, match=r"state is of another run: data\.names_sizes_labels was"):
+            other.load_state_dict(state)
+
+
+def without_label(sample: dict[str, Any]) -> int:
+    return len(sample)
+
+
 # -- JSON lines --------------------------------------------------------------------------------------------------------
 
 

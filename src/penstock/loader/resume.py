@@ -23,6 +23,8 @@ from numpy.typing import ArrayLike
 from penstock.errors import ConfigError
 from penstock.loader.dataset import MapDataset
 from penstock.loader.documents import PackedDocuments
+from penstock.loader.source_samples import Mapped, MappedWithDraws, SourceSamples
+from penstock.loader.tar_samples import TarSamples
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.foreign import Called
@@ -267,13 +269,18 @@ def describe_data(source: Any) -> dict[str, JSON]:
     """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`.
 
     Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too. Of a
-    selection it is of what that is of, and of which samples; of a mixture, of all that it is of.
+    selection it is of what that is of, and of which samples; of a mixture, of all that it is of; of the samples of a
+    source, mapped or not, of that source.
     """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
     if isinstance(source, Mixed):
         for each in map(describe_data, source.sources):
             digest.update(repr(sorted(each.items())).encode())
         return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
+    if isinstance(source, SourceSamples | TarSamples | Mapped | MappedWithDraws):
+        of = source.samples if isinstance(source, Mapped | MappedWithDraws) else source.source
+        described = describe_data(of)
+        return described | {"kind": f"{kind} of {described['kind']}"}
     if isinstance(source, PackedDocuments):
         return {"kind": kind, "indices": source.packing.digest()}
     if not isinstance(source, Source):
