@@ -16,6 +16,7 @@ from tests.patience import patient
 from tests.ranks.jobs import (
     MPI_LIBRARIES,
     mpi_command,
+    outputs_of,
     start_mpi_jobs,
     start_process,
     torch_job,
@@ -248,9 +249,7 @@ except ConfigError as error:
 else:
     raise AssertionError("MPI for fewer threads was taken")
 """
-    job = start_process(*mpi_command(2, library), "-c", script)
-    told = job.communicate()
-    assert job.returncode == 0, told
+    outputs_of(start_process(*mpi_command(2, library), "-c", script))
 
 
 @pytest.mark.slow
@@ -273,8 +272,6 @@ if not late:
     world.send("gave up", 1, tag=5)
 world.Barrier()
 """
-    job = start_process(*mpi_command(3, library), "-c", script)
-    told, errors = job.communicate(timeout=patient(60))
-    assert job.returncode == 0, (told, errors)
+    told, _ = outputs_of(start_process(*mpi_command(3, library), "-c", script))
     assert told.count("rank 1 of 3 did not come within 0.5 s to where all ranks of MPI prepare") == 2, told
     assert told.count("not all ranks came within 0.5 s") == 1, told

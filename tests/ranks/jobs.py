@@ -76,6 +76,16 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
+def outputs_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return what a process of `start_process` writes, which has to end well; it ends with this, whatever happens."""
+    try:
+        told = process.communicate(timeout=patient(60))
+    finally:
+        end(process)
+    assert process.returncode == 0, told
+    return told
+
+
 def wait_for(torch_jobs: Forked, *mpi_jobs: subprocess.Popen[str], killed: int = 0) -> None:
     """Wait for jobs. Raises: AssertionError if a rank fails, but for so many of torch.distributed that are killed."""
     try:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import patient
-from tests.ranks.jobs import MPI_LIBRARIES, mpi_command, start_process
+from tests.ranks.jobs import MPI_LIBRARIES, mpi_command, outputs_of, start_process
 
 
 @pytest.mark.slow
@@ -19,7 +18,4 @@ def test_samples_are_read_over_mpi_and_a_stopped_rank_costs_time_alone(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     script = Path(__file__).with_name("mpi_carriers.py")
 
-    job = start_process(*mpi_command(2, library), str(script))
-
-    told = job.communicate(timeout=patient(60))
-    assert job.returncode == 0, told
+    outputs_of(start_process(*mpi_command(2, library), str(script)))
