@@ -140,6 +140,20 @@ def test_a_peer_that_lies_costs_a_miss(
     assert pair.host.misses == 1
 
 
+def test_a_record_whose_seal_is_seen_later_than_its_count_is_news_then_though_it_is_the_last(pair: Pair) -> None:
+    pair.tier.put(5, content(5))
+    seal = np.frombuffer(pair.log.arena.mapping, np.uint64)[12:13]
+    written = seal.copy()
+    seal[0] = 0
+    assert pair.told() == []
+    assert not pair.host.has_news
+
+    seal[:] = written
+
+    assert pair.told() == [5]
+    assert not pair.host.has_news
+
+
 def test_each_reader_sums_bytes_in_memory_up_once_and_those_of_a_file_each_time(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,7 @@ class PeerMemory:
     @property
     def has_news(self) -> bool:
         """Whether records were added since the last time, or there will be no more."""
-        return self._count() != self._looked_at or self._has_ended()
+        return self._count() != self._looked_at or self._has_ended() or self._is_late()
 
     def take_news(self) -> Ids:
         """Return the samples that were added since the last time, of those that the rank shall keep.
@@ -218,6 +218,13 @@ class PeerMemory:
 
     def _has_ended(self) -> bool:
         return not self._is_over and self._numbers[_ENDED] != 0
+
+    def _is_late(self) -> bool:
+        """Whether a record that was counted before its seal could be seen, as some processors have it, is there now."""
+        if self._seen == self._looked_at:
+            return False
+        record = self._records()[self._seen : self._seen + 1].copy()
+        return bool(_seals(record, self.generation)[0] == record[0, _SEAL])
 
     def _records(self) -> Numbers:
         return self._numbers[_HEAD : _HEAD + _COLUMNS * self._most].reshape(-1, _COLUMNS)
