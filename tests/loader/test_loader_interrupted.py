@@ -435,6 +435,27 @@ def test_a_second_thread_in_a_pass_is_refused_and_the_first_goes_on() -> None:
         assert seen_in(loader) == expected(FullShuffle(SAMPLES, 0), 1, broken=None)
 
 
+def test_a_second_thread_is_refused_for_the_first_one_while_the_line_of_an_ended_epoch_is_reported() -> None:
+    is_reported, gate = threading.Event(), threading.Event()
+
+    def report(line: str) -> None:
+        if "epoch 0" in line:
+            is_reported.set()
+            gate.wait(patient(20))
+
+    with make(Numbers(), epochs=1, on_error="skip", report=report) as loader:
+        passes = iter(loader)
+        consumer = threading.Thread(target=lambda: list(passes), name="the consumer")
+        consumer.start()
+        try:
+            assert is_reported.wait(patient(20))
+            with pytest.raises(ConfigError, match=r"'the consumer' is inside"):
+                next(passes)
+        finally:
+            gate.set()
+            consumer.join(patient(20))
+
+
 def test_a_disk_that_is_full_at_the_end_of_a_trace_is_reported_and_the_threads_end(tmp_path: Path) -> None:
     lines: list[str] = []
     trace = tmp_path / "trace"

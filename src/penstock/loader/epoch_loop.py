@@ -234,6 +234,12 @@ class EpochLoop:
         """Return the next batch of a pass. Raises: StopIteration after its last one; ClosedError if it is over."""
         if begun.end is not None:
             raise _ended_with(begun.end)
+        me = get_ident()
+        inside = (
+            self._thread_inside
+        )  # as in `_alone`; first, as a pass may end while another thread is inside
+        if inside is not None and inside != me:
+            raise _used_by(inside)
         epoch = begun.epoch
         if begun is not self.current or epoch is None:
             self.check_open()
@@ -241,10 +247,6 @@ class EpochLoop:
                 "this pass over an epoch ended when another `for` loop over the same loader began (or `set_epoch` "
                 "chose another): a loader runs one epoch at a time; make a second loader to read in two places at once"
             )
-        me = get_ident()
-        inside = self._thread_inside  # as in `_alone`
-        if inside is not None and inside != me:
-            raise _used_by(inside)
         self._thread_inside = me
         try:
             return self._next(begun, epoch)
