@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from PIL import Image
 from tests.for_each import for_each
 from tests.interpreters import Interpreters
+from tests.loader import worker_data
 from tests.loader.worker_data import (
     COUNT,
     Drawn,
@@ -30,6 +32,7 @@ from tests.loader.worker_data import (
     Odd,
     Raising,
     SlowlyImported,
+    drawn,
     marked,
     noisy,
     note_begin,
@@ -44,7 +47,8 @@ from penstock.flow.lock_use import LockUse
 from penstock.flow.work import Brought, Request
 from penstock.loader import Loader, LoaderConfig, switching
 from penstock.loader.fetching import SourceFetcher
-from penstock.loader.processes import Processes
+from penstock.loader.images import ImageDecoder
+from penstock.loader.processes import Processes, _Process
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.policy import Load
 from penstock.store import open_source
@@ -397,36 +401,104 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("turns_without_end")
-def test_they_take_turns_with_the_python_transforms_of_a_folder_too(pictures: Path) -> None:
+def test_they_take_turns_with_the_python_transforms_of_a_folder_too(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_COMPARED", 2)
+    monkeypatch.setattr(switching, "_COMPARED_EVERY", 3)
+    who, do, decode = set[Any](), _Process.do, ImageDecoder.decode
+
+    def noted(call: Any, name: Callable[[Any], Any]) -> Callable[..., Any]:
+        def noting(self: Any, *given: Any) -> Any:
+            who.add(name(self))
+            return call(self, *given)
+
+        return noting
+
+    monkeypatch.setattr(_Process, "do", noted(do, lambda process: process._number))
+    monkeypatch.setattr(ImageDecoder, "decode", noted(decode, lambda _: "thread"))
     arguments: Any = {
         "epochs": None,
-        "transforms": [RandomResizedCrop(24), noisy],
+        "transforms": [RandomResizedCrop(24), drawn],
         "dtype": "uint8",
         "layout": "NHWC",
         "on_error": "skip",
         "memory": "64 MiB",
         "seed": 1,
     }
-    found, pids, lines = list[Any](), set[tuple[int, ...]](), list[str]()
+    found, lines = list[Any](), list[str]()
     with load(str(pictures), report=lines.append, **arguments) as loader:
         assert loader._parts.switching is not None
-        while len(pids) < 3 or len(found) < 4:
+        while len(who) < 3 or len(found) < 8:
             assert not [line for line in lines if "from here on" in line or "and stay" in line], lines
-            batches = [(images.copy(), labels.copy()) for images, labels in loader]
-            images, labels = map(np.concatenate, zip(*batches, strict=True))
-            pids |= {tuple(pixel) for pixel in images[:, 0, 0].tolist()}
-            images[:, 0, 0] = 0
-            found.append((images, labels))
+            found.append([(images.copy(), labels.copy()) for images, labels in loader])
         skipped = {(each.name, each.error) for each in loader.skipped}
 
     with load(str(pictures), workers="threads", **arguments) as loader:
-        for images, labels in found:
-            batches = [(images.copy(), labels.copy()) for images, labels in loader]
-            others, same = map(np.concatenate, zip(*batches, strict=True))
-            others[:, 0, 0] = 0
-            np.testing.assert_array_equal(images, others)
-            np.testing.assert_array_equal(labels, same)
+        for batches in found:
+            for (images, labels), (others, same) in zip(batches, loader, strict=True):
+                np.testing.assert_array_equal(images, others)
+                np.testing.assert_array_equal(labels, same)
         assert skipped == {(each.name, each.error) for each in loader.skipped}
+
+
+@pytest.mark.usefixtures("turns_without_end")
+@pytest.mark.filterwarnings("ignore:transforms draw from the global")
+@pytest.mark.parametrize(
+    ("transform", "text"),
+    [
+        (worker_data.by_global, "makes other values of"),
+        (worker_data.by_global_draw, "makes other values of"),
+        (worker_data.only_here, "has KeyError: 'it is not set here'"),
+    ],
+)
+def test_where_a_process_has_other_globals_than_the_program_no_batch_is_of_one_and_threads_go_on(
+    pictures: Path, transform: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_data, "level", 77)
+    (pictures / "c1" / "03.png").unlink()
+    lines, levels = list[str](), set[int]()
+    steps = [Resize((8, 8)), transform]
+    with load(
+        str(pictures), epochs=None, transforms=steps, dtype="uint8", layout="NHWC", report=lines.append
+    ) as loader:
+        switch = loader._parts.switching
+        while not (settled := [line for line in lines if "threads from here on" in line]):
+            levels |= {int(pixel) for images, _ in loader for pixel in images[:, 0, 0, 0]}
+        assert not switch._in_use
+        levels |= {int(pixel) for images, _ in loader for pixel in images[:, 0, 0, 0]}
+
+    assert text in settled[0]
+    assert "neither globals of the program nor later changes" in settled[0]
+    assert len(settled) == 1
+    assert levels == {77} or transform is not worker_data.by_global
+
+
+@pytest.mark.usefixtures("turns_without_end")
+def test_an_object_that_changes_after_processes_have_a_copy_of_it_brings_threads_back(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_COMPARED", 1)
+    monkeypatch.setattr(switching, "_COMPARED_EVERY", 3)
+    lines, curriculum = list[str](), worker_data.Curriculum()
+    (pictures / "c1" / "03.png").unlink()
+    with load(
+        str(pictures),
+        epochs=None,
+        transforms=[Resize((8, 8)), curriculum],
+        dtype="uint8",
+        layout="NHWC",
+        report=lines.append,
+    ) as loader:
+        switch = loader._parts.switching
+        while not switch._alike:
+            assert {int(pixel) for images, _ in loader for pixel in images[:, 0, 0, 0]} == {0}
+        curriculum.level = 9
+        while not [line for line in lines if "threads from here on" in line]:
+            list(loader)
+        for _ in range(4):  # what was read ahead
+            list(loader)
+        assert {int(pixel) for images, _ in loader for pixel in images[:, 0, 0, 0]} == {9}
 
 
 def test_transforms_that_cannot_be_copied_stay_with_threads_by_a_line_that_says_why(pictures: Path) -> None:
@@ -473,6 +545,7 @@ def test_what_a_process_has_no_memory_to_decode_a_thread_decodes(pictures: Path)
     switch = switching.Switching(source, whole, lambda count: part, print, cpus=2, samples=np.inf)
     switch._is_settled = switch._in_use = True
     switch._processes = part
+    switch._alike, switch._done_by_processes = 8, 1  # it is not compared
 
     failed = switch.decode(NO_LOAD, Brought([4, 5, 6], np.array([10, 11, 12]), [1, 2, 3]), (), print)
 

@@ -163,9 +163,14 @@ def padded(samples: list[dict[str, Any]]) -> Any:
     return {"images": images, "few": few, "names": names, "is_shared": few.is_shared()}
 
 
+def drawn(picture: Any, rng: Any) -> Any:
+    """A transform: a picture changed by draws of its own."""
+    return picture // 2 + rng.integers(0, 9, picture.shape, np.uint8)
+
+
 def noisy(picture: Any, rng: Any) -> Any:
-    """A transform: a picture changed by draws of its own, with its process in the first pixel."""
-    changed = picture // 2 + rng.integers(0, 9, picture.shape, np.uint8)
+    """The same, with its process in the first pixel."""
+    changed = drawn(picture, rng)
     changed[0, 0] = [os.getpid() >> shift & 255 for shift in (16, 8, 0)]
     return changed
 
@@ -173,3 +178,31 @@ def noisy(picture: Any, rng: Any) -> Any:
 def marked(picture: Any, rng: Any) -> Any:
     """The same, with a draw of Python's, too."""
     return noisy(picture + np.uint8(random.randrange(100)), rng)
+
+
+#: What `by_global` makes of a picture; a program may set it.
+level = 0
+
+
+def by_global(picture: Any) -> Any:
+    return picture * 0 + np.uint8(level)
+
+
+def by_global_draw(picture: Any) -> Any:
+    return picture * 0 + np.uint8(random.randrange(256))
+
+
+class Curriculum:
+    """A transform whose attribute changes."""
+
+    level = 0
+
+    def __call__(self, picture: Any) -> Any:
+        return picture * 0 + np.uint8(self.level)
+
+
+def only_here(picture: Any) -> Any:
+    """Fail in any other process than one that set a global."""
+    if not level:
+        raise KeyError("it is not set here")
+    return picture

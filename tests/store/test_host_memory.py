@@ -140,7 +140,9 @@ def test_a_peer_that_lies_costs_a_miss(
     assert pair.host.misses == 1
 
 
-def test_a_record_whose_seal_is_seen_later_than_its_count_is_news_then_though_it_is_the_last(pair: Pair) -> None:
+def test_a_record_whose_seal_is_seen_later_than_its_count_is_news_then_though_it_is_the_last(
+    pair: Pair,
+) -> None:
     pair.tier.put(5, content(5))
     seal = np.frombuffer(pair.log.arena.mapping, np.uint64)[12:13]
     written = seal.copy()

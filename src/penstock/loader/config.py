@@ -137,7 +137,8 @@ class LoaderConfig:
     dtype, layout: of the images, "float32", "float16", "bfloat16" or "uint8", "NCHW" or "NHWC". dtype=None:
         "float32", or what a source of numbers suggests.
     memory: bound on batch slots, bytes in passing, pictures being decoded and the memory tier together, as in
-        "8 GiB"; what callables of yours get and allocate is not in it. A quarter of what this process may use,
+        "8 GiB"; what callables of yours get and allocate is not in it, nor, where workers="auto" has processes decode,
+        what these take for pictures: as much as threads may. A quarter of what this process may use,
         shared by the ranks of a host, unless given.
     prefetch: how many batches are read ahead of the one that the training has: so many, and none beyond. Unless given,
         as many as memory= allows, usually eight, and up to four times as many where that spares the training waits.

@@ -3,8 +3,11 @@
     threads ── they leave processors idle, and the training waits ──> processes start, threads continue
             ── all of them are ready ──> processes and threads take turns ──> the faster ones, for good
             ── what they would need cannot be copied ──> threads, for good
+            ── a copy makes other samples of a source ──> threads, for good
 
-Either gives the same batches, so that a Load may be done by either.
+Either gives the same batches, so that a Load may be done by either. A copy of Python code may do something else: it has
+no global that the program set, and does not follow changes of objects. So threads decode the first Loads that processes
+have decoded, and one of many from there on, again: what a batch has is theirs, and a difference ends the processes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, DataError
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.pieces import Pieces
@@ -44,6 +47,8 @@ _HANDOVER_SECONDS = 50e-6
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 2.0, 0.5, 2, 4
 # Rates that decide before the last pair, and after it.
 _CLEAR, _WORTH = 1.4, 1.1
+# Loads of processes that are compared at first, all of them; and then one of so many.
+_COMPARED, _COMPARED_EVERY = 8, 64
 
 
 class Switching(FetcherOver):
@@ -83,6 +88,8 @@ class Switching(FetcherOver):
         self._window_seconds, self._window_samples = 0.0, 0
         #: The same of all time, waited for or not.
         self._all_seconds, self._all_samples = 0.0, 0
+        #: Loads of a source that processes did, and those at first that threads then made the same of.
+        self._done_by_processes = self._alike = 0
         #: Samples per second in each turn, of threads and of processes.
         self._rates: tuple[list[float], list[float]] = [], []
         self._starting: threading.Thread | None = None
@@ -168,16 +175,8 @@ class Switching(FetcherOver):
         decoder = self._decoder if chosen is None else chosen
         try:
             failed = decoder.decode(load, brought, arrays, at)
-            if chosen is not None and self._reads_here and failed:
-                # A process has a part of the memory for decoding; what takes more than that, a thread can decode.
-                which = [index for index, _ in failed]
-                rows, ids, data = brought
-                again = Brought(
-                    [rows[index] for index in which], ids[which], [data[index] for index in which]
-                )
-                failed = [
-                    (which[index], error) for index, error in self._decoder.decode(load, again, arrays, at)
-                ]
+            if chosen is not None and self._reads_here:
+                failed = self._checked(failed, load, brought, arrays, at)
             return failed
         finally:
             with self._lock:
@@ -187,6 +186,57 @@ class Switching(FetcherOver):
             if is_left and chosen is not None:
                 chosen.close_processes()
 
+    def _checked(
+        self,
+        failed: list[tuple[int, Exception]],
+        load: Load,
+        brought: Brought,
+        arrays: tuple[NDArray[Any], ...],
+        at: Callable[[int], None],
+    ) -> list[tuple[int, Exception]]:
+        """Return which samples failed, as `Decoder.decode`, where a process decoded a Load and says that these did.
+
+        A thread decodes these again, and all of them in a Load that is compared.
+        """
+        with self._lock:
+            count, self._done_by_processes = self._done_by_processes, self._done_by_processes + 1
+            is_compared = self._alike < _COMPARED or count % _COMPARED_EVERY == 0
+        in_process = dict(failed)
+        which = list(range(brought.ids.size)) if is_compared else sorted(in_process)
+        if not which:
+            return failed
+        rows = [brought.rows[index] for index in which]
+        theirs = [_bits(arrays, row) for row in rows]
+        again = Brought(rows, brought.ids[which], [brought.data[index] for index in which])
+        in_thread = {which[index]: error for index, error in self._decoder.decode(load, again, arrays, at)}
+        for index, row, its in zip(which, rows, theirs, strict=True):
+            error = in_process.get(index)
+            # A process has a part of the memory for decoding, and what takes more than that is DataError there alone.
+            if index in in_thread or isinstance(error, DataError):
+                is_same = index not in in_thread or error is not None
+            else:
+                is_same = error is None and its == _bits(arrays, row)
+            if not is_same:
+                self._end_processes(int(brought.ids[index]), error)
+                break
+        else:
+            with self._lock:
+                self._alike += is_compared
+        return sorted(in_thread.items())
+
+    def _end_processes(self, sample: int, error: Exception | None) -> None:
+        """Have threads do all from here on: of this sample a process has made something else, or has an error alone."""
+        with self._looking:
+            if not self._in_use or self._is_closed:
+                return
+            self._is_settled, self._alike = True, 0  # Loads that processes are at are compared, too
+            self._use(processes=False)
+        what = "makes other values" if error is None else f"has {type(error).__name__}: {error}"
+        self._report(
+            f"threads from here on, as a worker process {what} of {self._fetcher.describe(sample)}: it has a copy of "
+            "the transforms, which follows neither globals of the program nor later changes"
+        )
+
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self._decoder.finish(slot, arrays, rows)
 
@@ -195,7 +245,7 @@ class Switching(FetcherOver):
     def _look(self) -> None:
         """Compare, now and then, and choose. By one thread at a time, before its Load."""
         engine, now = self._engine(), self._clock()
-        if engine is None or self._is_closed or self.is_paused:
+        if engine is None or self._is_closed or self.is_paused or self._is_settled:
             return
         if self._began is None:
             self._began = self._looked = now
@@ -314,3 +364,7 @@ class Switching(FetcherOver):
             f"threads {self._used}; {count} load {ratio:.2f} x as fast: {'processes' if is_worth else 'threads'} from "
             "here on"
         )
+
+
+def _bits(arrays: tuple[NDArray[Any], ...], row: int) -> list[bytes]:
+    return [array[row : row + 1].tobytes() for array in arrays]
