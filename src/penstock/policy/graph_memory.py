@@ -2,6 +2,7 @@
 
 On the device that makes it, a tensor lives from when its node begins until all that take it there have run, and it was
 sent to all others that take it; on a device that gets it, from when it is sent until all that take it there have run.
+What happens at one time, as all does where nothing takes time, happens in the order in which the nodes run.
 Source: Abadi et al. 2015, sections 4.3 (memory restricts devices) and 5.2 (a schedule decides how long tensors live).
 """
 
@@ -31,41 +32,47 @@ def peaks(nodes: Sequence[PlacedNode], placed: Placement) -> dict[str, Peak]:
     for node in nodes:
         held, _, name = found[placed.device[node.name]]
         found[placed.device[node.name]] = Peak(held + node.holds_bytes, 0.0, name or node.name)
-    changes: dict[str, list[tuple[float, float, str]]] = {device: [] for device in found}
+    changes: dict[str, list[tuple[_When, float, str]]] = {device: [] for device in found}
     for name, device, begin, end, nbytes in _lives(nodes, placed):
-        if end > begin and nbytes:
+        if nbytes:
             changes[device] += [(begin, nbytes, name), (end, -nbytes, name)]
     for device, each in changes.items():
         live = 0.0
-        for _, nbytes, name in sorted(each):  # of what happens at once, first what is over
+        for _, nbytes, name in sorted(each):
             live += nbytes
             if live > found[device].live_bytes:
                 found[device] = Peak(found[device].held_bytes, live, name)
     return found
 
 
-def _lives(nodes: Sequence[PlacedNode], placed: Placement) -> list[tuple[str, str, float, float, float]]:
+#: Seconds, and a place among what happens then: that of a node in their order, and a half after it has run.
+_When = tuple[float, float]
+
+
+def _lives(nodes: Sequence[PlacedNode], placed: Placement) -> list[tuple[str, str, _When, _When, float]]:
     """Return node, device, begin, end and bytes of each tensor on each device that has it."""
     by_name, finish = {node.name: node for node in nodes}, placed.finish_seconds
-    ends: dict[tuple[str, str], float] = {}
+    order = {name: place for place, name in enumerate(finish)}
+    ends: dict[tuple[str, str], _When] = {}
 
-    def lasts(name: str, device: str, until: float) -> None:
-        ends[name, device] = max(until, ends.get((name, device), 0.0))
+    def lasts(name: str, device: str, until: _When) -> None:
+        ends[name, device] = max(until, ends.get((name, device), until))
 
     for (name, _), sending in placed.sent.items():
-        lasts(name, placed.device[name], sending.end_seconds)
-    found = []
+        lasts(name, placed.device[name], (sending.end_seconds, -1))
+    found: list[tuple[str, str, _When, _When, float]] = []
     for name in reversed(finish):  # each after all that take what it gives
-        node, device = by_name[name], placed.device[name]
-        lasts(name, device, finish[name])
+        node, device, end = by_name[name], placed.device[name], (finish[name], order[name] + 0.5)
+        lasts(name, device, end)
         for source in node.inputs:
             # What passes a tensor on keeps it for those that take it from there.
-            lasts(source, device, ends[name, device] if node.passes_on else finish[name])
+            lasts(source, device, ends[name, device] if node.passes_on else end)
         if not node.passes_on:
-            begin = finish[name] - node.cost_seconds[device]
+            begin = (finish[name] - node.cost_seconds[device], order[name])
             found.append((name, device, begin, ends[name, device], node.nbytes))
     for (name, device), sending in placed.sent.items():
-        found.append((name, device, sending.begin_seconds, ends[name, device], by_name[name].nbytes))
+        begin = (sending.begin_seconds, order[name])
+        found.append((name, device, begin, ends[name, device], by_name[name].nbytes))
     return found
 
 

@@ -34,12 +34,17 @@ def place_searched(
 ) -> Placement:
     """Return where the nodes of an acyclic graph run so that a step ends as early as was found.
 
-    Arguments, Raises: as of `place`.
+    Where the greedy placement has no space, what may run on one device is there. Arguments, Raises: as of `place`.
     """
     groups = groups_of(nodes)
     fixed = _held(fixed, groups)
     feasible = feasible_devices(nodes, devices.names, groups)
-    greedy = best = place(nodes, devices, fixed=fixed)
+    refused: NoFeasibleDevice | None = None
+    try:
+        greedy = best = place(nodes, devices, fixed=fixed)
+    except NoFeasibleDevice as error:
+        refused = error
+        greedy = best = _with_space(error, nodes, devices, feasible, fixed)
     loose = {name: may for name, may in feasible.items() if name not in fixed}
     search = _Search(nodes, devices, groups, loose, greedy)
     for start in (greedy.device, *_on_one(greedy, feasible, devices.names, fixed)):
@@ -52,7 +57,30 @@ def place_searched(
     search.placed = best
     search.exchange()
     best = search.placed
+    if refused is not None:
+        why = f"has space there; node by node, {refused}"
+        return replace(
+            best, reason={n.name: greedy.reason[n.name] if n.name in fixed else why for n in nodes}
+        )
     return greedy if best is greedy else _explained(nodes, best, greedy)
+
+
+def _with_space(
+    refused: NoFeasibleDevice,
+    nodes: Sequence[PlacedNode],
+    devices: Devices,
+    feasible: Mapping[str, Sequence[str]],
+    fixed: Mapping[str, str],
+) -> Placement:
+    """Return a placement that has as much as may run there on one device, and space in all memory.
+
+    Raises: NoFeasibleDevice with why the greedy placement was refused, if none has.
+    """
+    for device in devices.names:
+        there = {name: device for name, may in feasible.items() if device in may}
+        if placed := _placed_with({**there, **fixed}, nodes, devices):
+            return placed
+    raise NoFeasibleDevice(refused.node, f"{refused}; no placement that was tried has space") from refused
 
 
 class _Search:
