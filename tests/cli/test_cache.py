@@ -98,11 +98,39 @@ def test_one_or_all_are_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "photos keeps no samples, and no catalog of it is kept\n"
     assert main(["cache", "list"]) == 0
     assert f"{kept}/x.catalog is cut off: 7 bytes are there" in capsys.readouterr().out
-    assert main(["cache", "clear"]) == 0
+    assert main(["cache", "clear", "--all-catalogs"]) == 0
     assert capsys.readouterr().out == f"removed 2 catalogs of {kept}\n"
     assert not list(kept.iterdir())
     assert main(["cache", "list"]) == 0
     assert capsys.readouterr().out == f"no catalog is kept in {kept}\n"
+
+
+def test_all_catalogs_are_removed_where_that_is_asked_alone(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([], ["photos", "--all-catalogs"]):
+        assert main(["cache", "clear", *words]) == 1
+        assert "give one of PLACE, whose catalogs or samples are removed, and --all-catalogs" in (
+            capsys.readouterr().err
+        )
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_catalogs_and_samples_of_one_place_are_shown_and_cleared(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DiskTier("photos", 3_000, bytes(16), _SIZES, about="texts").close()
+
+    for command, out in (("list", "just now"), ("clear", "removed 1 catalog")):
+        assert main(["cache", "list", "photos", "--json"]) == 0
+        results = json.loads(capsys.readouterr().out)["results"]
+        assert [each["what"] for each in results] == ["catalog", "samples"]
+        assert main(["cache", command, "photos"]) == 0
+        printed = capsys.readouterr().out
+        assert out in printed
+        assert ("texts" if command == "list" else "removed 1 tier") in printed
+    assert main(["cache", "list", "photos", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"results": []}
 
 
 def test_a_folder_in_the_place_of_a_catalog_is_named_and_left_alone(
@@ -114,7 +142,7 @@ def test_a_folder_in_the_place_of_a_catalog_is_named_and_left_alone(
     out = capsys.readouterr().out
     assert f"{kept}/a.catalog cannot be read: Is a directory" in out
     assert out.count("open_source") == 2
-    assert main(["cache", "clear"]) == 0
+    assert main(["cache", "clear", "--all-catalogs"]) == 0
     assert capsys.readouterr().out == f"removed 2 catalogs of {kept}\n"
     assert [file.name for file in kept.iterdir()] == ["a.catalog"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli.output import Table, add_command, add_output_options, show
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Catalogs keep what was found in a folder, list file or tar shards for the next start (docs/howto/list-once.md). Loaders
 keep samples on a local disk (docs/howto/local-disk.md). PLACE is a data set, for its catalogs and labels, or a local
-disk, for the samples there. Without PLACE: all catalogs.
+disk, for the samples there; both where it is both. {without}
 """
 _EPILOG = """\
 examples:
   penstock cache {name} photos/train
   penstock cache {name} /scratch/penstock
-  penstock cache {name} --json
+  penstock cache {name} {every}
 
 JSON: results[], what {is_there}; what says "catalog" or "samples".
 A catalog has file, file_bytes, used_seconds (since 1970), problem (why it cannot be read, else null); and, null where
@@ -41,12 +42,14 @@ def add_cache(commands: Any) -> None:
         "cache", help="list or clear what is kept: listings of data sets, samples on disks"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
-    for name, summary, is_there in (
-        ("list", "what is there, and when it was used", "is there"),
-        ("clear", "remove what no process uses; the next start lists and reads it anew", "was removed"),
+    removes = "remove what no process uses; the next start lists and reads it anew"
+    for name, summary, is_there, every, without in (
+        ("list", "what is there, and when it was used", "is there", "--json", "Without PLACE: all catalogs."),
+        ("clear", removes, "was removed", "--all-catalogs", "One of PLACE and --all-catalogs is needed."),
     ):
-        epilog = _EPILOG.format(name=name, is_there=is_there)
-        parser = add_command(kinds, name, _run, summary, _DESCRIPTION, epilog)
+        description = _DESCRIPTION.format(without=without)
+        epilog = _EPILOG.format(name=name, is_there=is_there, every=every)
+        parser = add_command(kinds, name, _run, summary, description, epilog)
         parser.add_argument(
             "place",
             metavar="PLACE",
@@ -54,15 +57,31 @@ def add_cache(commands: Any) -> None:
             help="a folder, list file or pattern of shards, or the folder that loaders were given as local_disk",
         )
         parser.set_defaults(clear=name == "clear")
+        if name == "clear":
+            parser.add_argument(
+                "--all-catalogs", action="store_true", help="remove the catalogs of all data sets"
+            )
         add_output_options(parser, plot=False)
 
 
+class _Shown(NamedTuple):
+    """What is printed of catalogs, or of samples."""
+
+    results: list[dict[str, Any]]
+    tables: list[Table]
+    notes: list[str]
+
+
 def _run(options: argparse.Namespace) -> None:
+    if options.clear and (options.place is None) != options.all_catalogs:
+        raise ConfigError("give one of PLACE, whose catalogs or samples are removed, and --all-catalogs")
     kept = _catalogs(options.place)
-    if kept or options.place is None:
-        _show_catalogs(options, kept)
-    else:
-        _show_tiers(options)
+    parts = [_shown_catalogs(options, kept)] if kept or options.place is None else []
+    if options.place is not None and (not kept or os.path.isdir(options.place)):
+        parts.append(_shown_tiers(options, has_catalogs=bool(kept)))
+    results = [each for part in parts for each in part.results]
+    tables = [each for part in parts for each in part.tables]
+    show(options, {"results": results}, tables, [each for part in parts for each in part.notes])
 
 
 # -- Catalogs ----------------------------------------------------------------------------------------------------
@@ -80,7 +99,7 @@ def _catalogs(place: str | None) -> list[KeptCatalog]:
     return [one for one in kept if one.catalog is not None and one.catalog.key.place == known]
 
 
-def _show_catalogs(options: argparse.Namespace, kept: list[KeptCatalog]) -> None:
+def _shown_catalogs(options: argparse.Namespace, kept: list[KeptCatalog]) -> _Shown:
     from penstock.store.catalogs import catalog_folders
 
     if options.clear:
@@ -102,7 +121,7 @@ def _show_catalogs(options: argparse.Namespace, kept: list[KeptCatalog]) -> None
         tables, notes = [], [f"no catalog is kept in {places}"]
     else:
         notes.append(f"kept in {places}")
-    show(options, {"results": [_catalog_json(one) for one in kept]}, tables, notes)
+    return _Shown([_catalog_json(one) for one in kept], tables, notes)
 
 
 def _rows(kept: list[KeptCatalog]) -> list[tuple[str, ...]]:
@@ -193,7 +212,7 @@ def _catalog_json(one: KeptCatalog) -> dict[str, Any]:
 # -- Samples on local disks --------------------------------------------------------------------------------------
 
 
-def _show_tiers(options: argparse.Namespace) -> None:
+def _shown_tiers(options: argparse.Namespace, *, has_catalogs: bool) -> _Shown:
     from penstock.store.disk import disk_tiers, remove_tier
 
     try:
@@ -201,8 +220,11 @@ def _show_tiers(options: argparse.Namespace) -> None:
         removed = [each for each in found if options.clear and remove_tier(each.path)]
     except OSError as error:
         done = "cleared" if options.clear else "read"
-        why = f"no catalog of it is kept, and as a folder of samples it cannot be {done}"
+        why = "" if has_catalogs else "no catalog of it is kept, and "
+        why += f"as a folder of samples it cannot be {done}"
         raise DataError(f"{options.place}: {why}: {error.strerror or error}") from error
+    if has_catalogs and not found:
+        return _Shown([], [], [])
     if options.clear:
         nbytes = format_bytes(sum(each.nbytes for each in removed))
         in_use = len(found) - len(removed)
@@ -234,4 +256,4 @@ def _show_tiers(options: argparse.Namespace) -> None:
         for each in found
     ]
     tables = [] if options.clear or not found else [Table("", ("data", "size", "used", "tier"), rows)]
-    show(options, {"results": results}, tables, notes)
+    return _Shown(results, tables, notes)
