@@ -141,8 +141,6 @@ class ObviousScheduler:
         self.first_probes = FIRST_PROBES if guess_seconds < 2 * TRIED_AGAIN_SECONDS else 0
 
         self.slots, self.free_slots = limits.slots, limits.slots
-        #: There are arrays for so many.
-        self.most_slots = limits.slots
         self.steps = [
             (epoch, step)
             for epoch in range(plan.epochs)
@@ -176,8 +174,6 @@ class ObviousScheduler:
 
     def slots_added(self, slots: int, now: float) -> Expected:
         self.free_slots += max(0, slots - self.slots)
-        if slots > self.most_slots:
-            self.most_slots = max(slots, 2 * self.slots)
         self.slots = max(self.slots, slots)
         return self._go_on(now)
 
@@ -392,7 +388,7 @@ class ObviousScheduler:
         worth = least = 1
         if self.load_seconds is not None:
             worth = max(self.tried, int(LOAD_SECONDS / self.load_seconds))
-            if self.most_slots > self.limits.decoders:
+            if self.slots > self.limits.decoders:
                 least = int(LEAST_LOAD_COSTS * LOAD_COST_SECONDS / self.load_seconds)
         most = min(worth, max(least, math.ceil(all_work / self.limits.decoders)))
         if len(batch.work) - most < most / 2:

@@ -823,12 +823,18 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
 
 
 @for_each(
-    ("slots", "seconds", "is_split"),
-    [(4, 30e-6, False), (3, 30e-6, True), (4, 1e-3, True)],
-    ids=["quick", "as few slots as threads", "slow"],
+    ("slots", "more", "seconds", "is_split"),
+    [
+        (4, 0, 30e-6, False),
+        (3, 0, 30e-6, True),
+        (2, 1, 30e-6, True),
+        (2, 2, 30e-6, False),
+        (4, 0, 1e-3, True),
+    ],
+    ids=["quick", "as few slots as threads", "as few with one that is added", "enough with two", "slow"],
 )
 def test_a_batch_is_split_among_threads_if_each_part_takes_several_times_what_a_load_costs(
-    slots: int, seconds: float, *, is_split: bool
+    slots: int, more: int, seconds: float, *, is_split: bool
 ) -> None:
     """Three threads, and batches of 64 that take 2 ms or 64 ms."""
     plan = AccessPlan(Sequential(640), 64, 1)
@@ -837,7 +843,7 @@ def test_a_batch_is_split_among_threads_if_each_part_takes_several_times_what_a_
     scheduler = Scheduler(plan, 0, np.full(640, 10), nothing, machine(), limits)
 
     taken: list[int] = []
-    queue = scheduler.start(0.0)
+    queue = [*scheduler.start(0.0), *scheduler.slots_added(slots + more, 0.0)]
     while queue:
         match each := queue.pop(0):
             case Load():

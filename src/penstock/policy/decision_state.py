@@ -150,6 +150,7 @@ def _check_samples(samples: int) -> None:
 def _with_free_slots(state: State, ranks: int, slots: int) -> State:
     grown = with_slots(state, slots)
     for rank in range(0, ranks * d.NUMBERS, d.NUMBERS):
+        grown.ints[rank + d.SLOTS_IN_USE] = slots
         for index in range(slots):
             d.free_slot(grown, rank, slot_of(grown, rank, index))
     return grown

@@ -166,7 +166,8 @@ TRIED_LOADS = 3
     GROUP,  #: what an event is about: entries, or places
     MARKS,  #: what became of each
     GROUP_SIZE,  #: the most that a group has, and places of a slot: B
-    SLOT_COUNT,
+    SLOT_COUNT,  #: slots that there is a place for here, used or not
+    SLOTS_IN_USE,
     COMING,  #: samples of the batch that is next in line. Where HANDS_ON, behind GROUP_SIZE of them for each the tier
     #: where it is found, or SOURCE, and behind as many again where it goes then, or STAGING
     ENDED,  #: slots whose batch is complete, or was abandoned, since the last decisions
@@ -179,7 +180,7 @@ TRIED_LOADS = 3
     USED_ENTRIES,  #: how many entries are not free
     SOURCE_TOGETHER,  #: samples that a move from the source has, if so many are queued, however long that takes
     NUMBERS,
-) = range(61)
+) = range(62)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -519,11 +520,11 @@ def load_size(s: State, rank: int) -> int:
 def _least_load_size(s: State, rank: int) -> int:
     """Return how many samples a Load takes at least, as far as there are some, so that it is worth its cost.
 
-    Where there are no more slots than threads, the training holding one of them, some would have no batch instead.
+    Where no more slots are in use than threads, the training holding one of them, some would have no batch instead.
     """
     m = s.ints
     each = s.floats[m[rank + PACE] + SAMPLE_SECONDS]
-    if each == 0.0 or m[rank + SLOT_COUNT] <= m[rank + LOADS_ALLOWED]:
+    if each == 0.0 or m[rank + SLOTS_IN_USE] <= m[rank + LOADS_ALLOWED]:
         return 1
     return int(LEAST_LOAD_COSTS * LOAD_COST_SECONDS / each)
 

@@ -630,6 +630,7 @@ class Scheduler:
         while self._unused_slots and self.slots_in_use < most:
             slot = slot_of(self._views, 0, self._unused_slots.pop(0))
             decisions.free_slot(self._views, 0, slot)
+        self._ints[decisions.SLOTS_IN_USE] = self.slots_in_use
         return self._event(now)
 
     def _drop(self, dropping: Dropping, now: float, out: list[Instruction]) -> None:
