@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import itertools
 import json
@@ -50,6 +51,7 @@ from penstock.graph import (
     write_tfrecords,
 )
 from penstock.graph.ops.table import operation
+from penstock.graph.run.partition import task_of
 from penstock.graph.workers import LocalWorkers, SessionConfig, lanes, reaching, wire
 from penstock.graph.workers import mail as mailing
 from penstock.graph.workers import session as client
@@ -223,9 +225,9 @@ def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.Mo
     assert device["product1"] == f"{TASKS[1]}/device:cpu:0"
 
 
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("learns", "is_refused"), [(False, False), (True, False), (True, True)])
 def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has_learned(
-    learns: bool, monkeypatch: pytest.MonkeyPatch
+    learns: bool, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one is preferred, and the faster one, until it is said to have five times as long to do in a step."""
     monkeypatch.setattr(hosting, "_reference_seconds", iter([1.0, 1.6]).__next__)
@@ -258,20 +260,94 @@ def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has
         assert session.placement().device["y"] == home
         assert not reported
         is_slow.set()
+        if is_refused:  # as where the memory of no device is enough
+
+            def refuse(*_: Any, **__: Any) -> Placement:
+                raise InfeasibleError("no device has 60 B left", node="y")
+
+            monkeypatch.setattr(client, "place_graph", refuse)
         for _ in range(24):
             assert np.array_equal(session.run(z, {x: [1, 2]}), before)
         if not learns:
             assert session.placement().device["y"] == home
             session.learn(z, {x: [1, 2]})
-        assert session.placement().device["y"] == f"{TASKS[1]}/device:cpu:0"
+        assert session.placement().device["y"] == (home if is_refused else f"{TASKS[1]}/device:cpu:0")
         assert np.array_equal(session.run(z, {x: [1, 2]}), before)
     for each in both:
         each.close()
     assert reported == [
         f"{TASKS[0]} has become 5.0 times slower: its part of a step takes 500 s in place of 100 s; another program "
         "may run there, or its processor is throttled; "
-        + ("nodes are placed anew by that" if learns else "learn() places nodes by that")
+        + (
+            "nodes stay where they are, as no other placement is possible: node 'y': no device has 60 B left"
+            if is_refused
+            else "nodes are placed anew by that"
+            if learns
+            else "learn() places nodes by that"
+        )
     ]
+
+
+def test_a_worker_is_slow_once_for_all_that_runs_until_it_is_as_fast_as_before_and_larger_feeds_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosting, "_reference_seconds", iter([1.0, 1.6]).__next__)
+    monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: {tuple(TASKS[:2]): (1e-9, 1e12)})
+    monkeypatch.setattr(graph_pace, "_LEAST_SECONDS", 0.0)
+    is_slow, size, reported, run = threading.Event(), [2], list[str](), hosting._Hosted.run
+
+    def timed(hosted: Any, *step: Any) -> Any:
+        times = (5 if is_slow.is_set() else 1) if hosted._task == TASKS[0] else 0.01
+        return {**run(hosted, *step), "busy_seconds": 50.0 * times * size[0]}
+
+    monkeypatch.setattr(hosting._Hosted, "run", timed)
+    both = [new_worker(task) for task in TASKS[:2]]
+    graph = Graph()
+    x = graph.placeholder("float32", [None], name="x")
+    y = graph.add("Exp", x, name="y")
+    ends = [graph.add("Neg", y, name=f"end{number}", device=TASKS[number]) for number in range(2)]
+    graph.add("Neg", y, name="idle")
+    with WorkerSession(
+        graph,
+        {each.task: each.address for each in both},
+        SECRET,
+        report=reported.append,
+        objective="latency",
+        costs={"idle": {"bytes": 4}},  # and no seconds
+        lag_seconds=patient(3.5),
+    ) as session:
+
+        def device_after(steps: int) -> str:
+            for _ in range(steps):
+                for fetches in (ends, [*ends, y]):
+                    session.run(fetches, {x: np.ones(size[0], np.float32)})
+            return task_of(session.placement().device["y"])
+
+        learned = session.learn([*ends, y], {x: [1, 2]})
+        before = copy.deepcopy(learned)
+        assert device_after(17) == TASKS[0]
+        size[0] = 8
+        assert device_after(24) == TASKS[0]
+        assert not reported
+        for _ in range(2):
+            is_slow.set()
+            assert device_after(40) == TASKS[1]
+            assert (len(reported), learned) == (1, before)
+            assert session._costs_now()["y"]["cost"] == {
+                f"{TASKS[0]}/device:cpu:0": pytest.approx(
+                    5 * learned["y"]["cost"][f"{TASKS[0]}/device:cpu:0"]
+                ),
+                f"{TASKS[1]}/device:cpu:0": learned["y"]["cost"][f"{TASKS[1]}/device:cpu:0"],
+            }
+            is_slow.clear()
+            assert device_after(40) == TASKS[0]
+            assert [text.partition(":0 ")[2].partition(":")[0] for text in reported] == [
+                "has become 5.0 times slower",
+                "is as fast as before",
+            ]
+            reported.clear()
+    for each in both:
+        each.close()
 
 
 def test_steps_after_learning_try_placements_and_the_fastest_stays(

@@ -1,7 +1,7 @@
-"""Which workers of a graph have become slower, by how long each computes in steps of the same parts. Pure.
+"""Which workers of a graph have become slower, by how long each computes in steps of the same work. Pure.
 
-What a worker has to do in a step stays the same as long as the placement does. Steps may grow, and workers may share a
-machine: where all of them take longer, none of them is the slow one.
+What a worker has to do in a step stays the same as long as its placement and the shapes of its feeds do. Workers may
+share a machine: where all of several take longer, none of them is the slow one. One alone is compared with itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ _STEPS, _LEAST_SECONDS = 8, 1.0
 #: A worker is slower if it takes so many times as long, and the step by so much of itself, twice in a row: another
 #: program that runs beside for a while makes no worker slow.
 _LEAST_TIMES, _LEAST_SHARE = 3.0, 0.1
+#: A slow worker whose steps take less than so many times as long as they did is as fast as before.
+_LEAST_SLOW = 1.5
 #: Medians of each worker with which the next is compared.
 _MOST_KEPT = 64
 
 
-class Slower(NamedTuple):
+class PaceChange(NamedTuple):
     """What a worker takes of a step, and took.
 
-    times: how many times as long it takes, where the others' steps take as long as they did.
+    times: how many times as long it takes, where the others' steps take as long as they did; 1: as long as before.
     """
 
     times: float
@@ -32,19 +34,23 @@ class Slower(NamedTuple):
 
 
 class Pace:
-    """The pace of workers in steps of the same parts."""
+    """The pace of workers in steps of the same parts, with feeds of the same shapes.
 
-    def __init__(self) -> None:
+    slowness: by worker that was slow before the first step, how many times as long as usual it takes.
+    """
+
+    def __init__(self, slowness: Mapping[str, float]) -> None:
+        self._slowness = dict(slowness)
         self._has_begun = False
         self._busy: dict[str, list[float]] = {}
         self._took: list[float] = []
         self._took_seconds = 0.0
-        #: By worker: its medians so far, and whether the last one was too long to be one of them.
+        #: By worker: its medians while it is not slow, and where the last one differed by enough, which way: 1 or -1.
         self._usual: dict[str, deque[float]] = {}
-        self._is_suspect: dict[str, bool] = {}
+        self._turned: dict[str, int] = {}
 
-    def count(self, busy_seconds: Mapping[str, float], step_seconds: float) -> dict[str, Slower]:
-        """Count a step, and return the workers that have become slower, each once.
+    def count(self, busy_seconds: Mapping[str, float], step_seconds: float) -> dict[str, PaceChange]:
+        """Count a step, and return the workers that have become slower, or as fast as before, each once.
 
         busy_seconds: by worker, how long it had something to do. step_seconds: of all of the step.
         """
@@ -62,20 +68,24 @@ class Pace:
         self._busy.clear()
         self._took.clear()
         self._took_seconds = 0.0
-        usual = {
-            task: statistics.median(self._usual.setdefault(task, deque([seconds], _MOST_KEPT)))
-            for task, seconds in now.items()
-        }
-        times = {task: seconds / usual[task] for task, seconds in now.items()}
+        known = {task: self._slowness.get(task, 1.0) for task in now}
+        for task, seconds in now.items():
+            self._usual.setdefault(task, deque([seconds / known[task]], _MOST_KEPT))
+        usual = {task: statistics.median(self._usual[task]) for task in now}
+        times = {task: seconds / (usual[task] * known[task]) for task, seconds in now.items()}
         found = {}
         for task, seconds in now.items():
             others = [each for other, each in times.items() if other != task]
             own = times[task] / max(1.0, statistics.median(others or [1.0]))
-            is_longer = own >= _LEAST_TIMES and seconds - usual[task] >= _LEAST_SHARE * step
-            if is_longer and self._is_suspect[task]:
-                found[task] = Slower(own, seconds, usual[task])
-                self._usual[task].clear()
-            if not is_longer or task in found:
+            more = seconds - usual[task] * known[task]
+            turned = int(own >= _LEAST_TIMES and more >= _LEAST_SHARE * step)
+            if known[task] > 1 and seconds < _LEAST_SLOW * usual[task]:
+                turned = -1
+            if turned and turned == self._turned.get(task):
+                self._slowness[task] = own * known[task] if turned > 0 else 1.0
+                found[task] = PaceChange(self._slowness[task], seconds, usual[task])
+                turned = 0
+            elif not turned and known[task] == 1:
                 self._usual[task].append(seconds)
-            self._is_suspect[task] = is_longer and task not in found
+            self._turned[task] = turned
         return found

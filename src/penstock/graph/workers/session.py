@@ -209,7 +209,8 @@ class WorkerSession:
             if trial is not None and cut.parts:
                 self._try(key, trial, turn, took)
         if took is not None and statistics is None:
-            self._notice_pace(cut, answers, took)
+            shapes = tuple(tuple(value.shape) for value in values)
+            self._notice_pace(cut, shapes, answers, took)
         for task, answer in answers.items():
             results = zip(cut.parts[task].fetches, answer["values"], strict=True)
             found.update({endpoints[place]: value for place, value in results})
@@ -307,9 +308,19 @@ class WorkerSession:
         return {
             "default_cost_seconds": self._default_costs(),
             "fixed": dict(self._device),
-            "costs": self._costs,
+            "costs": self._costs_now(),
             "brought": brought,
         }
+
+    def _costs_now(self) -> dict[str, dict[str, Any]]:
+        """Return copies of the costs of nodes, on workers that are as slow as they are."""
+        peers = [peer for peer in self._peers.values() if peer.slowness != 1]
+        slow = {device: peer.slowness for peer in peers for device in peer.devices}
+        found = {name: dict(known) for name, known in self._costs.items()}
+        for known in found.values():
+            if isinstance(cost := known.get("cost"), Mapping):
+                known["cost"] = {d: each * slow[d] if d in slow else each for d, each in cost.items()}
+        return found
 
     def _given_costs(self, costs: Any) -> dict[str, dict[str, Any]]:
         if isinstance(costs, str | os.PathLike):
@@ -337,6 +348,7 @@ class WorkerSession:
         Returns: by node, `cost` (seconds by device), `bytes` (of its output) and `hop` (seconds that sending it keeps
         both workers from kernels), as `costs=` takes them. A kernel's time on other workers follows from how long they
         take for one product of matrices.
+        Raises: as `run`; InfeasibleError where constraints leave no placement by that: nodes stay where they are.
         """
         statistics = Statistics(is_warm=True)
         before, self._options = self._options, {**self._options, "regions": False}
@@ -348,7 +360,8 @@ class WorkerSession:
         finally:
             self._options = before
             self._drop_cuts()
-        reference = {task: peer.reference_seconds for task, peer in self._peers.items()}
+        slowness = {task: peer.slowness for task, peer in self._peers.items()}
+        reference = {task: peer.reference_seconds * slowness[task] for task, peer in self._peers.items()}
         hop = 0.0
         if self._measures_links:
             links = self._measured_links()
@@ -360,19 +373,21 @@ class WorkerSession:
                     each = seconds / statistics.kernels[name]
                     own = reference[task_of(statistics.devices[name])]
                     self._costs[name] = {
-                        "cost": {d: each * _speed(reference[task_of(d)] / own) for d in self.devices},
+                        "cost": {
+                            d: each * _speed(reference[task_of(d)] / own) / slowness[task_of(d)]
+                            for d in self.devices
+                        },
                         "bytes": statistics.nbytes.get(name, 0),
                         "hop": hop,
                     }
-            self._place_anew()
+            known = self._place_anew()
             self._has_learned = True
             if self._config.objective == "search" and not self._config.is_lossy:
-                known = self._to_place()
                 best = self.placement()
                 others = other_placements(self.graph, self._joined(), best, **known)
                 if others:
                     self._trials = {key: PlacementTrial([best, *others]) for key in learned}
-        return dict(self._costs)
+        return self._costs_now()
 
     def _trial(self, key: _Key) -> PlacementTrial | None:
         """Return the trial that a step is part of; one whose graph has got new nodes since is over."""
@@ -396,38 +411,59 @@ class WorkerSession:
                 self._device |= found.device
                 self._placement = found
 
-    def _notice_pace(self, cut: _Cut, answers: Mapping[str, Mapping[str, Any]], took: float) -> None:
-        """Count a step; report a worker that has become slower, and place by that what `learn` had placed."""
+    def _notice_pace(
+        self, cut: _Cut, shapes: _Shapes, answers: Mapping[str, Mapping[str, Any]], took: float
+    ) -> None:
+        """Count a step; report a worker whose pace has changed, and place by that what `learn` had placed.
+
+        Where no other placement is possible, that which there is stays.
+        """
+        then = "learn() places nodes by that"
         with self.graph.lock:
             busy = {task: float(answer["busy_seconds"]) for task, answer in answers.items()}
-            found = cut.pace.count(busy, took)
-            avoids = self._has_learned and not self._config.is_lossy
-            for task, slower in found.items():
-                peer = self._peers[task]
-                peer.reference_seconds *= slower.times  # `learn` goes by it
-                for known in self._costs.values() if avoids else ():
-                    known["cost"] = {
-                        device: seconds * (slower.times if device in peer.devices else 1.0)
-                        for device, seconds in known["cost"].items()
-                    }
-            if found and avoids:
-                self._trials.clear()
-                self._place_anew()
+            pace = cut.pace_of(shapes, {task: peer.slowness for task, peer in self._peers.items()})
+            # Of several cuts, each finds it out.
+            found = {
+                task: change
+                for task, change in pace.count(busy, took).items()
+                if _speed(change.times / self._peers[task].slowness) != 1
+            }
+            for task, change in found.items():
+                self._peers[task].slowness = change.times
+            if found and self._has_learned and not self._config.is_lossy:
+                try:
+                    self._place_anew()
+                    then = "nodes are placed anew by that"
+                except GraphError as error:
+                    then = f"nodes stay where they are, as no other placement is possible: {error}"
         if self._report is not None:
-            for task, slower in found.items():
-                now, usual = (format_seconds(each) for each in (slower.seconds, slower.usual_seconds))
+            for task, change in found.items():
+                now, usual = (format_seconds(each) for each in (change.seconds, change.usual_seconds))
                 self._report(
-                    f"{task} has become {slower.times:.1f} times slower: its part of a step takes {now} in place of "
-                    f"{usual}; another program may run there, or its processor is throttled; "
-                    + ("nodes are placed anew by that" if avoids else "learn() places nodes by that")
+                    f"{task} has become {change.times:.1f} times slower: its part of a step takes {now} in place of "
+                    f"{usual}; another program may run there, or its processor is throttled; {then}"
+                    if change.times > 1
+                    else f"{task} is as fast as before: its part of a step takes {now}; {then}"
                 )
 
-    def _place_anew(self) -> None:
-        """Forget where what has no state runs."""
+    def _place_anew(self) -> dict[str, Any]:
+        """Place again what has no state, and return by what, as `_to_place`.
+
+        Raises: as `placement`, and all stays as it was.
+        """
+        before = self._device, self._placement
         stays = {name for name, node in self.graph.nodes.items() if holds_state(node)}
         self._device = {name: device for name, device in self._device.items() if name in stays}
         self._placement = None
+        known = self._to_place()
+        try:
+            self.placement()
+        except BaseException:
+            self._device, self._placement = before
+            raise
+        self._trials.clear()
         self._drop_cuts()
+        return known
 
     def _measured_links(self) -> dict[tuple[str, str], tuple[float, float]]:
         """Return the latency and the bytes a second between each two devices of different workers."""
@@ -489,7 +525,7 @@ class WorkerSession:
         """Return, by node and worker that needs it, the node there after which it is early enough to ask for it."""
         if not (self._costs and self._config.orders_receives):
             return {}
-        nodes = placed_nodes(self.graph, self._joined(), self._default_costs(), self._costs)
+        nodes = placed_nodes(self.graph, self._joined(), self._default_costs(), self._costs_now())
         order = receive_order(nodes, placement, self._joined())
         return {(each.source, task_of(each.device)): each.after for each in order if each.after}
 
@@ -592,6 +628,8 @@ class WorkerSession:
             check_versions(task, answer.get("versions", {}))
             peer = self._peers[task]
             peer.reached_at = resolved(self._addresses[task])
+            if peer.pid != answer["pid"]:  # it measured its reference anew
+                peer.slowness = 1.0
             peer.pid, peer.devices = int(answer["pid"]), list(answer["devices"])
             peer.brought = {
                 *(("Call", name) for name in answer["functions"]),
@@ -871,13 +909,17 @@ class WorkerSession:
 
 #: What a run asks for: endpoints, operations, and what is fed.
 _Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...]]
+#: Of what is fed.
+_Shapes = tuple[tuple[int, ...], ...]
+#: Shapes of feeds for which a cut knows the pace, those used last.
+_MOST_SHAPES = 64
 
 
 @dataclass(slots=True)
 class _Cut:
     """What workers run for a step: parts by task, under a number; and the device of each node.
 
-    runs: that are under way. is_over: no more begin. pace: of its workers.
+    runs: that are under way. is_over: no more begin. paces: of its workers, by the shapes of feeds.
     """
 
     number: int
@@ -885,14 +927,21 @@ class _Cut:
     device: Mapping[str, str]
     runs: int = 0
     is_over: bool = False
-    pace: Pace = field(default_factory=Pace)
+    paces: dict[_Shapes, Pace] = field(default_factory=dict)
+
+    def pace_of(self, shapes: _Shapes, slowness: Mapping[str, float]) -> Pace:
+        """Return the pace for feeds of some shapes. slowness: of workers, should it be new."""
+        pace = self.paces[shapes] = self.paces.pop(shapes) if shapes in self.paces else Pace(slowness)
+        if len(self.paces) > _MOST_SHAPES:
+            del self.paces[next(iter(self.paces))]
+        return pace
 
 
 class _Peer:
     """What the client knows of a worker.
 
     is_here: between its first answer and its loss. reached_at: its address, without a name that would be looked up.
-    brought: see `place_graph`.
+    slowness: how many times as long as usual it takes. brought: see `place_graph`.
     """
 
     def __init__(self) -> None:
@@ -901,6 +950,7 @@ class _Peer:
         self.devices: list[str] = []
         self.brought: set[tuple[str, str]] = set()
         self.reference_seconds = self.clock_offset_seconds = 0.0
+        self.slowness = 1.0
 
 
 class _Ask:
