@@ -1076,6 +1076,19 @@ def test_a_trace_has_the_spans_of_a_step_that_fails_and_is_not_complete_where_a_
     assert trace.is_complete is not is_lost
 
 
+def test_a_trace_in_which_a_worker_refuses_a_step_is_complete(tmp_path: Path) -> None:
+    graph = Graph()
+    x = graph.constant(1.0)
+    with contextlib.closing(new_worker(TASKS[0])) as worker:
+        worker._free_steps = threading.Semaphore(1)
+        with opened(graph, {worker.task: worker.address}, trace=tmp_path / "run.trace") as session:
+            session.run(x)
+            worker._free_steps.acquire()
+            with pytest.raises(UnsupportedError, match="as many as a worker can at once"):
+                session.run(x)
+    assert read_trace(tmp_path / "run.trace").is_complete
+
+
 class Counting:
     """A proxy that counts the bytes of each of its connections, both ways; a client's is the first.
 

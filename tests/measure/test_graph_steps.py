@@ -141,9 +141,19 @@ def test_the_longest_chain_leads_from_worker_to_worker_and_waits_name_their_tens
     assert [(each.rank, each.seconds, str(each)) for each in waits] == [
         (0, 7.0, "tensor train from /job:worker/task:1 7 s")
     ]
-    assert explain_graph(traced([])).verdict == "No step of the graph has ended."
-    assert report_of(traced([])).sections == []
+
+
+def test_of_a_trace_in_which_no_step_has_ended_that_is_all_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = "No step of the graph has ended."
+    report = report_of(traced([]))
+    assert (report.verdict, report.sections, report.notes) == (nothing, [], [])
     assert longest_chain(traced([])) is None
+    with TraceWriter(tmp_path / "run.trace", {"graph": True, "host": "box", "rank": 0}):
+        pass
+    assert main(["explain", str(tmp_path / "run.trace")]) == 0
+    assert capsys.readouterr().out == f"{nothing}\n"
 
 
 @pytest.mark.usefixtures("fonts")

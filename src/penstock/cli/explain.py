@@ -137,7 +137,7 @@ def _explain_graph(options: argparse.Namespace, run: Run) -> None:
     from penstock.measure.graph_steps import explain_graph
 
     found = explain_graph(run.trace())
-    notes = [found.advice, *found.notes, *run.notes]
+    notes = [note for note in (found.advice, *found.notes, *run.notes) if note]
     if any(each is not None for each in (options.memory, options.readers, options.decoders, options.machine)):
         notes.append("a graph is not replayed: what would change a loader has no effect")
     if not options.json:
@@ -164,7 +164,11 @@ def _explain_graph(options: argparse.Namespace, run: Run) -> None:
     }
     titles = "What workers did", "What steps waited for longest", "The slowest steps"
     made = (worker_rows(found), node_rows(found), slow_rows(found))
-    tables = [Table(title, columns, rows) for title, (columns, rows) in zip(titles, made, strict=True)]
+    tables = [
+        Table(title, columns, rows)
+        for title, (columns, rows) in zip(titles, made, strict=True)
+        if found.steps
+    ]
     show(options, data, tables, notes)
 
 

@@ -167,7 +167,9 @@ class GraphExplanation:
 
     @property
     def advice(self) -> str:
-        """What a person can change about what steps waited for longest."""
+        """What a person can change about what steps waited for longest; "" where no step has ended."""
+        if not self.steps:
+            return ""
         if (link := self.slow_link) is not None:
             return (
                 f"the link from {link[0]} to {link[1]}: session.learn() measures it and keeps nodes together that send "

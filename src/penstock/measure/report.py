@@ -122,7 +122,12 @@ def report_of(run: Trace | Run | None, devices: DeviceRecord | None = None) -> R
     if trace.workers:
         steps = explain_graph(trace)
         parts = [*sections_of_graph(trace, steps), *([] if devices is None else _of_devices(devices))]
-        return Report(steps.verdict, _facts(trace), parts, [steps.advice, *steps.notes, *run.notes])
+        return Report(
+            steps.verdict,
+            _facts(trace),
+            parts,
+            [note for note in (steps.advice, *steps.notes, *run.notes) if note],
+        )
     explained = explain(run)
     notes = list(explained.notes)
     sections = [_reasons(explained), _moments(explained), _over_time(trace), _traffic(trace), _hits(trace)]

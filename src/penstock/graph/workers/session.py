@@ -249,8 +249,9 @@ class WorkerSession:
         finally:
             if self._trace is not None and traced is not None:
                 offset = {task: peer.clock_offset_seconds for task, peer in self._peers.items()}
-                recorded = dict(ask.recorded)  # of a worker that is late, more may come
-                missing = len(cut.parts) - len(recorded)
+                answered = dict(ask.recorded)  # of a worker that is late, more may come
+                recorded = {task: each for task, each in answered.items() if each is not None}
+                missing = len(cut.parts) - len(answered)
                 self._trace.end(
                     *traced, recorded, missing, offset, lambda name: task_of(cut.device.get(name, ""))
                 )
@@ -956,7 +957,8 @@ class _Peer:
 class _Ask:
     """A request to some workers, and their answers.
 
-    holds: what each has to run for it. recorded: spans of those that answered, also that they failed.
+    holds: what each has to run for it. recorded: spans of those that answered, also that they failed; None of those
+    that refused it.
     """
 
     def __init__(
@@ -979,8 +981,7 @@ class _Ask:
         """Take an answer."""
         with self._changed:
             self._pending.pop(task, None)
-            if "recorded" in message:
-                self.recorded[task] = message["recorded"]
+            self.recorded[task] = message.get("recorded")
             if message["kind"] == "failed":
                 self._error = self._error or _error_of(message["error"], task)
             else:
