@@ -40,6 +40,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.recorder import Recorder
 from penstock.plan.saves import Auto
 from penstock.policy.retention import Keep
+from penstock.ranks.exchange import Ranks, alone
 from penstock.torch import Loader
 from penstock.torch import dcp as dcp_module
 from penstock.torch.dcp import StoreReader, StoreWriter
@@ -458,6 +459,20 @@ def test_a_part_of_the_state_is_loaded(writer: StoreWriter, tmp_path: Path) -> N
     read(tmp_path, into, 1)
     assert torch.equal(into["model"]["bias"], state["model"]["bias"])  # type: ignore[index]
     assert into["step"] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", [StoreReader, StoreWriter])
+def test_a_wrong_report_is_refused_on_every_rank(
+    kind: type[StoreReader | StoreWriter], rank: int, tmp_path: Path
+) -> None:
+    def ranks() -> Ranks:
+        made = alone()
+        made.rank = rank
+        return made
+
+    with pytest.raises(ConfigError, match="report is 'print'"):
+        kind(tmp_path, ranks=ranks, report="print")  # type: ignore[arg-type]
 
 
 def test_what_is_missing_is_an_error_unless_a_partial_load_is_allowed(

@@ -423,7 +423,8 @@ class StoreReader(StorageReader):
         settings = store_config(folder, arguments).settings
         self._catalog = Catalog(open_tiers(settings))
         self._ranks, self._threads = made_ranks(ranks), settings.threads
-        telling = quiet(checked_report(report) if self._ranks.rank == 0 else None)
+        report = checked_report(report)
+        telling = quiet(report if self._ranks.rank == 0 else None)
         spans = SnapshotSpans(checked_trace(trace), self._ranks.rank, telling)
         self._restorer = Restorer(self._catalog, self._ranks, self._threads, spans, telling)
         #: As of the last `reset`; None: the snapshot that was saved last.
