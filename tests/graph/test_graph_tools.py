@@ -25,6 +25,7 @@ from PIL import Image
 from tests.graph.graphs import body, constant, node
 from tests.patience import patient, wait_until
 from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.errors import ClosedError, DataError
 from penstock.graph import (
@@ -45,6 +46,7 @@ from penstock.graph import (
     to_upper_half,
 )
 from penstock.graph.errors import MismatchError, UnsupportedError
+from penstock.graph.ops import aten
 from penstock.graph.ops.vjp import TRACED_FROM_USE
 from penstock.graph.ops.work import work_of
 from penstock.graph.run import timeline
@@ -163,6 +165,30 @@ def test_what_a_graph_leaves_open_is_guessed_and_said() -> None:
     assert devices.kernel_seconds("cpu:0", 2e3, 1e9) == 2
     assert devices.kernel_seconds("cpu:0", 1e3, 3e9) == 3
     assert devices.kernel_seconds("gpu:0", 1e13, 0) == 1
+
+
+def test_the_work_of_one_call_of_aten_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, counters = Graph(), []
+
+    class Counter(FlopCounterMode):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            counters.append(self)
+
+    monkeypatch.setattr(aten, "FlopCounterMode", Counter)
+    x = graph.placeholder("float32", [7, 100])
+    for name, wide in (("a", 11), ("b", 11), ("c", 13)):
+        graph.add("aten.mm.default", x, graph.placeholder("float32", [100, wide]), name=name)
+    args = [{"input": 0}, [0]], [{"input": 0}, [1]]
+    for name, each in zip(("d", "e"), args, strict=True):
+        graph.add("aten.sum.dim_IntList", x, args=each, name=name)
+    aten._flops_by_torch.cache_clear()
+
+    for _ in range(2):
+        found = [work_of(graph.nodes[name]).flops for name in "abcde"]
+
+    assert found == [2 * 7 * 100 * 11, 2 * 7 * 100 * 11, 2 * 7 * 100 * 13, 700, 700]
+    assert len(counters) == 4
 
 
 A, B = "/job:w/task:0/device:cpu:0", "/job:w/task:1/device:cpu:0"

@@ -40,7 +40,8 @@ class Operation:
     attribute `kernel` of a node chooses; a run never does, as their results differ in the last bits.
     differentiable: whether its gradient is that of its kernel by torch. handles: whether it takes variables as such,
     and not their values. takes_out: whether its first kernel writes its value into a tensor that it is given as `out`,
-    as torch's functions do. flops: what it computes; None: it passes on what is there, which takes no time.
+    as torch's functions do. flops: what it computes; None: it gives what is there, or a view
+    of it as Slice does, or reads its shape alone, which counts as no time.
     """
 
     name: str
