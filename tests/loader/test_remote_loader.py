@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from tests.for_each import for_each
 from tests.patience import wait_until
 from tests.store.web_server import Answer, Request, WebServer, serving
 
@@ -118,6 +119,25 @@ def test_as_many_objects_are_read_at_once_as_the_store_rewards_also_more_than_12
 
     assert numbers.tolist() == [number % 256 for number in range(512)]
     assert 200 <= server.most_at_once <= 1024
+
+
+@for_each(
+    ("most", "text"),
+    [
+        (1024, "128 reading threads, up to 1,024 where the store rewards as many requests;"),
+        (100, "128 reading threads, as many requests as the store rewards, at most;"),
+    ],
+)
+def test_the_start_says_how_many_readers_there_may_be(server: WebServer, most: int, text: str) -> None:
+    source = open_source(f"{server.address}/train")
+    assert source.objects is not None
+    source.objects.most = most  # as `ulimit -n` says
+    lines: list[str] = []
+
+    with make(source, report=lines.append) as loader:
+        loader.start()
+
+    assert text in "\n".join(lines)
 
 
 def failing_until(seconds: float) -> Callable[[Request], Answer | None]:

@@ -75,8 +75,8 @@ T = TypeVar("T")
 # Samples to try where the first cannot be had and its shape is wanted.
 _PROBES = 16
 
-# Reads of a remote store that may be wanted at once, until more raise the rate: more threads cost more than they bring
-# where a link is slow, or answers soon: docs/decisions/0024.
+# Reads of a remote store that may be wanted at once, until its limit of requests is higher: more threads cost more than
+# they bring where a link is slow, or answers soon: docs/decisions/0024.
 _REMOTE_READERS = 128
 
 
@@ -604,7 +604,9 @@ def _threads(
     elif most_requests:
         # They wait for the source, whose own limit says how many requests are under way.
         readers, most_readers = _REMOTE_READERS, sum(most_requests)
-        readers_because = "and up to as many as the requests that the store rewards"
+        readers_because = "as many requests as the store rewards, at most"
+        if most_readers > readers:
+            readers_because = f"up to {most_readers:,} where the store rewards as many requests"
     else:
         readers, readers_because = default_readers(cpus), "the usual number where no machine= is given"
         if machine is not None:
