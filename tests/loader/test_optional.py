@@ -14,6 +14,7 @@ from tests.loader.made import Made
 from penstock import Loader, LoaderConfig
 from penstock.errors import ConfigError, DataError
 from penstock.loader.optional import Defaults
+from penstock.loader.transforms import ToTensor
 from penstock.torch import Loader as TorchLoader
 
 COUNT = 20
@@ -162,7 +163,7 @@ def test_defaults_are_checked_and_compared() -> None:
     with pytest.raises(ConfigError, match="optional has None for 'caption'"):
         LoaderConfig(Made(int, COUNT), optional={"caption": None}, **arguments)
     with pytest.raises(ConfigError, match="optional is for the samples of a data set"):
-        LoaderConfig("photos", optional={"caption": ""}, **arguments)
+        LoaderConfig("photos", optional={"caption": ""}, transforms=[ToTensor()], **arguments)
     source = Made(int, COUNT)
     one, other = (LoaderConfig(source, optional={"a": np.zeros(2)}, **arguments) for _ in range(2))
     assert one == one

@@ -345,6 +345,20 @@ def test_text_is_collated_as_that_of_any_data_set(tmp_path: Path) -> None:
 
     assert [batch.tolist() for batch in batches(samples)] == [[3, 0, 6, 4], [4]]
     assert batches(SourceSamples(ArrowTable(TABLE)), collate_fn=len) == [4, 1]
+    for kind in ("parquet", "table"):
+        assert batches(text_sources(tmp_path)[kind], collate_fn=len, cache="rows") == [4, 1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"collate_fn": len}, {"cache": "rows"}, {"optional": {"": 0}}, {"padded": {"": 0}}]
+)
+def test_what_is_for_samples_is_refused_once_a_path_turns_out_not_to_be_text(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 2)))
+
+    with pytest.raises(ConfigError, match="data set"):
+        batches(tmp_path / "a.npy", **options)
 
 
 def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:

@@ -247,23 +247,8 @@ class LoaderConfig:
             raise ConfigError(f"collate_fn is {self.collate_fn!r}; it is a function of a list of samples")
         if self.is_of_data_set:
             self._check_data_set()
-        elif self.collate_fn is not None:
-            raise ConfigError(
-                "collate_fn is given, and the source is no data set, whose samples it would get: bytes are decoded "
-                "into their place in the batch, so do what it does to each batch that the loader gives"
-            )
-        elif self.optional:
-            raise ConfigError(
-                "optional is for the samples of a data set; those of a folder or source have the labels it gives them"
-            )
-        elif self.cache is not None:
-            raise ConfigError(
-                "cache is for the samples of a data set; bytes of a folder or source are kept as policy= says"
-            )
-        elif self.unequal:
-            raise ConfigError(
-                "ragged and padded are for the samples of a data set; those of a folder or source are all alike"
-            )
+        elif self.transforms or not self._may_do_without:
+            self.check_not_of_samples()
         if self.collate_fn is not None and self.unequal:
             raise ConfigError(
                 "collate_fn makes the batches, so that ragged and padded have no effect: leave them out"
@@ -280,6 +265,26 @@ class LoaderConfig:
             value = getattr(self, each.name)
             if is_number(value) and hasattr(value, "item"):  # NumPy's are no JSON, and print otherwise
                 object.__setattr__(self, each.name, value.item())
+
+    def check_not_of_samples(self) -> None:
+        """Refuse what is for the samples of a data set. Of a path without transforms its source says whether it is."""
+        if self.collate_fn is not None:
+            raise ConfigError(
+                "collate_fn is given, and the source is no data set, whose samples it would get: bytes are decoded "
+                "into their place in the batch, so do what it does to each batch that the loader gives"
+            )
+        if self.optional:
+            raise ConfigError(
+                "optional is for the samples of a data set; those of a folder or source have the labels it gives them"
+            )
+        if self.cache is not None:
+            raise ConfigError(
+                "cache is for the samples of a data set; bytes of a folder or source are kept as policy= says"
+            )
+        if self.unequal:
+            raise ConfigError(
+                "ragged and padded are for the samples of a data set; those of a folder or source are all alike"
+            )
 
     def _check_reads(self) -> None:
         """Check what fixes who reads what, as far as it can be without the number of samples."""

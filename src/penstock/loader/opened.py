@@ -87,6 +87,7 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
     if config.transforms or not isinstance(source, Source):
         return source
     if not calls.one(f"whether {source!r} is of text", partial(is_text, source)):
+        config.check_not_of_samples()
         return source
     samples = SourceSamples(source)
     replace(config, source=samples, storage_options=None, skip=None)  # which refuses what is for bytes alone
