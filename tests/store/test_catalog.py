@@ -675,6 +675,29 @@ def test_catalogs_that_nobody_used_for_long_are_removed_when_another_is_written(
     }
 
 
+def test_of_the_catalogs_of_other_places_the_headers_alone_are_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write("one/cat/a.jpg", "two/cat/b.jpg")
+    for name in ("one", "two"):
+        store.open(place=store.data / name)
+    for name, data in (("no", b"nothing"), ("half", next(store.kept.iterdir()).read_bytes()[:60])):
+        (store.kept / f"{name}.catalog").write_bytes(data)
+    (store.kept / "folder.catalog").mkdir()
+    parsed = []
+    whole = Catalog.from_bytes
+
+    def counted(data: bytes) -> Catalog:
+        parsed.append(whole(data))
+        return parsed[-1]
+
+    monkeypatch.setattr(Catalog, "from_bytes", counted)
+    found = [one.catalog for one in catalogs.kept_catalogs(str(store.data / "one"))]
+
+    assert found == parsed
+    assert [each.key.place for each in parsed] == [str(store.data / "one")]
+
+
 def test_another_ranks_catalog_serves_without_a_listing(store: Store) -> None:
     store.write("cat/a.jpg", "dog/b.jpg")
     sent = store.open().catalog.to_bytes()

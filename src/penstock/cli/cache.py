@@ -42,7 +42,7 @@ def add_cache(commands: Any) -> None:
         "cache", help="list or clear what is kept: listings of data sets, samples on disks"
     )
     kinds = group.add_subparsers(required=True, metavar="WHAT")
-    removes = "remove what no process uses; the next start lists and reads it anew"
+    removes = "remove what is kept, but no samples that a process uses now"
     for name, summary, is_there, every, without in (
         ("list", "what is there, and when it was used", "is there", "--json", "Without PLACE: all catalogs."),
         ("clear", removes, "was removed", "--all-catalogs", "One of PLACE and --all-catalogs is needed."),
@@ -92,11 +92,9 @@ def _catalogs(place: str | None) -> list[KeptCatalog]:
     from penstock.store.catalogs import kept_catalogs, place_of
     from penstock.store.patterns import place_of_paths
 
-    kept = list(kept_catalogs())
     if place is None:
-        return kept
-    known = place_of(place_of_paths(place))
-    return [one for one in kept if one.catalog is not None and one.catalog.key.place == known]
+        return list(kept_catalogs())
+    return [one for one in kept_catalogs(place_of(place_of_paths(place))) if one.catalog is not None]
 
 
 def _shown_catalogs(options: argparse.Namespace, kept: list[KeptCatalog]) -> _Shown:

@@ -25,7 +25,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
@@ -240,7 +240,6 @@ def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
         version = header["version"]
         begin += 8 * header["samples"]
         labels, label_bytes = _unpacked_labels(content[begin:], header["labels"])
-    opener, place, extensions = header["key"]
     samples, folders = header["samples"], tuple(header["folders"])
     label_words = samples if labels is None else label_bytes // 8
     lengths = [0, samples, label_words, len(folders), len(folders)]
@@ -252,7 +251,7 @@ def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
         for begin, end in pairwise(bounds.tolist())
     )
     return Catalog(
-        CatalogKey(opener, place, None if extensions is None else tuple(extensions)),
+        _key_of(header),
         header["kind"],
         header["listed_seconds"],
         np.frombuffer(content[bounds[-1] :], np.uint8),
@@ -266,6 +265,23 @@ def _unpacked(content: memoryview, header_bytes: int, version: int) -> Catalog:
         {name: tuple(classes) for name, classes in header.get("label_classes", {}).items()},
         more[0] if version == 3 else None,
     )
+
+
+def _key_of(header: dict[str, Any]) -> CatalogKey:
+    opener, place, extensions = header["key"]
+    return CatalogKey(opener, place, None if extensions is None else tuple(extensions))
+
+
+def read_key(file: BinaryIO) -> CatalogKey:
+    """Return what a file says that it is a catalog of: of all that it has, the header alone is read.
+
+    Raises: FormatError.
+    """
+    header = file.read(check_front(file.read(_FRONT_BYTES)))
+    try:
+        return _key_of(json.loads(header))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"is damaged: {error!r:.200}") from error
 
 
 def check_front(data: bytes) -> int:

@@ -19,7 +19,7 @@ from penstock.cache_folders import Folders, find_folders, remove_unused
 from penstock.errors import FormatError, PenstockError
 from penstock.files import write_whole
 from penstock.store.calls import Calls
-from penstock.store.catalog import Catalog, CatalogKey, NewerCatalog, check_front
+from penstock.store.catalog import Catalog, CatalogKey, NewerCatalog, check_front, read_key
 from penstock.store.object_store import is_address, without_secrets
 
 #: A smaller data set is listed faster than it is worth a file: in some 10 ms, and at 1 ms a call in 0.1 s.
@@ -89,10 +89,12 @@ def catalog_folders() -> tuple[Path, ...]:
     return _folders().read
 
 
-def kept_catalogs() -> Iterator[KeptCatalog]:
-    """Yield all catalogs, those that cannot be read included."""
+def kept_catalogs(place: str | None = None) -> Iterator[KeptCatalog]:
+    """Yield the catalogs of a place, as `place_of` returns it; None: all, those that cannot be read included."""
     for folder in _folders().read:
         for file in sorted(folder.glob(f"*{_ENDING}")):
+            if place is not None and not _is_of(file, place):
+                continue
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 used_seconds, data = file.stat().st_mtime, b""
                 catalog, problem = None, ""
@@ -106,6 +108,15 @@ def kept_catalogs() -> Iterator[KeptCatalog]:
                 except OSError as error:  # such as a folder of that name
                     problem = f"cannot be read: {error.strerror or error}"
                 yield KeptCatalog(file, len(data), used_seconds, catalog, problem)
+
+
+def _is_of(file: Path, place: str) -> bool:
+    """Return whether a file is a catalog of a place; what cannot be read is of none."""
+    try:
+        with file.open("rb") as there:
+            return read_key(there).place == place
+    except (FormatError, OSError):
+        return False
 
 
 def place_of(path: str | os.PathLike[str]) -> str:
