@@ -323,8 +323,9 @@ def test_a_worker_is_slow_once_for_all_that_runs_until_it_is_as_fast_as_before_a
                     session.run(fetches, {x: np.ones(size[0], np.float32)})
             return task_of(session.placement().device["y"])
 
-        learned = session.learn([*ends, y], {x: [1, 2]})
-        before = copy.deepcopy(learned)
+        given = session.learn([*ends, y], {x: [1, 2]})
+        learned = copy.deepcopy(given)
+        given["y"]["cost"].clear()  # the caller's own
         assert device_after(17) == TASKS[0]
         size[0] = 8
         assert device_after(24) == TASKS[0]
@@ -332,7 +333,7 @@ def test_a_worker_is_slow_once_for_all_that_runs_until_it_is_as_fast_as_before_a
         for _ in range(2):
             is_slow.set()
             assert device_after(40) == TASKS[1]
-            assert (len(reported), learned) == (1, before)
+            assert len(reported) == 1
             assert session._costs_now()["y"]["cost"] == {
                 f"{TASKS[0]}/device:cpu:0": pytest.approx(
                     5 * learned["y"]["cost"][f"{TASKS[0]}/device:cpu:0"]
