@@ -137,9 +137,9 @@ def predicted(scenario: Scenario) -> dict[str, float]:
 class Willing(Job):
     """A job in which no tier is too slow."""
 
-    def worthwhile_bytes(self, least_share: float = 0.0) -> list[int]:
+    def worthwhile_bytes(self, least_share: float = 0.0, rank: int | None = None) -> list[int]:
         """See `Job.worthwhile_bytes`."""
-        return self.capacities_bytes()
+        return self.capacities_bytes(rank)
 
 
 def show_tiers(samples: int, most: int | None) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from contextlib import ExitStack
@@ -337,7 +338,7 @@ def test_arguments_that_do_not_fit_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "access",
     [Access(False, True, 4096), Access(False, False, 1 << 20), Access(True, False, 1 << 20)],
@@ -345,7 +346,9 @@ def test_arguments_that_do_not_fit_are_refused(
 )
 def test_fio_finds_the_same_rates(tmp_path: Path, access: Access) -> None:
     """fio, by the Debian package of that name, on the same folder, in turns: within a factor of two, as others use the
-    disk meanwhile."""
+    disk meanwhile. On a busy machine they are not; how near they are, `benchmarks/fio_rates.py` says."""
+    if shutil.which("fio") is None:
+        pytest.fail("fio is not installed: `make test-system` installs packages.txt")
     ours, theirs = dict[int, list[float]](), dict[int, list[float]]()
     verb, order = "write" if access.is_write else "read", "rand" if access.is_random else ""
     with ScratchFile(tmp_path) as scratch:
