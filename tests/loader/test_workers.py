@@ -634,6 +634,46 @@ def test_a_script_that_holds_the_class_of_its_data_set_without_a_guard_is_refuse
     assert "Own is defined in a notebook, on the command line or at a prompt" in typed.stderr
 
 
+UNDER_GUARD = """
+import penstock
+
+if __name__ == "__main__":
+    class Own:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index
+
+    with penstock.Loader(Own(), batch_size=4, epochs=1, workers=1, report=None) as loader:
+        list(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "message"),
+    [
+        (
+            '__name__ == "__main__"',
+            "Own is defined under `if __name__ == '__main__':`, which worker processes do",
+        ),
+        (
+            '"__main__" in __name__',
+            "Own is not there where a worker process imports the script that defines it",
+        ),
+    ],
+)
+def test_a_class_that_is_defined_only_where_the_script_is_the_program_is_refused(
+    tmp_path: Path, interpreters: Interpreters, guard: str, message: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNDER_GUARD.replace('__name__ == "__main__"', guard))
+
+    refused = interpreters.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+
+    assert f"ConfigError: {message}" in refused.stderr
+
+
 CHOSEN = """
 import os
 import penstock

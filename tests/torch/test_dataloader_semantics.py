@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections import namedtuple
@@ -872,14 +873,26 @@ print([batch.tolist() for batch in DataLoader(Squares(), 3, num_workers=2)])
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_works_as_it_does_with_pytorchs(tmp_path: Path, forks: Forks) -> None:
-    """Its data set is defined in it, and processes that import it would run it again."""
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SCRIPT, "which has no `if __name__ == '__main__':`"),
+        (
+            f"if __name__ == '__main__':{textwrap.indent(SCRIPT, '    ')}",
+            "Squares is defined under `if __name__ == '__main__':`",
+        ),
+    ],
+)
+def test_a_script_whose_import_does_not_define_its_data_set_alone_works_as_with_pytorchs(
+    tmp_path: Path, forks: Forks, text: str, reason: str
+) -> None:
+    """Processes that import it would run it again, or not find the class."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
 
     with forks.start(script, [[[[]]]], modules=["penstock.torch"]) as forked:
         told, ended = forked.wait()
 
     assert "\n[[0, 1, 4], [9, 16, 25]]\n" in told
-    assert "which has no `if __name__ == '__main__':`" in told
+    assert reason in told
     assert list(ended.values()) == [0]

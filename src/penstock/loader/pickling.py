@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import math
 import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from penstock.units import format_bytes
 _LEAST_SHARED_BYTES = 4 << 10
 _ALIGNMENT = 64
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 #: How deep, and at how many parts of one value, the one is looked for that cannot be pickled.
 _DEPTH, _PARTS = 8, 1000
 
@@ -53,13 +57,13 @@ class _Pickler(pickle.Pickler):
             file, 5, buffer_callback=None if buffers is None else lambda each: _keep(each, buffers)
         )
         self._reducers, self._known, self._found_by = reducers, known, found_by
-        self.of_main: Any = None
+        self.of_main = list[Any]()
 
     def reducer_override(self, value: Any) -> Any:
         if value is self._known and value is not None:
             return self._found_by, ()
         if isinstance(value, _FUNCTIONS) and getattr(value, "__module__", None) == "__main__":
-            self.of_main = value
+            self.of_main.append(value)
         reduce = self._reducers.get(type(value))
         return NotImplemented if reduce is None else reduce(value)
 
@@ -116,7 +120,7 @@ def pickled(
     digest = _digest_of([data, *buffers])
     if before is not None and before.digest == digest:
         return before
-    main = {} if pickler.of_main is None else _main_of(pickler.of_main)
+    main = _main_of(pickler.of_main) if pickler.of_main else {}
     arena, extents = _placed(buffers)
     return Pickled(data, arena, extents, main, digest)
 
@@ -197,16 +201,38 @@ def _why(culprit: Any, reason: Exception) -> str:
     )
 
 
-def _main_of(used: Any) -> dict[str, str]:
-    """Return how another process imports what is `__main__` here. Raises: ConfigError where it cannot."""
+def _main_of(used: Sequence[Any]) -> dict[str, str]:
+    """Return how another process imports what is `__main__` here. Raises: ConfigError where it cannot find these."""
     main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    guarded = _defined_under_guard(path)
+    for each in used:
+        if each.__qualname__.partition(".")[0] in guarded:
+            raise ConfigError(
+                f"{each.__qualname__} is defined under `if __name__ == '__main__':`, which worker processes do not "
+                'run: define it above that line or in a module, or take workers="threads"'
+            )
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in ("__main__", ""):
         return {"init_main_from_name": spec.name}
-    path = getattr(main, "__file__", None)
     if path is None or not path.endswith(".py"):
         raise ConfigError(
-            f"{used.__qualname__} is defined in a notebook, on the command line or at a prompt, where worker processes "
-            'cannot import it from: move it to a module, or take workers="threads"'
+            f"{used[0].__qualname__} is defined in a notebook, on the command line or at a prompt, where worker "
+            'processes cannot import it from: move it to a module, or take workers="threads"'
         )
     return {"init_main_from_path": os.path.abspath(path)}
+
+
+def _defined_under_guard(path: str | None) -> set[str]:
+    """Return the classes and functions that a script defines under `if __name__ == "__main__":` alone."""
+    try:
+        script = ast.parse(Path(path).read_bytes()) if path else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError):  # it may be no Python, or be gone
+        return set()
+    guarded, others = set[str](), set[str]()
+    for statement in script.body:
+        is_guard = isinstance(statement, ast.If) and ast.unparse(statement.test) in _GUARDS
+        (guarded if is_guard else others).update(
+            each.name for each in ast.walk(statement) if isinstance(each, _DEFINITIONS)
+        )
+    return guarded - others

@@ -168,7 +168,15 @@ class _Unpickler(pickle.Unpickler):
                 spawn.prepare(main)  # which does nothing where it was imported before
             finally:
                 _is_importing_main = False
-        return super().find_class(module, name)
+        try:
+            return super().find_class(module, name)
+        except AttributeError as error:
+            if module != "__main__":
+                raise
+            raise ConfigError(
+                f"{name} is not there where a worker process imports the script that defines it: define it at the top "
+                'of the script or in a module, or take workers="threads"'
+            ) from error
 
 
 def _restored(copy: Copy, descriptor: int | None) -> Any:
