@@ -148,6 +148,17 @@ def test_a_field_that_a_key_lacks_has_its_default_or_is_named(tmp_path: Path) ->
         batches(samples)
 
 
+def test_a_field_that_no_key_has_is_refused_with_the_endings_that_there_are(shards: str) -> None:
+    for _ in range(2):  # also where a catalog may have been kept
+        with pytest.raises(ConfigError) as caught:
+            TarSamples(shards, {"label": "cls", "capt": "captoin;caption"})
+
+        assert str(caught.value).startswith("fields has 'capt', and no key of ")
+        assert "ends in captoin or caption; the first key has png, seg.png, txt, cls, json," in str(
+            caught.value
+        )
+
+
 def test_samples_read_together_are_those_read_alone_by_threads_processes_and_a_function_with_draws(
     shards: str,
 ) -> None:

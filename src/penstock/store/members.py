@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.catalog import Catalog, Ints
 from penstock.store.listing import Asking, ListingArguments, stamp_at
 from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, index_files, opened
-from penstock.store.patterns import Paths, place_of_paths
+from penstock.store.patterns import Paths, brief, place_of_paths
 from penstock.store.shards import key_and_ending, member_twice, notes_on, shards_of
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
@@ -43,7 +43,8 @@ class TarMembers(CataloguedFiles):
     wanted: None takes all that the first key of the first shard has.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
-    Raises: DataError as `TarShards`; naming the key whose members do not follow each other.
+    Raises: DataError as `TarShards`; naming the key whose members do not follow each other; ConfigError for a field
+        whose member no key has.
     """
 
     def __init__(
@@ -106,6 +107,14 @@ def list_members(place: str, wanted: Wanted | None, asking: Asking) -> Catalog:
     catalog = index_files(asking, files, index, kind="TarMembers", label=None)
     for note in notes_on(place, [shards[path] for path in files if path in shards]):
         asking.calls.report(note)
+    for field, table in cast(Mapping[str, Ints], catalog.labels).items():
+        if (table[:, 0] < 0).all():
+            first = asking.calls.one(files[0], partial(_fields_of, files[0], replace(asking, old=None)))
+            raise ConfigError(
+                f"fields has {field!r}, and no key of {brief(place)} has a member that ends in "
+                f"{' or '.join(fields[field])}; the first key has {', '.join(first)}: correct the ending, or leave the "
+                "field out"
+            )
     return catalog
 
 
