@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from tests.store.tar_files import write
@@ -19,11 +21,11 @@ from tests.store.web_server import serving
 from penstock import open_source
 from penstock.cli.main import INTERRUPTED, main
 from penstock.errors import ConfigError, DataError
-from penstock.loader import Loader, LoaderConfig
+from penstock.loader import Loader, LoaderConfig, TarSamples
 from penstock.loader.checking import check_source
 from penstock.loader.skips import SkipList
 from penstock.loader.transforms import Resize, ToTensor
-from penstock.store import Arrays, ImageFolder, Selection
+from penstock.store import Arrays, ImageFolder, JsonLines, Selection
 
 SAMPLES = 300
 
@@ -115,6 +117,72 @@ def test_members_and_columns_are_chosen(
     assert json.loads(capsys.readouterr().out)["checked"] == 2
     assert main(["check", "a.tar", "--member", "thumb.jpg", "--label", "nothing"]) == 1
     assert "a has no label, .nothing" in capsys.readouterr().err
+
+
+def test_text_is_checked_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    broken = pa.array([b"\xff"]).cast(pa.string(), safe=False)
+    for name, more in (("good", []), ("bad", [broken])):
+        column = pa.chunked_array([pa.array(["one", "", "drei ü"]), *more])
+        pq.write_table(pa.table({"text": column}), f"{name}.parquet")
+    Path("lines.jsonl").write_text('{"a": 1}\n[2]\n{"a": 3}\n')
+
+    for options in ([], ["--sample", "text"], ["--no-decode"]):
+        assert main(["check", "good.parquet", *options]) == 0
+    capsys.readouterr()
+    assert main(["check", "bad.parquet", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert row["sample"] == 3
+    assert "row 3 is no text in UTF-8" in row["reason"]
+    ((sample, line),) = check_source(JsonLines("lines.jsonl")).bad.items()
+    assert sample == 1
+    assert "line 2 is [2]" in line.reason
+
+
+def test_a_member_is_decoded_by_its_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = write(tmp_path / "a.tar", {f"{key}.json": b"{" if key == 5 else b"{}" for key in range(9)})
+
+    assert main(["check", str(shard), "--member", "json"]) == 1
+
+    out = capsys.readouterr().out
+    assert "5.json, taken as json: JSONDecodeError" in " ".join(out.split())
+    assert "checked 9 samples, 1 bad" in out
+    assert "of each key, the member that ends in json alone: --fields all" in out
+
+
+def test_all_members_are_checked_and_the_list_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    members = {
+        f"{key}.{ending}": content
+        for key in range(9)
+        for ending, content in (
+            ("jpg", picture(key)),
+            ("seg.png", picture(key)),
+            ("json", b'{"a": %d}' % key),
+        )
+    }
+    write(Path("a.tar"), members | {"2.seg.png": b"none", "7.json": b"{"})
+
+    assert main(["check", "a.tar"]) == 0
+    assert "of each key, the picture alone: --fields all" in capsys.readouterr().out
+    assert main(["check", "a.tar", "--fields", "jpg,seg.png"]) == 1
+    assert "of each key, the members that end in jpg, seg.png" in capsys.readouterr().out
+    assert main(["check", "a.tar", "--fields", "all", "--write-skips", "bad.jsonl", "--json"]) == 1
+
+    assert [each["sample"] for each in json.loads(capsys.readouterr().out)["results"]] == [2, 7]
+    assert main(["check", "a.tar", "--fields", "all", "--write-skips", "new.jsonl"]) == 1
+    assert "Loader(TarSamples('a.tar'), ..., skip='new.jsonl')" in capsys.readouterr().out
+    with Loader(
+        TarSamples("a.tar"), batch_size=7, epochs=1, shuffle=False, skip="bad.jsonl", report=None
+    ) as loader:
+        (batch,) = loader
+    assert [each["a"] for each in batch["json"]] == [0, 1, 3, 4, 5, 6, 8]
+    assert main(["check", "a.tar", "--fields", "all", "--member", "jpg"]) == 1
+    assert "--fields is given with --member" in capsys.readouterr().err
 
 
 def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, long_work, show
-from penstock.cli.source_options import add_source, opened_source, opening
+from penstock.cli.source_options import add_fields, add_source, opened_samples, opening
 from penstock.errors import ConfigError
 from penstock.units import format_count
 
 if TYPE_CHECKING:
     from penstock.loader.skips import SkipList
+    from penstock.loader.tar_samples import TarSamples
     from penstock.store import Source
 
 _DESCRIPTION = """\
@@ -27,6 +28,7 @@ examples:
   penstock check photos/train
   penstock check "shards/train-{000..099}.tar" --write-skips bad.jsonl --json
   penstock check shards --member "jpg;png" --label json:class
+  penstock check shards --fields "jpg;png,seg.png,txt,json"
   penstock check s3://bucket/train --storage-options anon=true --storage-options endpoint_url=http://host:9000
 
 The exit status is 1 if a sample is bad, 130 after Ctrl-C.
@@ -39,6 +41,7 @@ def add_check(commands: Any) -> None:
     summary = "read and decode every sample once, list the bad ones"
     parser = add_command(commands, "check", _run, summary, _DESCRIPTION, _EPILOG)
     add_source(parser)
+    add_fields(parser)
     parser.add_argument(
         "--write-skips",
         type=Path,
@@ -46,7 +49,7 @@ def add_check(commands: Any) -> None:
         help="write the bad ones there; continue where it was left",
     )
     parser.add_argument(
-        "--no-decode", action="store_true", help="read alone: for samples that are no pictures"
+        "--no-decode", action="store_true", help="read alone: whatever the bytes of samples are"
     )
     parser.add_argument("--overwrite", action="store_true", help="begin anew where FILE exists")
     add_output_options(parser, plot=False)
@@ -55,20 +58,22 @@ def add_check(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from penstock.loader.checking import check_source
     from penstock.loader.skips import SkipList
+    from penstock.loader.tar_samples import TarSamples
 
     if options.write_skips is not None:
         check_folder("--write-skips", options.write_skips)
-    source = opened_source(options)
-    found = _begun(options, source) or SkipList.of(source)
+    source = opened_samples(options)
+    stored = source.source if isinstance(source, TarSamples) else source
+    found = _begun(options, stored) or SkipList.of(stored)
     try:
         with long_work(f"checking {options.source}", len(source), "samples") as done:
             check_source(
                 source, decodes=not options.no_decode, found=found, keep=options.write_skips, done=done
             )
     except KeyboardInterrupt:
-        _show(options, found)
+        _show(options, found, source)
         raise
-    _show(options, found)
+    _show(options, found, source)
     return 1 if found.bad else 0
 
 
@@ -91,7 +96,20 @@ def _begun(options: argparse.Namespace, source: Source) -> SkipList | None:
     return found
 
 
-def _show(options: argparse.Namespace, found: SkipList) -> None:
+def _members_checked(options: argparse.Namespace, source: Source | TarSamples) -> list[str]:
+    """Return a line that says which members of tar shards were looked at; nothing for other sources."""
+    from penstock.loader.tar_samples import TarSamples
+    from penstock.store import TarShards
+
+    if isinstance(source, TarSamples):
+        return [f"of each key, the members that end in {', '.join(source.endings)}"]
+    if isinstance(source, TarShards):
+        which = "picture" if options.member is None else f"member that ends in {options.member}"
+        return [f"of each key, the {which} alone: --fields all checks the other members, too"]
+    return []
+
+
+def _show(options: argparse.Namespace, found: SkipList, source: Source | TarSamples) -> None:
     bad = [found.bad[sample] for sample in sorted(found.bad)]
     rows = [
         (f"{each.sample:,}", each.reason if each.name in each.reason else f"{each.name}: {each.reason}")
@@ -101,6 +119,7 @@ def _show(options: argparse.Namespace, found: SkipList) -> None:
     of = "" if found.is_complete else f" of {found.samples:,}"
     notes = [f"{len(bad) - _MOST_SHOWN:,} more"] if len(bad) > _MOST_SHOWN else []
     notes.append(f"checked {found.checked:,}{of} samples, {len(bad):,} bad")
+    notes += _members_checked(options, source)
     if options.write_skips is not None:
         use = (
             f"Loader({opening(options)}, ..., skip={str(options.write_skips)!r}) leaves them out"

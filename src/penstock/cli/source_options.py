@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.loader.tar_samples import TarSamples
     from penstock.store import Source
 
 #: Options of the class that shards or tables are opened by.
@@ -38,8 +39,40 @@ def opened_source(options: argparse.Namespace) -> Source:
     """Open what `add_source` was given. Raises: ConfigError for options that are none, or as `open_source`."""
     from penstock.store import open_source
 
-    storage = dict(map(_option, options.storage_options))
-    return open_source(options.source, storage_options=storage, options=options_of_shards(options))
+    return open_source(
+        options.source, storage_options=_storage_options(options), options=options_of_shards(options)
+    )
+
+
+def add_fields(parser: argparse.ArgumentParser) -> None:
+    """Add what `opened_samples` takes besides `add_source`."""
+    parser.add_argument(
+        "--fields",
+        metavar="ENDING,...",
+        help="members of tar shards that are looked at, such as jpg,txt,json, all decoded by their endings; "
+        '"all" takes those that the first key has',
+    )
+
+
+def opened_samples(options: argparse.Namespace) -> Source | TarSamples:
+    """Open all members that --fields names, or what `opened_source` opens. Raises: as that, and `TarSamples`."""
+    from penstock.loader.tar_samples import TarSamples
+
+    if options.fields is None:
+        return opened_source(options)
+    if given := options_of_shards(options):
+        raise ConfigError(f"--fields is given with --{next(iter(given))}: leave one of them out")
+    return TarSamples(options.source, _fields_of(options), storage_options=_storage_options(options))
+
+
+def _fields_of(options: argparse.Namespace) -> list[str] | None:
+    """Return what `TarSamples` takes as `fields=`."""
+    given: str = options.fields
+    return None if given == "all" else given.split(",")
+
+
+def _storage_options(options: argparse.Namespace) -> dict[str, Any]:
+    return dict(map(_option, options.storage_options))
 
 
 def options_of_shards(options: argparse.Namespace) -> dict[str, Any]:
@@ -52,7 +85,10 @@ def options_of_shards(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def opening(options: argparse.Namespace) -> str:
-    """Return how Python code gives a loader what `opened_source` opens."""
+    """Return how Python code gives a loader what `opened_source` or `opened_samples` opens."""
+    if getattr(options, "fields", None) is not None:
+        fields = "" if _fields_of(options) is None else f", {_fields_of(options)!r}"
+        return f"TarSamples({options.source!r}{fields})"
     more = options_of_shards(options)
     return f"open_source({options.source!r}, options={more!r})" if more else repr(options.source)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,24 +13,30 @@ import numpy as np
 from penstock.errors import ConfigError, DataError, printable
 from penstock.flow.work import Failed
 from penstock.loader.config import LoaderConfig
+from penstock.loader.fetching import SourceFetcher
 from penstock.loader.loader import Loader
 from penstock.loader.opened import reader_of
 from penstock.loader.skips import BadSample, SkipList
+from penstock.loader.source_samples import SourceSamples, is_text, read_samples
+from penstock.loader.tar_samples import TarSamples, decode_member, usual_decoder
 from penstock.loader.transforms import Resize
 from penstock.policy.merge import cut_windows
-from penstock.store import Numeric, Source
+from penstock.store import Numeric, Source, TarShards
+from penstock.store.selection import unselected
 
 _BATCH = 64
 #: Read at a time, by one thread, where nothing is decoded.
 _READ_BYTES = 8 << 20
 #: Takes note of an error and its sample.
 Note = Callable[[Exception, int], Literal["skip"]]
+#: Reads some samples.
+Look = Callable[[list[int]], object]
 #: So often a list that is written is brought up to date: what a kill may cost.
 _KEEP_SECONDS = 10.0
 
 
 def check_source(
-    source: Source,
+    source: Source | TarSamples,
     *,
     decodes: bool = True,
     found: SkipList | None = None,
@@ -39,23 +46,34 @@ def check_source(
 ) -> SkipList:
     """Return which samples cannot be read or decoded, by the threads and the decoder of a loader.
 
-    decodes: False for samples that are no pictures, which are read alone.
+    Pictures are decoded; text has to be UTF-8, and lines of JSON objects; members of tar shards are what their endings
+    say; of numbers and arrays the bytes are read. `TarSamples` are checked with all their fields, and the list is of
+    their `source`.
+
+    decodes: False reads samples alone.
     found: what an earlier check of the same source found, to continue from. It is updated batch by batch, so that it is
         right when this is interrupted.
     keep: a file to write it to, now and then and at the end. done: called with how many samples are checked.
     Raises: ConfigError if `found` is of another source; DataError if the file cannot be written.
     """
-    found = SkipList.of(source) if found is None else found
-    if not found.is_of(source):
+    stored: Source = source.source if isinstance(source, TarSamples) else source
+    found = SkipList.of(stored) if found is None else found
+    if not found.is_of(stored):
         raise ConfigError("the list is of another data set, or of this one before it changed: begin anew")
     seen: dict[int, BadSample] = {}
 
     def note(error: Exception, sample: int) -> Literal["skip"]:
-        seen[sample] = BadSample(sample, printable(source.describe(sample)), printable(str(error)))
+        seen[sample] = BadSample(sample, printable(stored.describe(sample)), printable(str(error)))
         return "skip"
 
     kept = clock()
-    config = _config(source, note) if decodes else _config_of_reads(_Reads(source, note))
+    values = _values_of(source)
+    if not decodes:
+        config = _config_of_reads(_Reads(stored, partial(_read_alone, stored, reader_of(stored), note)))
+    elif values is not None:
+        config = _config_of_reads(_Reads(stored, partial(_noting, values, note)))
+    else:
+        config = _config(stored, note)
     with Loader(config, report=None) as loader:
         try:
             if not found.is_complete:
@@ -99,12 +117,11 @@ def _config_of_reads(reads: _Reads) -> LoaderConfig:
 class _Reads:
     """A source as a data set of the sizes that were read, so that a loader's threads read it.
 
-    note: called with what keeps a sample from being read, by any thread.
+    look: reads some samples; called by any thread.
     """
 
-    def __init__(self, source: Source, note: Note) -> None:
-        self._fetcher = reader_of(source)
-        self._sizes, self._note = source.sizes_bytes, note
+    def __init__(self, source: Source, look: Look) -> None:
+        self._sizes, self._look = source.sizes_bytes, look
 
     def __len__(self) -> int:
         return self._sizes.size
@@ -115,12 +132,51 @@ class _Reads:
     def __getitems__(self, indices: list[int]) -> list[np.int64]:
         cuts = np.flatnonzero(np.diff(cut_windows(self._sizes[indices], _READ_BYTES))) + 1
         for group in np.split(indices, cuts):
-            ids = group.tolist()
-            data = self._fetcher.read(ids)
-            for sample, each in zip(ids, data, strict=True):
-                if isinstance(each, Failed):
-                    self._note(each.error, sample)
+            self._look(group.tolist())
         return list(self._sizes[indices])
+
+
+def _read_alone(source: Source, fetcher: SourceFetcher, note: Note, samples: list[int]) -> None:
+    """Read samples. An empty text is one."""
+    if is_text(source):
+        samples = [sample for sample in samples if source.sizes_bytes[sample]]
+    if not samples:
+        return
+    for sample, each in zip(samples, fetcher.read(samples), strict=True):
+        if isinstance(each, Failed):
+            note(each.error, sample)
+
+
+def _values_of(samples: Source | TarSamples) -> Look | None:
+    """Return what reads samples and makes their values; None for pictures and numbers, which a loader decodes.
+
+    It raises the error of the first that is bad.
+    """
+    if isinstance(samples, TarSamples):
+        return samples.__getitems__
+    if is_text(samples):
+        return SourceSamples(samples).__getitems__
+    shards = unselected(samples)
+    if isinstance(shards, TarShards) and any(usual_decoder(each) != "rgb" for each in shards.endings):
+        return partial(_decode_members, samples)
+    return None
+
+
+def _decode_members(source: Source, samples: Sequence[int]) -> None:
+    for sample, data in zip(samples, read_samples(source, samples), strict=True):
+        decode_member(source.describe(sample), data.tobytes())
+
+
+def _noting(look: Look, note: Note, samples: list[int]) -> None:
+    """Look at samples, and one by one where one is bad."""
+    try:
+        look(samples)
+    except Exception as error:
+        if len(samples) == 1:
+            note(error, samples[0])
+            return
+        for sample in samples:
+            _noting(look, note, [sample])
 
 
 def _passed(loader: Loader, seen: dict[int, BadSample]) -> Any:

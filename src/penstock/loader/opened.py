@@ -18,6 +18,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.loader.skips import without_bad
 from penstock.loader.source_samples import SourceSamples, is_text
+from penstock.loader.tar_samples import TarSamples
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
@@ -83,7 +84,11 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
         given = config.source
         source = calls.one("a datasets.Dataset", lambda: ArrowTable(given)) if config.is_of_table else given
     if config.skip is not None:
-        source = without_bad(source, config.skip, calls.one)
+        source = (
+            source.over(without_bad(source.source, config.skip, calls.one))
+            if isinstance(source, TarSamples)
+            else without_bad(source, config.skip, calls.one)
+        )
     if config.transforms or not isinstance(source, Source):
         return source
     if not calls.one(f"whether {source!r} is of text", partial(is_text, source)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.joint import decode_mask
+from penstock.store import Selection, Source
 from penstock.store.listing import IMAGE_EXTENSIONS, ListingArguments
 from penstock.store.members import TarMembers, check_wanted
 from penstock.store.patterns import Paths
@@ -42,8 +44,9 @@ class TarSamples:
     A field whose member a key lacks is left out of its sample, for which a loader takes a default by `optional=`; keys
     without any are left out and reported. Members of a sample are read by one read.
 
-    Raises: ConfigError for other fields and words; DataError as `TarShards`, and naming the key whose members lie
-        apart; when a sample is read, naming the member that is not what its field says.
+    Raises: ConfigError for other fields and words, and for a field that no key has; DataError as `TarShards`, and
+        naming the key whose members lie apart; when a sample is read, naming the member that is not what its field
+        says.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class TarSamples:
         **listing: Unpack[ListingArguments],
     ) -> None:
         wanted, self._paths = (None, {}) if fields is None else _parted(fields)
-        self.source = TarMembers(shards, wanted, **listing)
+        self._members = members = TarMembers(shards, wanted, **listing)
+        #: What is read: these, or a selection of them.
+        self.source: Source = members
         self._decode = dict(decode or {})
-        known = [field for field in self.source.wanted if field not in self._paths]
+        known = [field for field in members.wanted if field not in self._paths]
         for field, how in self._decode.items():
-            if field not in self.source.wanted or field in self._paths:
+            if field not in members.wanted or field in self._paths:
                 raise ConfigError(f"decode has {field!r}; fields that are members are {', '.join(known)}")
             if not callable(how) and how not in DECODERS:
                 raise ConfigError(
@@ -67,7 +72,7 @@ class TarSamples:
                 )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.source.place!r}): {len(self):,} samples"
+        return f"{type(self).__name__}({self._members.place!r}): {len(self):,} samples"
 
     def __len__(self) -> int:
         return len(self.source)
@@ -86,25 +91,46 @@ class TarSamples:
         """Return the samples as a function makes them; see `penstock.loader.mapped`."""
         return mapped(self, function)
 
+    @property
+    def endings(self) -> list[str]:
+        """Endings of the members that are its fields."""
+        return [ending for endings in self._members.wanted.values() for ending in endings]
+
+    def over(self, source: Source) -> TarSamples:
+        """Return some of the samples. source: a selection of what it reads."""
+        part = copy.copy(self)
+        part.source = source
+        return part
+
     def _fields_of(self, sample: int, data: memoryview) -> dict[str, Any]:
         made = dict[str, Any]()
-        for field, ending, begin, end in self.source.members_of(sample):
-            how, paths = self._decode.get(field) or _usual_decoder(ending), self._paths.get(field)
+        number = int(self.source.ids[sample]) if isinstance(self.source, Selection) else sample
+        for field, ending, begin, end in self._members.members_of(number):
+            how, paths = self._decode.get(field) or usual_decoder(ending), self._paths.get(field)
             try:
                 value = (how if callable(how) else DECODERS[how])(bytes(data[begin:end]))
                 made |= _json_fields(value, paths) if paths else {field: value}
             except Exception as error:
-                word = "decode= of it" if callable(how) else how
-                reason = (
-                    str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-                )
                 instead = f"give another decode= for {field!r}"
                 if paths:
                     instead = f"leave {', '.join(map(repr, paths))} out of fields="
-                raise DataError(
-                    f"{self.source.describe(sample)}.{ending}, taken as {word}: {reason:.300}; correct it, or {instead}"
-                ) from error
+                raise _misread(f"{self.source.describe(sample)}.{ending}", how, error, instead) from error
         return made
+
+
+def decode_member(name: str, content: bytes) -> Any:
+    """Return a member as the ending of its name says. Raises: DataError naming it."""
+    how = usual_decoder(name)
+    try:
+        return DECODERS[how](content)
+    except Exception as error:
+        raise _misread(name, how, error, "leave its sample out") from error
+
+
+def _misread(name: str, how: str | Decode, error: Exception, instead: str) -> DataError:
+    word = "decode= of it" if callable(how) else how
+    reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    return DataError(f"{name}, taken as {word}: {reason:.300}; correct it, or {instead}")
 
 
 def _parted(
@@ -187,5 +213,10 @@ _BY_ENDING = {
 }
 
 
-def _usual_decoder(ending: str) -> str:
-    return _BY_ENDING.get(ending.rpartition(".")[2], "bytes")
+def usual_decoder(name: str) -> str:
+    """Return which of `DECODERS` the ending of a member's name stands for.
+
+    >>> usual_decoder("0001.seg.PNG"), usual_decoder("cls"), usual_decoder("a.pickle")
+    ('rgb', 'int', 'bytes')
+    """
+    return _BY_ENDING.get(name.rpartition(".")[2].lower(), "bytes")

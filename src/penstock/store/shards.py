@@ -83,6 +83,8 @@ class TarShards(CataloguedFiles):
         place = place_of_paths(shards)
         endings = _endings(member)
         label = _checked_label(label)
+        #: Endings of the members that are samples, with their dots.
+        self.endings = endings
         list_anew = partial(list_shards, place, endings, member is not None, label)
         super().__init__(
             place, list_anew, listing, endings=endings, member=member, label=label, classes=classes
