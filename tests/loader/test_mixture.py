@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.loader import Loader, LoaderConfig, mix
+from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, mapped, mix
 from penstock.loader.skips import BadSample, SkipList
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import FullShuffle, Mixture
 from penstock.ranks import alone
-from penstock.store import MixedSource, Tokens
+from penstock.store import ArrowTable, JsonLines, MixedSource, ParquetFiles, Tokens
 from penstock.trace import read_trace
 
 
@@ -65,6 +67,18 @@ def tokens(folder: Path, *counts: int) -> list[Tokens]:
     for number, count in enumerate(counts):
         np.save(folder / f"{number}.npy", (1000 * number + np.arange(count)).astype(np.uint16))
         found.append(Tokens(folder / f"{number}.npy", length=1, ahead=0))
+    return found
+
+
+def texts(folder: Path, *counts: int) -> list[ParquetFiles]:
+    """Sources of text, "source row", each of a class of its own."""
+    found = []
+    for number, count in enumerate(counts):
+        rows = [f"{number} {row}" for row in range(count)]
+        pq.write_table(
+            pa.table({"text": rows, "label": [f"class {number}"] * count}), folder / f"{number}.parquet"
+        )
+        found.append(ParquetFiles(folder / f"{number}.parquet", sample="text", label="label"))
     return found
 
 
@@ -180,6 +194,58 @@ def test_an_error_names_the_source_of_the_sample() -> None:
     assert any("Failing[" in note and "of source 1" in note for note in caught.value.__notes__)
 
 
+def test_an_error_names_the_row_that_a_sample_of_mixed_text_is_made_of(tmp_path: Path) -> None:
+    sources = texts(tmp_path, 4, 4)
+    of_samples = mix([SourceSamples(source) for source in sources], [1, 1], at_end="stop")
+    of_sources: Any = mix(sources, [1, 1], at_end="stop")
+    row = f"while loading {tmp_path / '1.parquet'}: row 2"
+
+    for source, note in ((SourceSamples(of_sources), row), (of_samples, f"{row}, of source 1")):
+        with pytest.raises(ValueError, match="no two") as caught:
+            epochs_of(mapped(source, no_two), shuffle=False)
+        assert note in caught.value.__notes__
+
+
+def no_two(sample: Any) -> Any:
+    if sample[0] == "1 2":
+        raise ValueError("no two")
+    return np.array([len(sample[0])])
+
+
+def test_a_mixture_of_text_is_read_by_its_weights_however_it_is_given(tmp_path: Path) -> None:
+    sources = texts(tmp_path, 40, 10)
+    of_sources: Any = mix(sources, [1, 3], at_end="repeat")
+    of_samples = mix([SourceSamples(source) for source in sources], [1, 3], at_end="repeat")
+    order = Mixture((40, 10), [1, 3], at_end="repeat", seed=3)
+    rows = [(0, row) for row in range(40)] + [(1, row) for row in range(10)]
+    expected = [rows[sample] for sample in order.at(0, np.arange(order.length(0))).tolist()]
+    samples = SourceSamples(of_sources)
+
+    for source, has_classes_of_all in (
+        (of_sources, True),
+        (samples, True),
+        (samples.map(tuple), True),
+        (of_samples, False),
+        (mapped(of_samples, tuple), False),
+    ):
+        with Loader(source, batch_size=16, epochs=1, seed=3, report=None) as loader:
+            found = [each for text, label in loader for each in zip(text, label.tolist(), strict=True)]
+        assert [text for text, _ in found] == [f"{number} {row}" for number, row in expected]
+        assert [label for _, label in found] == [number * has_classes_of_all for number, _ in expected]
+
+
+def test_text_is_not_mixed_with_bytes_or_lines_of_json(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    text, blobs = ArrowTable(pa.table({"text": ["a"]})), ArrowTable(pa.table({"blob": [b"a"]}))
+    for other, kind in ((blobs, "bytes"), (JsonLines(tmp_path / "a.jsonl"), "lines of JSON")):
+        mixed: Any = mix([text, other], [1, 1], at_end="stop")
+        for read in (epochs_of, SourceSamples):
+            with pytest.raises(
+                ConfigError, match=f"source 1 of the mixture, .*, has {kind}, and source 0 has text"
+            ):
+                read(mixed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,8 +258,15 @@ def test_an_error_names_the_source_of_the_sample() -> None:
 )
 def test_what_would_leave_the_weights_out_is_refused(arguments: dict[str, Any], message: str) -> None:
     mixed = mix([Numbers(0, 10), Numbers(1, 5)], [1, 1], at_end="stop")
-    with pytest.raises(ConfigError, match=message):
-        epochs_of(mixed, **arguments)
+    for source in (mixed, mapped(mixed, len)):
+        with pytest.raises(ConfigError, match=message):
+            epochs_of(source, **arguments)
+
+
+def test_packed_rows_are_of_no_mixture() -> None:
+    mixed = mix([Numbers(0, 10), Numbers(1, 5)], [1, 1], at_end="stop")
+    with pytest.raises(ConfigError, match="dataset is a mixture, and rows are packed without its weights"):
+        PackedDocuments(mapped(mixed, list), np.full(15, 2), tokens=4, too_long="split")
 
 
 def test_what_cannot_be_mixed_is_refused_by_name(tmp_path: Path) -> None:

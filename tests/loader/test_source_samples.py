@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,12 @@ def test_a_field_that_a_key_lacks_has_its_default_or_is_named(tmp_path: Path) ->
 
     assert batch["txt"] == ["t", "none", "none"]
     assert lines == [f"{shard}: 1 key without a sample left out, the first {shard}: c"]
-    with pytest.raises(
-        DataError, match=r"TarSamples\[1\] is a dict with the keys \['cls'\].*'txt' a default by optional="
-    ):
-        batches(samples)
+    name = re.escape(f"{shard}: b")
+    for each in (samples, samples.map(dict)):
+        with pytest.raises(
+            DataError, match=rf"{name} is a dict with the keys \['cls'\].*'txt' a default by optional="
+        ):
+            batches(each)
 
 
 def test_a_field_that_no_key_has_is_refused_with_the_endings_that_there_are(shards: str) -> None:
@@ -358,6 +361,31 @@ def test_text_is_collated_as_that_of_any_data_set(tmp_path: Path) -> None:
     assert batches(SourceSamples(ArrowTable(TABLE)), collate_fn=len) == [4, 1]
     for kind in ("parquet", "table"):
         assert batches(text_sources(tmp_path)[kind], collate_fn=len, cache="rows") == [4, 1]
+
+
+def test_lines_name_the_files_that_samples_are_made_of_and_errors_the_function(tmp_path: Path) -> None:
+    path, shard = text_sources(tmp_path)["parquet"], write(tmp_path / "a.tar", {"a.cls": b"1"})
+    rows, members = SourceSamples(ParquetFiles(path, sample="text")), TarSamples(shard)
+    of_rows, of_members = f"of ParquetFiles {str(path)!r}", f"of TarSamples {str(shard)!r}"
+
+    for source, named in (
+        (path, of_rows),
+        (rows, of_rows),
+        (rows.map(with_length), of_rows),
+        (members, of_members),
+        (members.map(dict), of_members),
+    ):
+        lines: list[str] = []
+        with Loader(source, batch_size=2, epochs=1, report=lines.append) as loader:
+            list(loader)
+        assert any(named in line for line in lines)
+        assert not any("Mapped" in line or "SourceSamples" in line for line in lines)
+    with pytest.raises(ConfigError, match=r"the data set SourceSamples\.map\(with_length\) reads by itself"):
+        batches(rows.map(with_length), readers=2)
+
+
+def with_length(sample: Any, rng: np.random.Generator) -> int:
+    return len(sample)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.keep import CROPS, DECODED, STORED, check_keep
 from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
+from penstock.loader.source_samples import kind_of
 from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
 from penstock.loader.unequal import Unequal, unequal_fields
@@ -450,7 +451,7 @@ class LoaderConfig:
             )
 
     def _check_data_set(self) -> None:
-        kind = type(self.source).__name__
+        kind = kind_of(self.source)
         if self.transforms:
             raise ConfigError(
                 f"transforms are given with the data set {kind}, which makes its samples itself: give them to the data "

@@ -23,11 +23,11 @@ from penstock.loader.global_draws import keeping_global_states
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.reused import Reused
+from penstock.loader.source_samples import describe_sample, kind_of
 from penstock.loader.structure import learn_structure
 from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
 from penstock.store.calls import Calls
-from penstock.store.mixing import Mixed
 
 T = TypeVar("T")
 
@@ -90,12 +90,10 @@ class DatasetFetcher:
 
     @property
     def place(self) -> str:
-        return type(self._dataset).__name__
+        return kind_of(self._dataset)
 
     def describe(self, sample: int) -> str:
-        if isinstance(self._dataset, Mixed):  # which names the data set that the sample is of
-            return self._dataset.describe(sample)
-        return f"{self.place}[{sample}]"
+        return describe_sample(self._dataset, sample)
 
     def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:
         """Return the first of some samples that can be had, with its number. calls: what it is fetched with.
@@ -112,7 +110,7 @@ class DatasetFetcher:
                 )
                 return sample, made[0]
             except Exception as error:
-                error.add_note(f"while asking {self.place} for sample {sample}, to see its shape")
+                error.add_note(f"while asking for {self.describe(sample)}, to see its shape")
                 raise
 
         return from_first(samples, look, on_error_raise=on_error_raise)

@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.loader.asked import NAMES, asked_by
 from penstock.loader.dataset import MapDataset
+from penstock.loader.source_samples import below, describe_sample
 from penstock.plan.packing import Packing, TooLong
+from penstock.store.mixing import Mixed
 
 #: Of padding in `labels`, which PyTorch's cross entropy leaves out.
 IGNORED = -100
@@ -33,7 +35,7 @@ class PackedDocuments:
 
     dataset: map-style; a document is integers, an array or a list, or a mapping that has them as `field`.
     lengths: int[documents], in tokens. too_long, seed: as of `Packing`.
-    Raises: ConfigError as `Packing`, and for lengths of another number of documents.
+    Raises: ConfigError as `Packing`, for lengths of another number of documents, and for a mixture.
     """
 
     def __init__(
@@ -53,6 +55,10 @@ class PackedDocuments:
             raise ConfigError(
                 f"lengths is of {self.packing.documents:,} documents, and {type(dataset).__name__} has "
                 f"{len(dataset):,}: give one for each"
+            )
+        if isinstance(below(dataset), Mixed):
+            raise ConfigError(
+                "dataset is a mixture, and rows are packed without its weights: pack each source, and mix the rows"
             )
         if asks := asked_by(dataset.__getitem__).intersection(NAMES):
             raise ConfigError(
@@ -85,19 +91,19 @@ class PackedDocuments:
         return found
 
     def _tokens_of(self, value: Any, document: int) -> NDArray[Any]:
-        name = f"{type(self.dataset).__name__}[{document}]"
         if isinstance(value, Mapping):
             if self.field not in value:
                 raise DataError(
-                    f"{name} has no {self.field!r}, but {', '.join(map(repr, value))}: give field=, its tokens"
+                    f"{describe_sample(self.dataset, document)} has no {self.field!r}, but "
+                    f"{', '.join(map(repr, value))}: give field=, its tokens"
                 )
             value = value[self.field]
         found = np.asarray(value)
         length = int(np.asarray(self.packing.lengths)[document])
         if found.ndim != 1 or found.dtype.kind not in "iu" or found.size != length:
             raise DataError(
-                f"{name} is {found.dtype}{list(found.shape)}, and by its length {length:,} tokens, which are integers: "
-                "correct lengths, or the data set"
+                f"{describe_sample(self.dataset, document)} is {found.dtype}{list(found.shape)}, and by its length "
+                f"{length:,} tokens, which are integers: correct lengths, or the data set"
             )
         return found
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.loader.asked import NAMES, asked_by
 from penstock.loader.dataset import MapDataset
+from penstock.loader.source_samples import describe_sample, kind_of
 from penstock.plan.mixing import AtEnd, Weights
 from penstock.store import MixedSource, Source, open_source
 from penstock.store.mixing import Mixed
@@ -35,7 +36,12 @@ class MixedDataset(Mixed):
         ]
 
     def __repr__(self) -> str:
-        return f"MixedDataset of {', '.join(type(source).__name__ for source in self.sources)}"
+        return f"MixedDataset of {', '.join(map(kind_of, self.sources))}"
+
+    def describe(self, sample: int) -> str:
+        """Name a sample, and the data set that it is of."""
+        number, own = self.place_of(sample)
+        return f"{describe_sample(self.sources[number], own)}, of source {number}"
 
     @property
     def __getitem__(self) -> Callable[..., Any]:
@@ -125,8 +131,8 @@ def mix(
     for number, source in enumerate(opened):
         if is_source[number] != is_source[0]:
             raise ConfigError(
-                f"source {number} of the mixture, {type(source).__name__}, is {_KINDS[is_source[number]]}, and source "
-                f"0, {type(opened[0]).__name__}, is {_KINDS[is_source[0]]}: mix sources with sources, data sets with "
+                f"source {number} of the mixture, {kind_of(source)}, is {_KINDS[is_source[number]]}, and source "
+                f"0, {kind_of(opened[0])}, is {_KINDS[is_source[0]]}: mix sources with sources, data sets with "
                 "data sets"
             )
         if not is_source[number] and not all(hasattr(source, name) for name in ("__len__", "__getitem__")):

@@ -17,7 +17,7 @@ from penstock.loader.config import DTYPE, LoaderConfig, plan_over
 from penstock.loader.dataset import MapDataset
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.loader.skips import without_bad
-from penstock.loader.source_samples import SourceSamples, is_text
+from penstock.loader.source_samples import Mapped, MappedWithDraws, SourceSamples, below, is_text, kind_of
 from penstock.loader.tar_samples import TarSamples
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
@@ -54,24 +54,28 @@ class Data(NamedTuple):
 
 
 def data_of(source: Source | MapDataset) -> Data:
-    """Name a source or data set. Its classes are what torchvision calls the names of labels."""
-    kind = type(unselected(source)).__name__
-    if isinstance(source, Mixed):
-        return Data(kind, repr(source), tuple(getattr(source, "classes", ())))
-    found = (getattr(source, name, None) for name in ("list_file", "root", "place"))
+    """Name a source or data set, by what its samples are made of.
+
+    Its classes are what torchvision calls the names of labels.
+    """
+    classes, found_below = tuple(getattr(source, "classes", ())), below(source)
+    kind = kind_of(unselected(below(source, (SourceSamples, Mapped, MappedWithDraws))))
+    if isinstance(found_below, Mixed):
+        return Data(kind, repr(found_below), classes)
+    found = (getattr(found_below, name, None) for name in ("list_file", "root", "place"))
     path = next((each for each in found if isinstance(each, str)), None)
     name, place = kind, kind
-    if isinstance(source, Source) and path:
-        part = "a part of " if isinstance(source, Selection) else ""
+    if isinstance(found_below, Source) and path:
+        part = "a part of " if isinstance(found_below, Selection) else ""
         shown = without_secrets(path)
         name, place = os.path.basename(shown), f"{part}{kind} {shown!r}"
-    return Data(name, place, tuple(getattr(source, "classes", ())))
+    return Data(name, place, classes)
 
 
 def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = None) -> Source | MapDataset:
     """Open what a path names, less the samples to skip; a source or data set is taken as it is.
 
-    Text that gets no transforms becomes a data set of str.
+    Text that gets no transforms becomes a data set of str; so does a mixture of text, by its weights.
     listed: what a path names, if it is open. Raises: what `open_source` and `without_bad` raise.
     """
     source: Source | MapDataset | None = listed
@@ -131,7 +135,7 @@ def _check_source(source: Source, samples: int) -> None:
 
 def samples_of(source: Source | MapDataset, calls: Calls) -> int:
     """Return how many samples a source has. calls: what it is asked with."""
-    return calls.one(f"the length of {type(source).__name__}", lambda: len(source))
+    return calls.one(f"the length of {kind_of(source)}", lambda: len(source))
 
 
 def seed_of(config: LoaderConfig) -> int:
@@ -150,8 +154,8 @@ def plan_of(config: LoaderConfig, source: Source | MapDataset, samples: int) -> 
     if config.batch_sampler is not None:
         sampler, given = config.batch_sampler, "batch_sampler"
         order = sampler.order(samples) if isinstance(sampler, DrawnBatches) else cast(CutOrder, sampler)
-    if isinstance(source, Mixed):
-        order = _mixed_order(config, source)
+    if isinstance(mixture := below(source), Mixed):
+        order = _mixed_order(config, mixture)
     elif isinstance(order, bool):
         order = FullShuffle(samples, seed_of(config)) if order else Sequential(samples)
     elif order.samples != samples:

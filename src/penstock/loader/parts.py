@@ -43,6 +43,7 @@ from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
 from penstock.loader.samples import decoding_processes, process_plan
 from penstock.loader.setup import Setup
+from penstock.loader.source_samples import kind_of
 from penstock.loader.start_lines import start_lines
 from penstock.loader.step_clock import StepClock
 from penstock.loader.switching import Switching
@@ -273,7 +274,7 @@ def _processes_after_threads(
     else:
         most_bytes = memory_limit_bytes() / _COPY_SHARE
         plan = process_plan(cast(MapDataset, setup.source), config, front_end.reducers, count, most_bytes)
-        what = setup.data.place
+        what = kind_of(setup.source)
     processes = Processes(plan, setup.fetcher, cast(MovableDecoder, setup.decoder), staging)
     if reason := processes.repeats_script:
         raise ConfigError(f"{reason}: put what the script does under that line, or {what} into a module")

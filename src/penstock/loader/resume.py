@@ -23,8 +23,7 @@ from numpy.typing import ArrayLike
 from penstock.errors import ConfigError
 from penstock.loader.dataset import MapDataset
 from penstock.loader.documents import PackedDocuments
-from penstock.loader.source_samples import Mapped, MappedWithDraws, SourceSamples
-from penstock.loader.tar_samples import TarSamples
+from penstock.loader.source_samples import OverSource
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.foreign import Called
@@ -277,9 +276,8 @@ def describe_data(source: Any) -> dict[str, JSON]:
         for each in map(describe_data, source.sources):
             digest.update(repr(sorted(each.items())).encode())
         return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
-    if isinstance(source, SourceSamples | TarSamples | Mapped | MappedWithDraws):
-        of = source.samples if isinstance(source, Mapped | MappedWithDraws) else source.source
-        described = describe_data(of)
+    if isinstance(source, OverSource):
+        described = describe_data(source.source)
         return described | {"kind": f"{kind} of {described['kind']}"}
     if isinstance(source, PackedDocuments):
         return {"kind": kind, "indices": source.packing.digest()}

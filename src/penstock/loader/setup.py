@@ -47,6 +47,7 @@ from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.ranks_memory import Sharing
 from penstock.loader.row_code import row_code
 from penstock.loader.samples import Samples, pixels_bytes, samples_of_data_set, samples_of_source
+from penstock.loader.source_samples import kind_of
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
@@ -220,7 +221,7 @@ def set_up(
     Raises: ConfigError naming the argument that cannot work; DataError if the source or a disk cannot be opened.
     """
     if not runs and config.is_of_data_set:
-        raise not_predictable(type(config.source).__name__)
+        raise not_predictable(kind_of(config.source))
     with ExitStack() as closing:
         setup = finish(drafted(config, front_end, calls, closing, opened=opened, runs=runs))
         closing.pop_all()  # from here on the fetcher closes what was opened
@@ -474,7 +475,7 @@ def _disks_of(
         return classes, partial(content_of, source)
     if not config.cache or not classes(1):
         return none, content_of
-    place = type(source).__name__
+    place = kind_of(source)
     try:
         code = calls.one(
             f"the code of {place}", lambda: row_code(source, config.optional, front_end.reducers)

@@ -18,19 +18,56 @@ from penstock.loader.structure import as_json_leaf
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, read_group
 from penstock.store.labels import labels_of
+from penstock.store.mixing import Mixed
 from penstock.store.selection import unselected
 
 
-class SourceSamples:
+class OverSource:
+    """A data set whose sample k is made of sample k of its `source`, which is a source or another data set."""
+
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def below(data: Any, kinds: tuple[type[OverSource], ...] = (OverSource,)) -> Any:
+    """Return what the samples of a data set are made of in the end; anything else as it is.
+
+    kinds: of data sets to look below.
+    """
+    while isinstance(data, kinds):  # numbers of samples are the same all the way
+        data = data.source
+    return data
+
+
+def kind_of(data: Any) -> str:
+    """Name what a data set is by its class; what `mapped` makes, by its function too."""
+    if not isinstance(data, Mapped | MappedWithDraws):
+        return type(data).__name__
+    return f"{kind_of(data.source)}.map({getattr(data.function, '__name__', type(data.function).__name__)})"
+
+
+def describe_sample(data: Any, sample: int) -> str:
+    """Name a sample of a data set: by the file and row, where it is made of a source's."""
+    found = below(data)
+    is_named = isinstance(found, Mixed) or (found is not data and isinstance(found, Source))
+    return str(found.describe(sample)) if is_named else f"{kind_of(data)}[{sample}]"
+
+
+class SourceSamples(OverSource):
     """The samples of a source as their values, in place of bytes: a data set whose `data[k]` is sample k.
 
     Text is a str, a line of JSON a dict, rows of numbers are arrays, all else is bytes. With labels a sample is a pair
     of value and label: the number of a class or an array of numbers, a dict of such where labels have names.
 
-    source: any `Source`, such as `ParquetFiles(path, sample="text")`.
+    source: any `Source`, such as `ParquetFiles(path, sample="text")`, or a mixture of such, which a loader
+        reads by its weights.
 
     Reading raises DataError naming the sample, also where text is not in UTF-8.
     """
+
+    source: Source
 
     def __init__(self, source: Source) -> None:
         if not isinstance(source, Source):
@@ -38,6 +75,8 @@ class SourceSamples:
                 f"source is {source!r:.200}; it is a source of penstock.store, such as ParquetFiles"
             )
         self.source = source
+        self._is_text = is_text(source)
+        self._is_json = self._is_text and getattr(unselected(source), "is_json", False)
         #: What opens a part of the samples reads their classes here, as a loader does.
         self.classes = source.classes
         self._labels = labels_of(source.labels, len(source))
@@ -47,9 +86,6 @@ class SourceSamples:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r})"
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, sample: int) -> Any:
         return self.__getitems__([sample])[0]
@@ -70,7 +106,7 @@ class SourceSamples:
         if isinstance(whole, Numeric):
             numbers = whole.numbers
             return data.view(numbers.dtype).reshape(numbers.shape)
-        if not is_text(self.source):
+        if not self._is_text:
             return data.tobytes()
         name = self.source.describe(sample)
         try:
@@ -79,7 +115,7 @@ class SourceSamples:
             raise DataError(
                 f"{name} is no text in UTF-8 ({error.reason}): write it in UTF-8, or as bytes"
             ) from error
-        return _record_of(text, name) if getattr(whole, "is_json", False) else text
+        return _record_of(text, name) if self._is_json else text
 
     def _with_label(self, sample: int, value: Any) -> Any:
         if not self._has_labels:
@@ -136,38 +172,32 @@ def mapped(samples: Any, function: Callable[..., Any]) -> Mapped | MappedWithDra
     return MappedWithDraws(samples, function, asks) if asks else Mapped(samples, function)
 
 
-class Mapped:
+class Mapped(OverSource):
     """See `mapped`."""
 
-    def __init__(self, samples: Any, function: Callable[..., Any]) -> None:
-        self.samples, self.function = samples, function
-
-    def __len__(self) -> int:
-        return len(self.samples)
+    def __init__(self, source: Any, function: Callable[..., Any]) -> None:
+        self.source, self.function = source, function
 
     def __getitem__(self, sample: int) -> Any:
-        return self.function(self.samples[sample])
+        return self.function(self.source[sample])
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
-        return list(map(self.function, self.samples.__getitems__(samples)))
+        return list(map(self.function, self.source.__getitems__(samples)))
 
 
-class MappedWithDraws:
+class MappedWithDraws(OverSource):
     """See `mapped`. asks: which of `NAMES` the function has parameters for."""
 
-    def __init__(self, samples: Any, function: Callable[..., Any], asks: frozenset[str]) -> None:
-        self.samples, self.function, self.asks = samples, function, asks
-
-    def __len__(self) -> int:
-        return len(self.samples)
+    def __init__(self, source: Any, function: Callable[..., Any], asks: frozenset[str]) -> None:
+        self.source, self.function, self.asks = source, function, asks
 
     def __getitem__(self, sample: int, epoch: int, rng: np.random.Generator) -> Any:
-        return self._made(self.samples[sample], epoch, rng)
+        return self._made(self.source[sample], epoch, rng)
 
     def __getitems__(
         self, samples: Sequence[int], epoch: int, rngs: Sequence[np.random.Generator]
     ) -> list[Any]:
-        found = self.samples.__getitems__(samples)
+        found = self.source.__getitems__(samples)
         return [self._made(each, epoch, rng) for each, rng in zip(found, rngs, strict=True)]
 
     def _made(self, sample: Any, epoch: int, rng: np.random.Generator) -> Any:

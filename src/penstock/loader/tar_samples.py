@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, PenstockError
-from penstock.loader.source_samples import Mapped, MappedWithDraws, mapped, read_samples
+from penstock.loader.source_samples import Mapped, MappedWithDraws, OverSource, mapped, read_samples
 from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.geometry import Box
@@ -27,7 +27,7 @@ from penstock.store.shards import json_field, read_array
 Decode = Callable[[bytes], Any]
 
 
-class TarSamples:
+class TarSamples(OverSource):
     """The samples of tar shards in the convention of WebDataset, with several members each: dicts, by field.
 
     shards: as in `penstock.store.TarShards`; compressed ones are refused.
@@ -73,9 +73,6 @@ class TarSamples:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._members.place!r}): {len(self):,} samples"
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def __getitem__(self, sample: int) -> dict[str, Any]:
         return self.__getitems__([sample])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from penstock.store.group import Bytes, Failed, Ids, check_group, observer, prep
 from penstock.store.labels import labels_of
 from penstock.store.ranged import RangedSource, is_decoded
 from penstock.store.remote import objects_in
-from penstock.store.selection import Selectable, Selection
+from penstock.store.selection import Selectable, Selection, unselected
 from penstock.store.source import FileBacked, Numeric, Source
 
 #: Sources that a name of the mixture shows.
@@ -71,13 +71,6 @@ class Mixed:
         number = int(np.searchsorted(self.begins, sample, side="right")) - 1
         return number, int(sample - self.begins[number])
 
-    def describe(self, sample: int) -> str:
-        """Name a sample, and the source that it is of."""
-        number, own = self.place_of(sample)
-        source = self.sources[number]
-        ask: Any = getattr(source, "describe", None) if isinstance(source, Source) else None
-        return f"{type(source).__name__}[{own}], of source {number}" if ask is None else str(ask(own))
-
     def source_of(self, ids: ArrayLike) -> Ids:
         """Return the number of the source that each sample is of: int64, the shape of ids."""
         return np.searchsorted(self.begins, np.asarray(ids), side="right") - 1
@@ -116,6 +109,30 @@ class MixedSource(Mixed, Selectable):
 
     def __repr__(self) -> str:
         return f"MixedSource of {_named(self.sources)}"
+
+    def describe(self, sample: int) -> str:
+        return str(_ask(self, "describe", sample))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the samples are text. Raises: ConfigError if those of some sources are, or some are lines of JSON."""
+        return self._kind != "bytes"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether they are lines of JSON; raises as `is_text`."""
+        return self._kind == "lines of JSON"
+
+    @cached_property
+    def _kind(self) -> str:
+        kinds = list(map(_kind_of_samples, self.sources))
+        for number, kind in enumerate(kinds):
+            if kind != kinds[0]:
+                raise ConfigError(
+                    f"source {number} of the mixture, {self.sources[number]!r}, has {kind}, and source 0 has "
+                    f"{kinds[0]}: samples of a batch are alike"
+                )
+        return kinds[0]
 
     def read(self, sample: int) -> bytes:
         return cast(bytes, _ask(self, "read", sample))
@@ -242,6 +259,12 @@ def _named(sources: Sequence[Any]) -> str:
     return (
         f"{', '.join(shown)} and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else ", ".join(shown)
     )
+
+
+def _kind_of_samples(source: Source) -> str:
+    if not getattr(source, "is_text", False):
+        return "bytes"
+    return "lines of JSON" if getattr(unselected(source), "is_json", False) else "text"
 
 
 def _numbers_of_all(sources: Sequence[Source]) -> Any:
