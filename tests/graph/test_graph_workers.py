@@ -176,6 +176,26 @@ def test_an_error_of_one_worker_ends_the_step_on_all_and_takes_nothing(workers: 
         assert found == [7.0]
 
 
+@pytest.mark.parametrize(("busy_until", "seconds"), [(1.0, 0.0003), (math.inf, 0.03)])
+def test_a_worker_that_starts_on_a_busy_machine_is_not_found_slow(
+    busy_until: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All products of its first second take a hundred times as long; on another machine, all do."""
+    now = [0.0]
+
+    def multiply(*_: Any) -> None:
+        now[0] += 0.03 if now[0] < busy_until else 0.0003
+
+    def sleep(pause: float) -> None:
+        now[0] += pause
+
+    monkeypatch.setattr(
+        hosting, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep, monotonic=lambda: now[0])
+    )
+    monkeypatch.setattr(torch, "mm", multiply)
+    assert hosting._reference_seconds() == pytest.approx(seconds)
+
+
 def test_a_slow_worker_is_avoided_once_a_run_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the preferred one as long as nothing is known, and keeps the variable."""
     times = iter([5.0, 1.0])
