@@ -11,6 +11,7 @@ from tests.spans import spans_of
 from penstock.cli.main import main
 from penstock.measure.chains import largest_waits, longest_chain
 from penstock.measure.graph_steps import Doing, HeldBy, explain_graph, steps_of
+from penstock.measure.plot_graph import draw_graph
 from penstock.measure.report import report_of
 from penstock.trace import JSON, NO_FLOW, NO_PEER, NO_PLACE, NO_SAMPLE, NO_STEP, Kind, Trace, TraceWriter
 
@@ -104,6 +105,33 @@ def test_a_tensor_that_was_sent_before_its_receiver_waited_took_its_time_on_the_
     assert found.links == {(TASKS[0], TASKS[1]): 7.5}
     assert "for 7.5 s of it (75.0 %) they waited for tensors on their way from" in found.verdict
     assert "is_lossy=True" in found.advice
+
+
+def test_the_first_step_of_its_fetches_counts_apart_from_those_that_follow() -> None:
+    """One that initialises and one that loads take long before their nodes; then, nodes take most of each step."""
+    rows: list[tuple[object, ...]] = []
+    at = 0.0
+    for step, (node, before, computing) in enumerate(
+        [(4, 5, 1), (0, 20, 1), (0, 1, 3), (0, 1, 3), (0, 1, 7)]
+    ):
+        end = at + before + computing
+        for kind, start, number in ((Kind.STEP, at, NO_SAMPLE), (Kind.NODE, at + before, node)):
+            span = list(row(kind, 0, start, end, number))
+            span[5] = step
+            rows.append(tuple(span))
+        at = end + 1.0
+
+    found = explain_graph(traced(rows))
+
+    assert (found.steps, found.seconds, found.median_seconds) == (3, 16.0, 4.0)
+    assert (found.first_steps, found.first_seconds) == (2, 27.0)
+    assert found.verdict.startswith("3 steps took 16 s, 4 s each at the median; for 16 s of it")
+    assert "computing 81.2 %, between nodes 18.8 %. " in found.verdict
+    assert found.verdict.endswith(
+        " The first steps of 2 different fetches took 27 s before, and count apart."
+    )
+    assert (found.slowest[0].step, found.slowest[0].seconds) == (1, 21.0)
+    assert draw_graph(traced(rows)).axes
 
 
 def test_a_wait_for_a_queue_is_of_the_worker_that_has_it() -> None:

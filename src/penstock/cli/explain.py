@@ -41,7 +41,8 @@ def add_explain(commands: Any) -> None:
         "read_seconds; changes[] of change, stall_seconds, gain_seconds; replayed_seconds, is_near, slow_rank,\n"
         "notes[]; switch, of another loader's run: steps, measured_seconds, measured_stall_seconds,\n"
         "predicted_seconds, predicted_stall_seconds, notes[].\n"
-        "Of a graph: run_seconds, steps, results[] of task, held_seconds, seconds_by_activity{},\n"
+        "Of a graph: run_seconds, steps, median_seconds, first_steps and first_seconds (of the first of\n"
+        "their fetches, which count apart); results[] of task, held_seconds, seconds_by_activity{},\n"
         "received_seconds{}, live_bytes; links[] of from, to, held_seconds; nodes[] of what, task, seconds, times;\n"
         "moments[] of step, start_seconds, seconds, task, held_seconds, node; notes[].",
     )
@@ -145,6 +146,9 @@ def _explain_graph(options: argparse.Namespace, run: Run) -> None:
     data = {
         "run_seconds": found.seconds,
         "steps": found.steps,
+        "median_seconds": found.median_seconds,
+        "first_steps": found.first_steps,
+        "first_seconds": found.first_seconds,
         "results": [
             {
                 "task": each.task,

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,12 +118,17 @@ class SlowStep:
 class GraphExplanation:
     """What the steps of a graph on workers waited for.
 
-    seconds: of all steps. workers: those that steps waited for longest first. links: seconds in which steps waited for
-    tensors on their way, by sender and receiver. nodes, slowest: the longest first.
+    seconds: of all these steps; median_seconds: of one. first_steps, first_seconds: how many steps were the first of
+    their fetches, and what they took together: they count in none of the others but slowest. workers: those that steps
+    waited for longest first. links: seconds in which steps waited for tensors on their way, by sender and receiver.
+    nodes, slowest: the longest first.
     """
 
     steps: int
     seconds: float
+    median_seconds: float
+    first_steps: int
+    first_seconds: float
     workers: tuple[WorkerTime, ...]
     links: Mapping[tuple[str, str], float]
     nodes: tuple[HeldBy, ...]
@@ -149,10 +155,12 @@ class GraphExplanation:
         if not self.steps:
             return "No step of the graph has ended."
         took = f"{format_count(self.steps, 'step')} took {format_seconds(self.seconds)}"
+        if self.first_steps:
+            took += f", {format_seconds(self.median_seconds)} each at the median"
         if (link := self.slow_link) is not None:
             return (
                 f"{took}; {self._part(self.links[link])} they waited for tensors on their way from {link[0]} to "
-                f"{link[1]}."
+                f"{link[1]}.{self._apart}"
             )
         first = self.workers[0]
         waited = f"{self._part(first.held_seconds)} they waited for {first.task}: "
@@ -163,7 +171,16 @@ class GraphExplanation:
             for what, seconds in _largest_first(done).items()
             if seconds > _LEAST_SHARE * self.seconds
         ]
-        return f"{took}{f'; {waited}' if len(self.workers) > 1 else ': '}{', '.join(parts)}."
+        return f"{took}{f'; {waited}' if len(self.workers) > 1 else ': '}{', '.join(parts)}.{self._apart}"
+
+    @property
+    def _apart(self) -> str:
+        if not self.first_steps:
+            return ""
+        took = f"took {format_seconds(self.first_seconds)} before, and"
+        if self.first_steps == 1:
+            return f" The first step of its fetches {took} counts apart."
+        return f" The first steps of {self.first_steps:,} different fetches {took} count apart."
 
     @property
     def advice(self) -> str:
@@ -192,36 +209,64 @@ class GraphExplanation:
         return f"for {format_seconds(seconds)} of it ({self.share(seconds)})"
 
 
-def explain_graph(trace: Trace) -> GraphExplanation:
-    """Sum up what the steps of a graph waited for. trace: one that has `workers`."""
-    tasks = trace.workers
-    total, count = 0.0, 0
-    held, links = dict.fromkeys(tasks, 0.0), defaultdict[tuple[str, str], float](float)
-    doing: dict[int, defaultdict[Doing, float]] = {rank: defaultdict(float) for rank in tasks}
-    received: dict[int, defaultdict[str, float]] = {rank: defaultdict(float) for rank in tasks}
-    nodes = defaultdict[tuple[str, str], list[float]](list)
-    slowest: list[SlowStep] = []
-    for step in steps_of(trace):
-        total, count = total + step.seconds, count + 1
+class _Sums:
+    """What some steps took, and waited for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, tasks = trace, trace.workers
+        self.lengths: list[float] = []
+        self.held, self.links = dict.fromkeys(tasks, 0.0), defaultdict[tuple[str, str], float](float)
+        self.doing: dict[int, defaultdict[Doing, float]] = {rank: defaultdict(float) for rank in tasks}
+        self.received: dict[int, defaultdict[str, float]] = {rank: defaultdict(float) for rank in tasks}
+        self.nodes = defaultdict[tuple[str, str], list[float]](list)
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        tasks = self._trace.workers
+        self.lengths.append(step.seconds)
         for tile in (tile for tiles in step.tiles.values() for tile in tiles):
-            doing[tile.rank][tile.doing] += tile.seconds
+            self.doing[tile.rank][tile.doing] += tile.seconds
             if tile.doing == Doing.RECEIVING:
-                received[tile.rank][tasks[tile.peer]] += tile.seconds
+                self.received[tile.rank][tasks[tile.peer]] += tile.seconds
         for tile in step.path:
             if tile.doing == Doing.RECEIVING:
-                links[tasks[tile.peer], tasks[tile.rank]] += tile.seconds
+                self.links[tasks[tile.peer], tasks[tile.rank]] += tile.seconds
             else:
-                held[tile.rank] += tile.seconds
+                self.held[tile.rank] += tile.seconds
             if tile.node != NO_SAMPLE:
-                nodes[describe_tile(trace, tile), tasks[tile.rank]].append(tile.seconds)
+                self.nodes[describe_tile(self._trace, tile), tasks[tile.rank]].append(tile.seconds)
+
+
+def explain_graph(trace: Trace) -> GraphExplanation:
+    """Sum up what the steps of a graph waited for. trace: one that has `workers`.
+
+    A step that computes a node which none before computed is the first of its fetches, and prepares them: it counts
+    apart, unless there are no others or the trace has left out the begin of a long run.
+    """
+    tasks = trace.workers
+    firsts, others, computed = _Sums(trace), _Sums(trace), set[int]()
+    slowest: list[SlowStep] = []
+    for step in steps_of(trace):
+        tiles = (tile for tiles in step.tiles.values() for tile in tiles)
+        new = {tile.node for tile in tiles if tile.doing == Doing.COMPUTING} - computed
+        computed |= new
+        (firsts if new and not trace.left_out.spans else others).add(step)
         slowest = sorted([*slowest, _slow(trace, step)], key=lambda each: -each.seconds)[:_MOST_LISTED]
+    counted, apart = (others, firsts.lengths) if others.lengths else (firsts, [])
     ends = trace.spans[trace.spans["kind"] == Kind.STEP]
     live = {rank: int(ends["bytes"][ends["rank"] == rank].max(initial=0)) for rank in tasks}
     workers = [
-        WorkerTime(task, held[rank], dict(doing[rank]), _largest_first(received[rank]), live[rank])
+        WorkerTime(
+            task,
+            counted.held[rank],
+            dict(counted.doing[rank]),
+            _largest_first(counted.received[rank]),
+            live[rank],
+        )
         for rank, task in tasks.items()
     ]
-    longest = sorted(nodes.items(), key=lambda each: -sum(each[1]))[:_MOST_LISTED]
+    longest = sorted(counted.nodes.items(), key=lambda each: -sum(each[1]))[:_MOST_LISTED]
+    count = len(counted.lengths)
     notes = [f"of a long run, the last {format_count(count, 'step')} count"] if trace.left_out.spans else []
     saves = trace.spans[trace.spans["kind"] == Kind.SAVE]
     if saves.size:
@@ -231,9 +276,12 @@ def explain_graph(trace: Trace) -> GraphExplanation:
         )
     return GraphExplanation(
         count,
-        total,
+        sum(counted.lengths),
+        median(counted.lengths) if count else 0.0,
+        len(apart),
+        sum(apart),
         tuple(sorted(workers, key=lambda each: -each.held_seconds)),
-        _largest_first(links),
+        _largest_first(counted.links),
         tuple(HeldBy(what, task, sum(each), len(each)) for (what, task), each in longest),
         tuple(slowest),
         tuple(notes),

@@ -44,7 +44,7 @@ def draw_graph(trace: Trace) -> Figure:
     stack_bars(above, places, parts, 0.72, lie=True)
     above.set_yticks(places, [each.task for each in found.workers])
     name_axes(above, "What workers did", x="in all steps (s)")
-    edges, column = columns_of(found.steps)
+    edges, column = columns_of(found.steps + found.first_steps)
     held = {doing: np.zeros(edges.size - 1) for doing in _COLOUR_OF}
     for at, step in zip(column.tolist(), steps_of(trace), strict=True):
         for tile in step.path:
