@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,20 @@ def test_place_shows_the_placement_that_a_session_would_have(
     ends = {}
     for objective in ([], ["--objective", SessionConfig().objective], ["--objective", "latency"]):
         assert main([*words, *objective]) == 0
-        results = json.loads(capsys.readouterr().out)["results"]
-        ends[" ".join(objective)] = max(each["finish_seconds"] for each in results)
+        found = json.loads(capsys.readouterr().out)
+        ends[" ".join(objective)] = max(each["finish_seconds"] for each in found["results"])
+        assert found["step_seconds"] == ends[" ".join(objective)]
     assert ends == pytest.approx({"": 2.5, "--objective search": 2.5, "--objective latency": 7.0})
+    assert found["devices"] == [
+        {"device": a, "nodes": 2, "busy_seconds": 1.0},
+        {"device": b, "nodes": 1, "busy_seconds": 1.0},
+    ]
+    assert main(words[:-1]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"A step ends at 2.5 s: {a} has 0 nodes and is busy for 0 s; {b} has 3 nodes and is busy for 2.5 s."
+        in said
+    )
 
 
 def test_place_refuses_a_device_without_space_for_what_lives_at_once(
@@ -211,6 +223,21 @@ def test_place_puts_the_heavy_half_of_a_model_on_the_fast_device_before_anything
     found = placed()
     assert found["heavy0"]["device"] == slow
     assert found["heavy0"]["reason"].endswith("(cost given)")
+
+
+def test_the_machine_with_devices_of_the_reference_page_places_a_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/machine.md").read_text()
+    (example,) = (each for each in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[device]]" in each)
+    graph, path, machine = Graph(), tmp_path / "model.json", tmp_path / "machine.toml"
+    graph.add("Neg", graph.constant(1.0, name="x"), name="y")
+    path.write_text(graph.to_json())
+    machine.write_text(example)
+
+    assert main(["graph", "place", str(path), "--machine", str(machine)]) == 0
+
+    assert "/job:worker/task:1/device:cpu:0 has 0 nodes and is busy for 0 s." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,40 @@ from penstock.graph.ops.work import work_of
 from penstock.graph.run import timeline
 from penstock.graph.run.live import LiveBytes
 from penstock.graph.tools.costs import costs_of_trace, read_costs
+from penstock.graph.tools.placing import placed_nodes
 from penstock.loader import Loader
 from penstock.loader.transforms import CenterCrop, ToTensor
 from penstock.measure.chrome import write_chrome
 from penstock.measure.export import export_trace
 from penstock.trace import SPAN, Kind, Trace, read_trace
 from penstock.trace.file import RUN_FOLDER
+
+
+def test_what_only_initialises_takes_no_time_of_a_step() -> None:
+    """What a step assigns, draws or takes does, and what a node says that it costs."""
+    graph = Graph()
+    x = graph.placeholder("float32", [1000], name="x")
+    drawn = graph.add("RandomUniform", shape=[1000], name="drawn")
+    w = graph.variable("float32", [1000], initial=drawn * 2.0, name="w")
+    b = graph.variable("float32", [1000], initial=np.zeros(1000, np.float32), name="b")
+    shared = graph.variable("float32", [1000], initial=graph.add("Exp", drawn, name="of_both"), name="shared")
+    graph.initialize_all()
+    noise = graph.add("RandomUniform", shape=[1000], name="noise")
+    moved = graph.add("Assign", w, graph.add("Neg", x + noise, name="slope"), name="moved")
+    reset = graph.add("Assign", b, graph.add("Exp", np.ones(1000, np.float32), name="start"), name="reset")
+    graph.add_node("NoOp", name="train", controls=[moved, reset])
+    graph.add("Neg", shared, name="y")
+    graph.nodes["shared/assign"].placement["cost"] = {"cpu:0": 7.0}
+
+    costs = {each.name: each.cost_seconds["cpu:0"] for each in placed_nodes(graph, Devices(["cpu:0"]))}
+    free = {name for name, seconds in costs.items() if not seconds and name in graph.nodes}
+    assert {"drawn", "of_both", "w/assign", "b/assign"} <= free
+    assert not free & {"noise", "slope", "moved", "start", "reset", "y"}
+    assert costs["shared/assign"] == 7.0
+    again = Graph.from_json(graph.to_json())
+    assert costs == {
+        each.name: each.cost_seconds["cpu:0"] for each in placed_nodes(again, Devices(["cpu:0"]))
+    }
 
 
 def test_a_graph_is_placed_by_the_fields_of_its_nodes() -> None:

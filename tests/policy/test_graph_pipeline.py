@@ -11,6 +11,7 @@ import pytest
 from penstock.policy.graph_pipeline import place_pipeline
 from penstock.policy.graph_placement import Devices, PlacedNode, place
 from penstock.policy.graph_search import place_searched
+from penstock.units import format_seconds
 
 
 def busiest(nodes: list[PlacedNode], device: dict[str, str], rate: float) -> float:
@@ -81,7 +82,9 @@ def test_the_search_moves_a_branch_as_a_whole_and_keeps_to_constraints_and_memor
     best = min(end(dict(zip(names, each, strict=True))) for each in product("ab", repeat=len(nodes)))
     searched = place_searched(nodes, devices)
     assert max(searched.finish_seconds.values()) == best < end({})
-    assert any("node by node" in why for why in searched.reason.values())
+    for name, why in searched.reason.items():  # those of the placement that there is
+        assert why.startswith(f"finishes at {format_seconds(searched.finish_seconds[name])}"), why
+    assert any("; no earlier end of the step was found with " in why for why in searched.reason.values())
     kept = place_searched(nodes, replace(devices, memory_bytes={"b": 208.0}), fixed={"l0": "b", "s": "a"})
     assert (kept.device["l0"], kept.device["s"]) == ("b", "a")
     assert sum(node.holds_bytes for node in nodes if kept.device[node.name] == "b") <= 200

@@ -34,8 +34,9 @@ examples:
   penstock graph place model.json --machine machine.toml --objective throughput
   penstock graph place model.json --machine machine.toml --costs run.trace
 JSON: results[] of node, device, finish_seconds, reason, cost_seconds by device, cost_from (measured, given,
-default: 0 without --machine, or estimated), measured_on (devices, the other costs being estimated from there; null
-where it is not measured), bytes of the output.
+default: 0, without --machine and where a node only initialises, or estimated), measured_on (devices, the other costs
+being estimated from there; null where it is not measured), bytes of the output; step_seconds, until the last node
+finishes; devices[] of device, nodes, busy_seconds of a step.
 """
 
 
@@ -223,4 +224,24 @@ def _place(options: argparse.Namespace) -> None:
         }
         for row, node in zip(rows, about, strict=True)
     ]
-    show(options, {"results": results}, [table])
+    on = {device: [node for node in about if placed.device[node.name] == device] for device in devices.names}
+    loads: list[dict[str, Any]] = [
+        {
+            "device": device,
+            "nodes": len(nodes),
+            "busy_seconds": sum(node.cost_seconds[device] for node in nodes),
+        }
+        for device, nodes in on.items()
+    ]
+    shares = (
+        f"{each['device']} has {format_count(each['nodes'], 'node')} and is busy for "
+        f"{format_seconds(each['busy_seconds'])}"
+        for each in loads
+    )
+    summary = f"A step ends at {format_seconds(placed.end_seconds)}: {'; '.join(shares)}."
+    show(
+        options,
+        {"results": results, "step_seconds": placed.end_seconds, "devices": loads},
+        [table],
+        [summary],
+    )

@@ -289,11 +289,16 @@ class _Links:
 
 
 def place(
-    nodes: Sequence[PlacedNode], devices: Devices, *, fixed: Mapping[str, str] | None = None
+    nodes: Sequence[PlacedNode],
+    devices: Devices,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    found: Mapping[str, str] | None = None,
 ) -> Placement:
     """Return where the nodes of an acyclic graph run.
 
-    fixed: where nodes are already.
+    fixed: where nodes are already. found: where a search that kept to all constraints put them, which stays; a reason
+    then says when the node would finish on other devices.
     A device whose memory has no space for a node's tensors is taken where there is no other.
     Raises: NoFeasibleDevice, also where what lives at once on a device has no space in its memory; ConfigError if nodes
     need each other in a circle, or one that is not there.
@@ -321,14 +326,14 @@ def place(
         follows = (first := members[0].name) in group_device
         candidates = [group_device[first]] if follows else feasible[name]
         holds = sum(member.holds_bytes for member in members)
-        if not follows and holds:
+        if not follows and holds and found is None:
             candidates = [device for device in candidates if holds <= left_bytes[device]]
             if not candidates:
                 room = ", ".join(f"{left_bytes[d]:,.0f} on {d}" for d in feasible[name])
                 raise NoFeasibleDevice(name, f"its state of {holds:,.0f} bytes has no space: {room} are left")
-        if memory is not None and not follows:
+        if memory is not None and not follows and found is None:
             candidates = [device for device in candidates if memory.fits(node, device)] or candidates
-        device, ends = execution.run(node, candidates)
+        device, ends = execution.run(node, candidates, None if found is None else found[name])
         if not follows:
             group_device[first] = device
             left_bytes[device] -= holds
@@ -373,10 +378,12 @@ class _Execution:
         self.sent: dict[tuple[str, str], Sending] = {}
         self._told: dict[tuple[str, str], Sending] = {}
 
-    def run(self, node: PlacedNode, candidates: Sequence[str]) -> tuple[str, dict[str, float]]:
-        """Run a node where it finishes first; return that device, and when it finishes on each."""
+    def run(
+        self, node: PlacedNode, candidates: Sequence[str], found: str | None
+    ) -> tuple[str, dict[str, float]]:
+        """Run a node where it was found to go, or finishes first; return that device, and when it finishes on each."""
         tries = {device: self._try(node, device) for device in candidates}
-        device = min(tries, key=lambda each: tries[each][0])
+        device = min(tries, key=lambda each: tries[each][0]) if found is None else found
         end, new = tries[device]
         self.device[node.name], self.finish[node.name] = device, end
         self._free[device] = end
@@ -433,9 +440,16 @@ def _reason_to_follow(
 
 
 def _reason(node: PlacedNode, device: str, ends: Mapping[str, float]) -> str:
-    others = ", ".join(
-        f"{format_seconds(seconds)} on {each}" for each, seconds in ends.items() if each != device
-    )
-    if not others:
+    if len(ends) == 1:
         return "the only device for it"
-    return node.with_basis(f"finishes at {format_seconds(ends[device])}, against {others}")
+
+    def others(sooner: bool) -> str:
+        chosen = [each for each in ends if each != device and (ends[each] < ends[device]) == sooner]
+        return ", ".join(f"{format_seconds(ends[each])} on {each}" for each in chosen)
+
+    why = f"finishes at {format_seconds(ends[device])}"
+    if later := others(sooner=False):
+        why += f", against {later}"
+    if sooner := others(sooner=True):  # by a search
+        why += f"; no earlier end of the step was found with {sooner}"
+    return node.with_basis(why)

@@ -21,7 +21,6 @@ from penstock.policy.graph_placement import (
     groups_of,
     place,
 )
-from penstock.units import format_seconds
 
 #: Of all simulated executions, in nodes: about ten seconds.
 _MOST_NODES = 1_000_000
@@ -62,7 +61,8 @@ def place_searched(
         return replace(
             best, reason={n.name: greedy.reason[n.name] if n.name in fixed else why for n in nodes}
         )
-    return greedy if best is greedy else _explained(nodes, best, greedy)
+    # The greedy reasons have times of a placement that was left.
+    return greedy if best is greedy else place(nodes, devices, fixed=fixed, found=best.device)
 
 
 def _with_space(
@@ -226,23 +226,6 @@ def _placed_with(
         return place(nodes, devices, fixed=device)
     except NoFeasibleDevice:
         return None
-
-
-def _explained(nodes: Sequence[PlacedNode], best: Placement, greedy: Placement) -> Placement:
-    """Return a placement with a reason for each node that runs elsewhere than node by node."""
-    so, by_node = format_seconds(best.end_seconds), format_seconds(greedy.end_seconds)
-    why = f"the step ends at {so} so, and at {by_node} node by node"
-    if so == by_node:
-        why = f"the step ends at {so} elsewhere, too, and sends more"
-    return replace(
-        best,
-        reason={
-            node.name: greedy.reason[node.name]
-            if best.device[node.name] == greedy.device[node.name]
-            else node.with_basis(why)
-            for node in nodes
-        },
-    )
 
 
 def _runs(nodes: Sequence[PlacedNode]) -> Iterator[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.graph.errors import InfeasibleError, MismatchError, UnsupportedError
-from penstock.graph.model.check import control_dependencies, dependencies, is_back_edge
+from penstock.graph.model.check import control_dependencies, dependencies, in_order, is_back_edge
 from penstock.graph.model.dtypes import is_known
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Node
@@ -57,7 +57,7 @@ def place_graph(
     improved by a search; "throughput" of steps that follow each other. brought: by device, what Call and NextBatch
     nodes find there: ("Call", name of a function), ("NextBatch", name of batches). What no device has may go to any.
     The reason for a choice ends with where the cost is from: measured (`costs`), given (by the node), default
-    or estimated.
+    or estimated. A node that only initialises, see `only_initialising`, costs nothing unless it says a cost itself.
     Raises: InfeasibleError naming the node that no device can run; UnsupportedError for control flow that would have to
     run on several; MismatchError if a cost is no number, or a name no text.
     """
@@ -169,19 +169,45 @@ def placed_nodes(
     brought: Mapping[str, Collection[tuple[str, str]]] | None = None,
 ) -> list[PlacedNode]:
     """Return what a placement knows of the nodes of a graph. Arguments, Raises: as `place_graph`."""
-    beside = neighbours(graph)
+    beside, initial = neighbours(graph), only_initialising(graph)
+    nothing = dict.fromkeys(devices.names if default_cost_seconds is None else default_cost_seconds, 0.0)
     return [
         _placed(
             graph,
             node,
             devices,
-            default_cost_seconds,
-            (costs or {}).get(node.name, {}),
+            nothing if node.name in initial else default_cost_seconds,
+            {} if node.name in initial else (costs or {}).get(node.name, {}),
             beside[node.name],
             *_have(node, brought or {}),
         )
         for node in graph.nodes.values()
     ]
+
+
+def only_initialising(graph: Graph) -> set[str]:
+    """Return the nodes that give variables their first values, and those that only these need: no step runs them.
+
+    They are Assigns of values that come from constants and draws alone, where nothing needs them but a NoOp of such
+    Assigns, as `initialize_all` adds it.
+    """
+    order = in_order(graph.nodes)
+    untrained, users = set[str](), dict[str, list[str]]()
+    for node in order:
+        takes, controls = [endpoint.node for endpoint in dependencies(node)], list(control_dependencies(node))
+        for name in (*takes, *controls):
+            users.setdefault(name, []).append(node.name)
+        may_be = operation(node.op).kind in ("pure", "random") or (node.op == "NoOp" and controls)
+        if node.op == "Assign":  # of a variable, and a value
+            may_be, takes = True, takes[1:]
+        if may_be and untrained.issuperset((*takes, *controls)):
+            untrained.add(node.name)
+    found = set[str]()
+    for node in reversed(order):
+        is_last = node.op in ("Assign", "NoOp") and node.name in untrained
+        if found.issuperset(users[node.name]) if node.name in users else is_last:
+            found.add(node.name)
+    return found
 
 
 def _have(node: Node, brought: Mapping[str, Collection[tuple[str, str]]]) -> tuple[list[str], str]:
