@@ -281,3 +281,7 @@ def test_what_cannot_be_mixed_is_refused_by_name(tmp_path: Path) -> None:
         mix([Numbers(0, 5), 5], [1, 1], at_end="stop")  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="has no samples: leave it out of the mixture"):
         mix([Numbers(0, 5), Numbers(1, 0)], [1, 1], at_end="stop")
+    inner = mix([Numbers(0, 5), Numbers(1, 5)], [1, 9], at_end="repeat")
+    for mixed in (inner, mapped(inner, list)):
+        with pytest.raises(ConfigError, match=r"source 1 of the mixture, .*, is a mixture itself"):
+            mix([Numbers(0, 5), mixed], [1, 1], at_end="repeat")

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.loader.asked import NAMES, asked_by
 from penstock.loader.dataset import MapDataset
-from penstock.loader.source_samples import describe_sample, kind_of
+from penstock.loader.source_samples import below, describe_sample, kind_of
 from penstock.plan.mixing import AtEnd, Weights
 from penstock.store import MixedSource, Source, open_source
 from penstock.store.mixing import Mixed
@@ -139,6 +139,11 @@ def mix(
             raise ConfigError(
                 f"source {number} of the mixture is {source!r:.80}; it is a folder, a Source, or a data set with a "
                 "length and samples by number"
+            )
+        if isinstance(below(source), Mixed):
+            raise ConfigError(
+                f"source {number} of the mixture, {kind_of(source)}, is a mixture itself, whose weights would be lost: "
+                "mix all sources at once, with the products of the weights"
             )
     return MixedSource(opened, weights, at_end) if is_source[0] else MixedDataset(opened, weights, at_end)
 
