@@ -31,7 +31,7 @@ import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import partial
 from io import BytesIO
@@ -191,9 +191,13 @@ def epoch_of(contender: Contender) -> Seconds:
 
 
 def print_cases(
-    cases: dict[str, Callable[[], Seconds]], rounds: int, unit: str, unit_bytes: int = 0
+    cases: dict[str, Callable[[], Seconds]],
+    rounds: int,
+    unit: str,
+    unit_bytes: int = 0,
+    others: Mapping[str, int] | None = None,
 ) -> dict[str, list[Seconds]]:
-    """Run cases in turn and print what each takes, and its rate where a unit has so many bytes."""
+    """Run cases in turn; print what each takes, and its rate where a unit has bytes: so many, or by `others`."""
     found: dict[str, list[Seconds]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, case in cases.items():
@@ -203,7 +207,8 @@ def print_cases(
     for name, each in found.items():
         wall, cpu = (with_spread([pair[which] for pair in each]) for which in range(2))
         rate = 1 / statistics.median(pair[0] for pair in each)
-        rates = f"{rate:>14,.0f}{rate * unit_bytes / 2**20:>10,.0f}" if unit_bytes else ""
+        nbytes = (others or {}).get(name, unit_bytes)
+        rates = f"{rate:>14,.0f}{rate * nbytes / 2**20:>10,.0f}" if unit_bytes else ""
         print(f"{name:<28}{wall:>26}{cpu:>26}{rates}")
     return found
 
@@ -252,7 +257,10 @@ def main(arguments: list[str] | None = None) -> None:
         if ffcv := None if options.quick else start_ffcv(place):
             cases["FFCV"] = partial(epoch_of, ffcv)
         try:
-            found = print_cases(cases, rounds, "sample", SAMPLE_BYTES)
+            windows = dict.fromkeys(("tokens, as stored", "tokens, int64"), 2 * (WINDOW + 1))
+            found = print_cases(
+                cases, rounds, "sample", SAMPLE_BYTES, windows | {"gather of 2 KB": 2 * WINDOW}
+            )
         finally:
             if ffcv:
                 ffcv.stop()
