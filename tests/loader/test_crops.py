@@ -480,21 +480,15 @@ def test_a_loader_that_is_killed_in_any_write_to_a_disk_goes_on_with_what_is_the
 ) -> None:
     """A write that it is killed in is done, half done or not done, in turn; and it is killed twice if it can be."""
     program = """
-        import itertools, os, signal, sys
+        import os, sys
         from pathlib import Path
         from types import SimpleNamespace
         from penstock.store import disk
+        from tests.killed_writes import killed_at
         from tests.loader.pictures import CountedFolder
         from tests.loader.test_crops import batches_on_disk
         source, place, keep, point = CountedFolder(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-        count = itertools.count()
-        def killed(write):
-            def call(file, content, *where):
-                if next(count) == point:
-                    write(file, content[: len(content) * (point % 3) // 2], *where)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return write(file, content, *where)
-            return call
+        killed = killed_at(point)
         disk.os = SimpleNamespace(**{**vars(os), "write": killed(os.write), "pwrite": killed(os.pwrite)})
         batches_on_disk(source, place, keep, report=lambda line: print(line, flush=True))
     """

@@ -371,19 +371,13 @@ class TestDamage:
     ) -> None:
         """A write that a process is killed in is done, half done or not done, in turn."""
         code = """
-            import itertools, os, signal, sys
+            import os, sys
             import numpy as np
             from penstock.store.disk import DiskTier
+            from tests.killed_writes import killed_at
             from tests.store.test_disk import CONTENTS, DATA, ENOUGH, SIZES, STEPS
             folder, point = sys.argv[1], int(sys.argv[2])
-            count = itertools.count()
-            def killed(write):
-                def call(file, content, *where):
-                    if next(count) == point:
-                        write(file, content[: len(content) * (point % 3) // 2], *where)
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return write(file, content, *where)
-                return call
+            killed = killed_at(point)
             os.write, os.pwrite = killed(os.write), killed(os.pwrite)
             tier = DiskTier(folder, ENOUGH, DATA, SIZES)
             for sample, is_put in STEPS:

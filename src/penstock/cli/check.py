@@ -58,12 +58,12 @@ def add_check(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from penstock.loader.checking import check_source
     from penstock.loader.skips import SkipList
-    from penstock.loader.tar_samples import TarSamples
+    from penstock.loader.source_samples import below
 
     if options.write_skips is not None:
         check_folder("--write-skips", options.write_skips)
     source = opened_samples(options)
-    stored = source.source if isinstance(source, TarSamples) else source
+    stored = below(source)
     found = _begun(options, stored) or SkipList.of(stored)
     try:
         with long_work(f"checking {options.source}", len(source), "samples") as done:

@@ -17,7 +17,7 @@ from penstock.loader.fetching import SourceFetcher
 from penstock.loader.loader import Loader
 from penstock.loader.opened import reader_of
 from penstock.loader.skips import BadSample, SkipList
-from penstock.loader.source_samples import SourceSamples, is_text, read_samples
+from penstock.loader.source_samples import SourceSamples, below, is_text, read_samples
 from penstock.loader.tar_samples import TarSamples, decode_member, usual_decoder
 from penstock.loader.transforms import Resize
 from penstock.policy.merge import cut_windows
@@ -56,7 +56,7 @@ def check_source(
     keep: a file to write it to, now and then and at the end. done: called with how many samples are checked.
     Raises: ConfigError if `found` is of another source; DataError if the file cannot be written.
     """
-    stored: Source = source.source if isinstance(source, TarSamples) else source
+    stored: Source = below(source)
     found = SkipList.of(stored) if found is None else found
     if not found.is_of(stored):
         raise ConfigError("the list is of another data set, or of this one before it changed: begin anew")

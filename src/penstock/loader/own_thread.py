@@ -48,19 +48,11 @@ _Presented = dict[tuple[int, int], tuple[Any, int]]
 _Made = TypeVar("_Made")
 
 
-def own_thread_of(
-    config: LoaderConfig,
-    setup: Setup,
-    front_end: FrontEnd,
-    engine: Engine,
-    switching: Switching,
-    report: Callable[[str], None],
-    clock: Callable[[], float],
-) -> OwnThread | None:
-    """Return what has the training's thread make batches where that is faster; None where it never does."""
+def may_be_own(config: LoaderConfig, setup: Setup, front_end: FrontEnd) -> bool:
+    """Return whether the training's thread may make batches where that is faster."""
     plan = setup.plan
     # Whoever says how long a wait may last, or how many batches are ahead, wants threads; and a device reads slots.
-    if (
+    return not (
         setup.pipeline is not None  # bytes are read ahead
         or config.timeout_seconds is not None
         or config.prefetch is not None
@@ -69,9 +61,7 @@ def own_thread_of(
         or plan.is_cut_by_order
         or even_from(plan.order) != 0
         or _batch_bytes(setup) > _MOST_OWN_BYTES
-    ):
-        return None
-    return OwnThread(setup, front_end, engine, switching, report, clock)
+    )
 
 
 def _batch_bytes(setup: Setup) -> int:

@@ -38,7 +38,7 @@ from penstock.loader.epoch_lines import EndedEpochs, EpochLines
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.on_device import copy_ahead, device_line
-from penstock.loader.own_thread import OwnThread, own_thread_of
+from penstock.loader.own_thread import OwnThread, may_be_own
 from penstock.loader.processes import Processes
 from penstock.loader.progress import progress_lines
 from penstock.loader.samples import decoding_processes, process_plan
@@ -170,7 +170,8 @@ def make_parts(
     own_thread = None
     if switching is not None:
         switching.watch(engine)
-        own_thread = own_thread_of(config, setup, front_end, engine, switching, report_choice, recorder.clock)
+        if may_be_own(config, setup, front_end):
+            own_thread = OwnThread(setup, front_end, engine, switching, report_choice, recorder.clock)
     ended.lines = EpochLines(setup, weakref.proxy(engine))  # which refers to it
     if trace is not None:
         collector.hold()

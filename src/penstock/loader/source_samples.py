@@ -7,6 +7,7 @@ What it returns a loader takes as it takes those of any data set: with `ragged=`
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,23 @@ class OverSource:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+class ReadSamples(OverSource, ABC):
+    """A data set that reads its samples from a source, several together."""
+
+    source: Source
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.__getitems__([sample])[0]
+
+    @abstractmethod
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Return several samples, which are read together. Raises: the error of the first that cannot be."""
+
+    def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
+        """Return the samples as a function makes them; see `penstock.loader.mapped`."""
+        return mapped(self, function)
 
 
 def below(data: Any, kinds: tuple[type[OverSource], ...] = (OverSource,)) -> Any:
@@ -55,7 +73,7 @@ def describe_sample(data: Any, sample: int) -> str:
     return str(found.describe(sample)) if is_named else f"{kind_of(data)}[{sample}]"
 
 
-class SourceSamples(OverSource):
+class SourceSamples(ReadSamples):
     """The samples of a source as their values, in place of bytes: a data set whose `data[k]` is sample k.
 
     Text is a str, a line of JSON a dict, rows of numbers are arrays, all else is bytes. With labels a sample is a pair
@@ -66,8 +84,6 @@ class SourceSamples(OverSource):
 
     Reading raises DataError naming the sample, also where text is not in UTF-8.
     """
-
-    source: Source
 
     def __init__(self, source: Source) -> None:
         if not isinstance(source, Source):
@@ -87,19 +103,11 @@ class SourceSamples(OverSource):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r})"
 
-    def __getitem__(self, sample: int) -> Any:
-        return self.__getitems__([sample])[0]
-
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
-        """Return several samples, which are read together. Raises: the error of the first that cannot be."""
         return [
             self._with_label(sample, self._value(sample, data))
             for sample, data in zip(samples, read_samples(self.source, samples), strict=True)
         ]
-
-    def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
-        """Return the samples as a function makes them; see `mapped`."""
-        return mapped(self, function)
 
     def _value(self, sample: int, data: Bytes) -> Any:
         whole = unselected(self.source)

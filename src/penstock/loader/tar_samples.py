@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError, PenstockError
-from penstock.loader.source_samples import Mapped, MappedWithDraws, OverSource, mapped, read_samples
+from penstock.loader.source_samples import ReadSamples, read_samples
 from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.decoders import Decoders, Picture
 from penstock.loader.transforms.geometry import Box
@@ -27,7 +27,7 @@ from penstock.store.shards import json_field, read_array
 Decode = Callable[[bytes], Any]
 
 
-class TarSamples(OverSource):
+class TarSamples(ReadSamples):
     """The samples of tar shards in the convention of WebDataset, with several members each: dicts, by field.
 
     shards: as in `penstock.store.TarShards`; compressed ones are refused.
@@ -74,19 +74,11 @@ class TarSamples(OverSource):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._members.place!r}): {len(self):,} samples"
 
-    def __getitem__(self, sample: int) -> dict[str, Any]:
-        return self.__getitems__([sample])[0]
-
     def __getitems__(self, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples, which are read together. Raises: the error of the first that cannot be."""
         return [
             self._fields_of(sample % len(self), data.data)
             for sample, data in zip(samples, read_samples(self.source, samples), strict=True)
         ]
-
-    def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
-        """Return the samples as a function makes them; see `penstock.loader.mapped`."""
-        return mapped(self, function)
 
     @property
     def endings(self) -> list[str]:
@@ -133,7 +125,7 @@ def _misread(name: str, how: str | Decode, error: Exception, instead: str) -> Da
 def _parted(
     fields: Mapping[str, str] | Sequence[str],
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, dict[str, str]]]:
-    """Return the members that are wanted, and by member of JSON the fields of it, whose paths are told by name.
+    """Return the wanted members; and of each member of JSON, the paths of its wanted fields, by their names.
 
     Raises: ConfigError as `check_wanted`; for a member that two fields want.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -33,11 +32,11 @@ from penstock.store.packed_listing import (
     CataloguedFiles,
     Indexed,
     Opened,
-    files_below,
+    all_files_below,
     index_files,
     opened,
 )
-from penstock.store.patterns import Paths, files_of, place_of_paths
+from penstock.store.patterns import Paths, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import parse_bytes
 
@@ -89,7 +88,9 @@ class ArrowFiles(CataloguedFiles):
 
 def list_arrow(place: str, sample: str | None, label: ColumnLabel, asking: Asking) -> Catalog:
     """Index Arrow files; see `ArrowFiles`. Of those that did not change, what an old catalog says is taken."""
-    files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
+    files = asking.calls.one(
+        place, lambda: all_files_below(place, [ARROW_ENDINGS], "Arrow files", asking.objects)
+    )
     columns = asking.calls.one(files[0], partial(_columns, files[0], sample, label, asking.objects))
     turns = Turns(parse_bytes(DECODED_MEMORY))
 
@@ -99,14 +100,6 @@ def list_arrow(place: str, sample: str | None, label: ColumnLabel, asking: Askin
         return found
 
     return index_files(asking, files, index, kind="ArrowFiles", label=columns.label, classes=columns.classes)
-
-
-def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
-    return tuple(
-        chain(
-            *(files_below(path, [ARROW_ENDINGS], "Arrow files", objects) for path in files_of(place, objects))
-        )
-    )
 
 
 class _Mapped(NamedTuple):

@@ -10,7 +10,6 @@ import importlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.labels import Labels, check_names
 from penstock.store.packed import stats_of
-from penstock.store.packed_listing import files_below, opened_object
-from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
+from penstock.store.packed_listing import all_files_below, opened_object
+from penstock.store.patterns import Paths, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile, Window, objects_of
 from penstock.store.rows import RowFiles, check_alike, copied_labels
 from penstock.store.source import Numbers
@@ -228,10 +227,9 @@ def are_hdf5(place: str) -> bool:
 
 
 def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
-    found = files_of(place, objects)
-    if objects is not None and (is_of_several(place) or "." in place.rpartition("/")[2]):
-        return found  # objects' names may end in anything
-    return tuple(chain(*(files_below(path, [HDF5_ENDINGS], "HDF5 files", objects) for path in found)))
+    if objects is not None and "." in place.rpartition("/")[2]:
+        return files_of(place, objects)  # also the name of one object may end in anything
+    return all_files_below(place, [HDF5_ENDINGS], "HDF5 files", objects, are_any_named=True)
 
 
 def _look(path: str, data: str | None, labels: str | None, objects: Objects | None) -> _Found:

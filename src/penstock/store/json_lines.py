@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import Unpack
 
 import numpy as np
@@ -13,9 +12,8 @@ from penstock.errors import DataError
 from penstock.store.catalog import Catalog, Ints
 from penstock.store.files import unreadable
 from penstock.store.listing import Asking, ListingArguments
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, files_below, index_files
-from penstock.store.patterns import Paths, files_of, is_of_several, place_of_paths
-from penstock.store.remote import Objects
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, all_files_below, index_files
+from penstock.store.patterns import Paths, place_of_paths
 from penstock.store.text_rows import JSON_LINES
 
 #: Read at a time to find the ends of lines.
@@ -47,19 +45,13 @@ class JsonLines(CataloguedFiles):
 
 
 def _list(place: str, asking: Asking) -> Catalog:
-    files = asking.calls.one(place, lambda: _files_of(place, asking.objects))
+    list_files = partial(all_files_below, place, [JSON_LINES], "files of JSON lines", are_any_named=True)
+    files = asking.calls.one(place, partial(list_files, asking.objects))
 
     def index(file: Opened) -> Indexed:
         return _index(file, partial(asking.found, file.path))
 
     return index_files(asking, files, index, kind="JsonLines", label=None)
-
-
-def _files_of(place: str, objects: Objects | None) -> tuple[str, ...]:
-    found = files_of(place, objects)
-    if objects is not None and is_of_several(place):  # their names may end in anything
-        return found
-    return tuple(chain(*(files_below(path, [JSON_LINES], "files of JSON lines", objects) for path in found)))
 
 
 def _index(file: Opened, report_found: Callable[[int], None]) -> Indexed:

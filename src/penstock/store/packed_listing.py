@@ -269,6 +269,24 @@ def files_below(
     )
 
 
+def all_files_below(
+    place: str,
+    endings: Sequence[tuple[str, ...]],
+    what: str,
+    objects: Objects | None,
+    *,
+    are_any_named: bool = False,
+) -> tuple[str, ...]:
+    """Return the files that a place, of `place_of_paths`, is, with those of `files_below` for each folder among them.
+
+    are_any_named: whether files at the addresses of a list or a pattern may end in anything.
+    """
+    found = files_of(place, objects)
+    if are_any_named and objects is not None and is_of_several(place):
+        return found
+    return tuple(chain(*(files_below(path, endings, what, objects) for path in found)))
+
+
 def _is_picture(name: str) -> bool:
     return name.lower().endswith(IMAGE_EXTENSIONS)
 

@@ -24,11 +24,11 @@ from penstock.store.packed_listing import (
     FoundLabels,
     Indexed,
     Opened,
-    files_below,
+    all_files_below,
     index_files,
     number_or_name,
 )
-from penstock.store.patterns import Paths, brief, files_of, is_of_several, place_of_paths
+from penstock.store.patterns import Paths, brief, place_of_paths
 from penstock.store.remote import Objects
 from penstock.store.tar import Members, read_members
 from penstock.units import format_count
@@ -149,11 +149,7 @@ def _checked_label(label: Any) -> str | tuple[str, ...] | None:
 
 def shards_of(place: str, objects: Objects | None) -> tuple[str, ...]:
     """Return the tar files that a place is. objects: what reads addresses."""
-    if objects is not None and is_of_several(place):  # their names may end in anything
-        return files_of(place, objects)
-    return tuple(
-        chain(*(files_below(path, TAR_KINDS, "tar shards", objects) for path in files_of(place, objects)))
-    )
+    return all_files_below(place, TAR_KINDS, "tar shards", objects, are_any_named=True)
 
 
 class _Samples:

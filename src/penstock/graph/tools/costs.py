@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _costs_of_json(graph: Graph, document: dict[str, Any], devices: Devices) -> 
         if not isinstance(own, list) or not all(device in list(cost) for device in own):
             raise MismatchError(f"measured_on of {name!r} is {own!r:.80}; give a list of devices of its cost")
         measured |= {(device, name): cost[device] for device in own}
-    costs = _on_all(graph, measured, devices)
+    costs = _on_all(_estimates(graph, devices), measured, devices)
     return {name: others[name] | cost for name, cost in costs.items()}
 
 
@@ -87,24 +88,27 @@ _OF_ROW = {"cost_seconds": "cost"}
 
 def costs_of_trace(graph: Graph, trace: Trace, devices: Devices) -> dict[str, dict[str, Any]]:
     """Return what nodes cost by a trace of a graph's runs; Raises: as `read_costs`."""
-    return _on_all(graph, _measured(graph, trace, _estimates(graph, devices)), devices)
+    estimate = _estimates(graph, devices)
+    return _on_all(estimate, _measured(graph, trace, estimate), devices)
 
 
-def _estimates(graph: Graph, devices: Devices) -> Callable[[str, str], float]:
-    """Return the function from a node and a device to the seconds that are estimated."""
+#: From a node and a device to the seconds that are estimated.
+Estimate = Callable[[str, str], float]
+
+
+def _estimates(graph: Graph, devices: Devices) -> Estimate:
     works = {name: work_of(node) for name, node in graph.nodes.items()}
     return lambda name, device: devices.kernel_seconds(device, works[name].flops, works[name].nbytes)
 
 
 def _on_all(
-    graph: Graph, measured: Mapping[tuple[str, str], float], devices: Devices
+    estimate: Estimate, measured: Mapping[tuple[str, str], float], devices: Devices
 ) -> dict[str, dict[str, Any]]:
     """Return the cost of nodes on all devices, by what they took on some.
 
     On another device a node costs as much more as is estimated, and as that device took longer for what it ran than was
     estimated of it.
     """
-    estimate = _estimates(graph, devices)
     ran = {device for device, _ in measured}
 
     def slowness(device: str) -> float:
@@ -126,9 +130,7 @@ def _on_all(
     return costs
 
 
-def _measured(
-    graph: Graph, trace: Trace, estimate: Callable[[str, str], float]
-) -> dict[tuple[str, str], float]:
+def _measured(graph: Graph, trace: Trace, estimate: Estimate) -> dict[tuple[str, str], float]:
     """Return the seconds of a step by device and node."""
     nodes = trace.spans[(trace.spans["kind"] == Kind.NODE) & (trace.spans["flow"] == NO_FLOW)]
     if not nodes.size:
@@ -138,16 +140,27 @@ def _measured(
     members = {number: members_of(trace, number) for number in np.unique(nodes["sample"]).tolist()}
     ran = {name for each in members.values() for name in each}
     _check_all_known(name for name in ran if name and not _outermost(graph, name))
+
+    @cache
+    def shares_of(device: str, number: int) -> dict[str, float]:
+        """Return which share of what a unit takes on a device is of each of its nodes that does not wait."""
+        estimated = {
+            name: estimate(name, device) if name else 0.0
+            for name in (_outermost(graph, each) for each in members[number])
+        }
+        of_all = sum(estimated.values())
+        return {
+            name: seconds / of_all if of_all else 1 / len(estimated)
+            for name, seconds in estimated.items()
+            if name and operation(graph.nodes[name].op).kind != "waiting"
+        }
+
     steps: dict[tuple[str, str], dict[int, float]] = {}
     for (rank, number, step), seconds in zip(keys.tolist(), took.tolist(), strict=True):
         device = f"{trace.tasks[rank]}/device:cpu:0" if rank in trace.tasks else _ONE_PROCESS
-        names = list(dict.fromkeys(_outermost(graph, name) for name in members[number]))
-        for name in names:
-            if name and operation(graph.nodes[name].op).kind != "waiting":
-                of_all = sum(estimate(each, device) for each in names if each)
-                share = estimate(name, device) / of_all if of_all else 1 / len(names)
-                by_step = steps.setdefault((device, name), {})
-                by_step[step] = by_step.get(step, 0.0) + seconds * share
+        for name, share in shares_of(device, number).items():
+            by_step = steps.setdefault((device, name), {})
+            by_step[step] = by_step.get(step, 0.0) + seconds * share
     return {key: statistics.median(each.values()) for key, each in steps.items()}
 
 
