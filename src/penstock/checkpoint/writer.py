@@ -103,7 +103,7 @@ class OwnPart:
     get_ready: Callable[[], None] = lambda: None
     #: Writes it in place of this process.
     elsewhere: PartProcess | None = None
-    #: Encode, once training may go on.
+    #: Encode, once training may continue.
     workers: Workers | None = None
     #: The first wave.
     first: Sequence[Piece] = ()

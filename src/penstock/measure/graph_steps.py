@@ -2,7 +2,7 @@
 
 A worker's part of a step is in tiles: it computes, sends, waits for a tensor, or for a queue, a mutex or a batch. From
 the tile in which a step ended, the path goes back on the same worker, from a node to what ended before it began; where
-that waited for a tensor that was computed meanwhile, it goes on where the tensor was sent. What the path consists of is
+that waited for a tensor that was computed meanwhile, it continues where the tensor was sent. The parts of the path are
 what the step waited for. A session on one process is one worker.
 """
 

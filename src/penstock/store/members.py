@@ -204,7 +204,7 @@ class _Keys:
             found[field] = which, index
 
     def _end(self, members: Members, key: bytes, found: Mapping[str, tuple[int, int]]) -> None:
-        """Take note of a key, all of whose members have been seen."""
+        """Add a key whose members have all been seen."""
         if not found:
             self.left_out.append(key)
             return

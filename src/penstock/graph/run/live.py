@@ -39,7 +39,7 @@ class LiveBytes:
         self._add(values, is_own=True)
 
     def leave_out(self, *values: Any) -> None:
-        """Take note of tensors that outlive a step, as variables do: neither they nor views of them count."""
+        """Remember tensors that outlive a step, as variables do: neither they nor views of them count."""
         self._add(values, is_own=False)
 
     def close(self) -> None:

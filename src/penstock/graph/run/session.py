@@ -243,7 +243,7 @@ class Session:
         write_state(folder, self.resources.state())
 
     def restore(self, folder: str) -> None:
-        """Go on from what `save` wrote; call it while no run is under way.
+        """Continue from what `save` wrote; call it while no run is under way.
 
         Raises: NotFoundError if nothing was saved there, MismatchError if Save nodes wrote it.
         """

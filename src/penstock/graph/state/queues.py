@@ -217,7 +217,7 @@ class Queue:
         return {"elements": elements, "draws": self.draws, "is_closed": self.is_closed}
 
     def load(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
         self.elements = deque(tuple(decode(part)[1] for part in element) for element in state["elements"])
         self.draws, self.is_closed = int(state["draws"]), bool(state["is_closed"])
 

@@ -74,7 +74,7 @@ class Reader:
         return list(self.position)
 
     def load(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
         place, offset, record = state
         self.position = (int(place), int(offset), int(record))
 

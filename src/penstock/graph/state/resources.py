@@ -135,7 +135,7 @@ class Resources:
         return {"graph_state": 1, "resources": resources, "runs": runs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned. Raises: CorruptError if this is no such state."""
+        """Continue from what `state` returned. Raises: CorruptError if this is no such state."""
         check_state(state)
         by_home: dict[str, dict[tuple[str, str], Any]] = {"": {}}
         for each in state["resources"]:

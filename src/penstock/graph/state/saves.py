@@ -63,7 +63,7 @@ class Saves:
         return is_due
 
     def go_back(self) -> bool:
-        """Let the session go on from the newest intact save, and return whether there is one.
+        """Continue the session from the newest intact save, and return whether there is one.
 
         One that failed is left out; `step` or `after` raises what it failed with.
         """

@@ -539,7 +539,7 @@ class WorkerSession:
         self._folder = folder
 
     def restore(self, folder: str) -> None:
-        """Go on from what `save` of this or of a `Session` wrote; call it while no run is under way.
+        """Continue from what `save` of this or of a `Session` wrote; call it while no run is under way.
 
         Raises: WorkerLostError if a worker was lost since the last run.
         """
@@ -580,7 +580,7 @@ class WorkerSession:
         return {"graph_state": 1, "resources": resources, "runs": runs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned.
+        """Continue from what `state` returned.
 
         Raises: CorruptError if this is no such state; WorkerLostError if a worker was lost since the last run.
         """
@@ -867,7 +867,7 @@ class WorkerSession:
         )
 
     def note_raised(self, error: PenstockError) -> None:
-        """Take note of an error that is raised to the caller, who goes on after a loss with the next run."""
+        """Remember an error that was raised to the caller, who may run the next step after a loss."""
         self._is_raised = self._is_raised or isinstance(error, WorkerLostError)
 
     def forget(self, number: int) -> None:

@@ -480,7 +480,7 @@ class _Hosted:
         return list({each.number: each for part in self._made() for each in part.watched}.values())
 
     def unreached(self, receiver: _Receiver, what: str = "") -> WorkerLostError:
-        """Return what a client is told where a message to a worker does not arrive, after a look at its address."""
+        """Look at the address of a worker that a message does not reach, and return the error for the client."""
         address = receiver.offer["address"]
         at, more = look_at(address)
         return WorkerLostError(
