@@ -200,7 +200,7 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.flow.cpus import most_compilers
     from penstock.flow.engine import DECISIONS
     from penstock.flow.sums import SUMS
-    from penstock.loader.draws import DRAW
+    from penstock.loader.draws import DRAW, SHUFFLE
     from penstock.loader.gather import GATHER
     from penstock.loader.prediction import CLOCK
     from penstock.loader.transforms import compiled
@@ -224,6 +224,7 @@ def _compile(options: argparse.Namespace) -> None:
         INDEX_EXAMPLES,
         STAT_FILES,
         GATHER,
+        SHUFFLE,
         DRAW,
         SUMS,
     )

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from penstock.compiling import Part
 from penstock.machine_code import Signature
-from penstock.plan import random
+from penstock.plan import bijection, random
 
-SIGNATURE = Signature(("uint64", "uint64", "uint64[:]", "uint32[:, :]"))
+SIGNATURES = {
+    "draw": Signature(("uint64", "uint64", "uint64[:]", "uint32[:, :]")),
+    "shuffle": Signature(("uint64", "uint64", "uint64", "uint64[:]", "uint64[:]"), ("int64",)),
+}
 DRAW = Part(
     "penstock.loader._draw_kernels",
     "draw",
-    SIGNATURE,
+    SIGNATURES["draw"],
     "how random numbers are drawn",
     "NumPy draws them, more slowly,",
+)
+SHUFFLE = Part(
+    "penstock.loader._draw_kernels",
+    "shuffle",
+    SIGNATURES["shuffle"],
+    "how a small data set is shuffled",
+    "NumPy does it, more slowly,",
 )
 
 
@@ -22,6 +32,8 @@ _WORTH_COMPILING_SAMPLES, _WORTH_LOADING_SAMPLES = 10_000, 1_000
 
 def draw_compiled(samples: int) -> None:
     """Have this process draw for so many samples by compiled code from here on, if that is there and worth it."""
-    is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and DRAW.is_cached
-    if (samples >= _WORTH_COMPILING_SAMPLES or is_worth_loading) and (draw := DRAW.ask()) is not None:
-        random.use(draw)
+    for part, use in ((DRAW, random.use), (SHUFFLE, bijection.use)):
+        is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and part.is_cached
+        is_worth_it = samples >= _WORTH_COMPILING_SAMPLES or is_worth_loading
+        if is_worth_it and (loop := part.ask()) is not None:
+            use(loop)

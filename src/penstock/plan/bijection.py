@@ -16,7 +16,7 @@ rounds: docs/decisions/0003-full-shuffle-bijection.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,10 +41,21 @@ _TABLES_KEPT = 16
 _KEYS_KEPT = 256
 _INDEX_BITS = np.uint64(0xFFFF)
 _HALF = np.uint64(32)
-#: Words that are worked on together. Measured: of new arrays of 400 KB the kernel's pages take more time than the rest.
-_PIECE = 8192
 #: Runs of one block shorter than this on average are worth sorting together.
 _LONG_RUNS = 64
+
+#: Shuffles a block in place of NumPy, once there is such a function: see `use`.
+_shuffle: Callable[[int, int, int, NDArray[np.uint64], NDArray[np.uint64]], int] | None = None
+
+
+def use(shuffle: Callable[[int, int, int, NDArray[np.uint64], NDArray[np.uint64]], int]) -> None:
+    """Shuffle small blocks by another function from here on, in all of this process: compiled, with the same bits.
+
+    shuffle: `shuffle(key, epoch, begin, out, other)` writes the ids of a block, less its first one, in the order of
+        their words to uint64[n]; 0 where it cannot tell that. other: uint64[n], for it to use.
+    """
+    global _shuffle
+    _shuffle = shuffle
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +94,10 @@ class BlockShuffle:
 
     def _apply(self, epoch: int, values: Ids, *, is_inverse: bool) -> Ids:
         flat = values.ravel()
-        out = np.empty(flat.size, np.int64)
         feistel_end = self._feistel_end()
+        if feistel_end == 0 and self._span >= self.samples:
+            return self._table(epoch, 0, is_inverse)[flat].reshape(values.shape)
+        out = np.empty(flat.size, np.int64)
         if feistel_end == 0:
             self._by_tables(epoch, flat, out, is_inverse)
         elif feistel_end == self.samples:
@@ -106,21 +119,22 @@ class BlockShuffle:
         return self.samples - rest if rest < FEISTEL_FROM else self.samples
 
     def _by_tables(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
-        span = self.block * max(1, (FEISTEL_FROM - 1) // self.block)  # whole blocks that share a table
-        if span >= self.samples:
-            out[:] = self._table(epoch, 0, span, is_inverse)[values]
-            return
-        for index, members in _groups(values // span):
-            begin = index * span
-            out[members] = self._table(epoch, begin, span, is_inverse)[values[members] - begin] + begin
+        for index, members in _groups(values // self._span):
+            begin = index * self._span
+            out[members] = self._table(epoch, begin, is_inverse)[values[members] - begin] + begin
 
-    def _table(self, epoch: int, begin: int, span: int, is_inverse: bool) -> Ids:
+    @property
+    def _span(self) -> int:
+        """Ids of whole blocks that share a table."""
+        return self.block * max(1, (FEISTEL_FROM - 1) // self.block)
+
+    def _table(self, epoch: int, begin: int, is_inverse: bool) -> Ids:
         """The permutation of ids begin... within their blocks, or its inverse, less `begin`."""
 
         def make() -> Ids:
             if not is_inverse:
-                return self._sorted(epoch, begin, min(begin + span, self.samples))
-            forward = self._table(epoch, begin, span, False)
+                return self._sorted(epoch, begin, min(begin + self._span, self.samples))
+            forward = self._table(epoch, begin, False)
             inverse = np.empty_like(forward)
             inverse[forward] = np.arange(forward.size)
             return inverse
@@ -131,26 +145,22 @@ class BlockShuffle:
         if end - begin > self.block:
             blocks = np.arange(begin, end) // self.block
             return np.lexsort((self._words(epoch, begin, end), blocks)).astype(np.int64, copy=False)
+        if _shuffle is not None:
+            found, other = np.empty(end - begin, np.uint64), np.empty(end - begin, np.uint64)
+            if _shuffle(self._sort_key, epoch & 0xFFFFFFFF, begin, found, other):
+                return found.view(np.int64)
         # Words with their index in the lower 16 bits: NumPy sorts numbers in a fifth of the time of sorting indices.
-        packed = self._words(epoch, begin, end)
-        for piece, some in _pieces(packed):
-            piece &= ~_INDEX_BITS
-            piece |= np.arange(some.start, some.stop, dtype=np.uint64)
+        words = self._words(epoch, begin, end)
+        packed = words & ~_INDEX_BITS | np.arange(words.size, dtype=np.uint64)
         packed.sort()
-        # In pieces that overlap by one: whether two neighbours differ in their index alone.
-        if any(((piece[1:] ^ piece[:-1]) <= _INDEX_BITS).any() for piece, _ in _pieces(packed, overlap=1)):
-            return np.argsort(self._words(epoch, begin, end), kind="stable").astype(np.int64, copy=False)
-        packed &= _INDEX_BITS
-        return packed.view(np.int64)
+        if ((packed[1:] ^ packed[:-1]) <= _INDEX_BITS).any():  # two that differ in their index alone
+            return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+        return (packed & _INDEX_BITS).view(np.int64)
 
     def _words(self, epoch: int, begin: int, end: int) -> NDArray[np.uint64]:
         """The word that each id from begin on is sorted by."""
-        words = np.empty(end - begin, np.uint64)
-        for piece, some in _pieces(words):
-            drawn = draw_words(self._sort_key, epoch, np.arange(begin + some.start, begin + some.stop), 2)
-            piece[:] = drawn[:, 0]
-            piece <<= _HALF
-            piece |= drawn[:, 1]
+        upper, lower = draw_words(self._sort_key, epoch, np.arange(begin, end), 2).T
+        words: NDArray[np.uint64] = upper.astype(np.uint64) << _HALF | lower
         return words
 
     def _by_network(self, epoch: int, values: Ids, out: Ids, is_inverse: bool) -> None:
@@ -224,13 +234,6 @@ def _groups(labels: Ids) -> Iterator[tuple[int, Ids]]:
     by_label = _sorting(labels)
     for members in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
         yield int(labels[members[0]]), members
-
-
-def _pieces(words: NDArray[np.uint64], overlap: int = 0) -> Iterator[tuple[NDArray[np.uint64], slice]]:
-    """Yield views of an array, and where they are: what is made of one is small enough to be made in the same place."""
-    for begin in range(0, words.size, _PIECE):
-        some = slice(begin, min(begin + _PIECE + overlap, words.size))
-        yield words[some], some
 
 
 def _sorting(labels: Ids) -> Ids:
