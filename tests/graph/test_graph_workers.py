@@ -54,12 +54,15 @@ from penstock.graph.ops.table import operation
 from penstock.graph.run.partition import task_of
 from penstock.graph.workers import LocalWorkers, SessionConfig, lanes, reaching, wire
 from penstock.graph.workers import mail as mailing
+from penstock.graph.workers import placement as placing_nodes
+from penstock.graph.workers import requests as requesting
 from penstock.graph.workers import session as client
 from penstock.graph.workers import worker as hosting
 from penstock.graph.workers.access import versions_here
 from penstock.graph.workers.host import HostLink
 from penstock.graph.workers.link_probe import LinkProbe
 from penstock.graph.workers.mail import Mail
+from penstock.graph.workers.requests import Ask, Requests
 from penstock.graph.workers.session import WorkerSession
 from penstock.graph.workers.wire import ValuesPacker, packed, unpacked, unpacked_values
 from penstock.graph.workers.worker import Worker
@@ -285,7 +288,7 @@ def test_a_worker_that_becomes_slower_is_named_and_avoided_where_the_session_has
             def refuse(*_: Any, **__: Any) -> Placement:
                 raise InfeasibleError("no device has 60 B left", node="y")
 
-            monkeypatch.setattr(client, "place_graph", refuse)
+            monkeypatch.setattr(placing_nodes, "place_nodes", refuse)
         for _ in range(24):
             assert np.array_equal(session.run(z, {x: [1, 2]}), before)
         if not learns:
@@ -354,7 +357,7 @@ def test_a_worker_is_slow_once_for_all_that_runs_until_it_is_as_fast_as_before_a
             is_slow.set()
             assert device_after(40) == TASKS[1]
             assert len(reported) == 1
-            assert session._costs_now()["y"]["cost"] == {
+            assert session._placement.costs()["y"]["cost"] == {
                 f"{TASKS[0]}/device:cpu:0": pytest.approx(
                     5 * learned["y"]["cost"][f"{TASKS[0]}/device:cpu:0"]
                 ),
@@ -381,7 +384,7 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
             tried = {self.placements[turn].device[name] for name in ("double", "negate")}
             return super().end(turn, 1.0 if tried == {f"{TASKS[2]}/device:cpu:0"} else 2.0)
 
-    monkeypatch.setattr(client, "PlacementTrial", Told)
+    monkeypatch.setattr(placing_nodes, "PlacementTrial", Told)
     links = dict.fromkeys(itertools.combinations(TASKS, 2), (1e-9, 1e12))
     monkeypatch.setattr(LinkProbe, "measure", lambda probe, run: links)
     # What nodes take is noise here. So the third worker is slow enough to have nothing, not enough to be left out.
@@ -409,7 +412,7 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
         session.learn(total, {x: 5.0})
         homes, simulated = set[str](), session.placement()
         for step in range(40):
-            assert session.placement() is simulated or not session._trials
+            assert session.placement() is simulated or not session._placement._trials
             counted = Statistics()
             assert session.run(total, {x: 5.0}, statistics=counted) == 5 + 3 + 2 + step
             assert counted.kernels["double"] == 1
@@ -430,7 +433,7 @@ def test_steps_after_learning_try_placements_and_the_fastest_stays(
         again = graph.add("Neg", total, name="again")
         assert session.run(again, {x: 5.0}) == -session.run(total, {x: 5.0}) + 1
         assert session.run(total, {x: 5.0}) == 5 + 3 + 2 + 40 + 7
-        of_both = sum(len(cut.parts) for cut in session._cuts.values())
+        of_both = sum(len(cut.parts) for cut in session._placement._cuts.values())
         wait_until(lambda: gc.collect() >= 0 and len(parts) == of_both)
 
 
@@ -887,7 +890,9 @@ def test_a_worker_full_of_steps_that_wait_refuses_one_more_by_name_and_does_all_
         for each in waiting:
             with pytest.raises(CancelledError):
                 each.result()
-        full._tell(TASKS[0], {"kind": "abort"})  # as a run does that ends while the session is closed
+        full._requests.tell(
+            TASKS[0], {"kind": "abort"}
+        )  # as a run does that ends while the session is closed
         wait_until(lambda: worker._free_steps._value == 2)
         assert other.run(v) == 3
 
@@ -1075,18 +1080,18 @@ def test_a_trace_has_the_spans_of_a_step_that_fails_and_is_not_complete_where_a_
         bad = graph.add("Call", before, function="fail", outputs=[["float32", []]], name="bad")
     with graph.on_device(TASKS[1]):
         after = graph.add("Add", beside, bad, name="after")
-    take = client._Ask.take
+    take = Ask.take
 
     def take_or_lose(ask: Any, task: str, message: dict[str, Any]) -> None:
         if task == TASKS[1]:
-            session._lose(task, "has ended")
+            session._requests._lose(task, "has ended")
         else:
             take(ask, task, message)
 
     with opened(graph, workers, regions=False, trace=tmp_path / "run.trace") as session:
         session.run([before, beside], {x: 1.0})
         if is_lost:
-            monkeypatch.setattr(client._Ask, "take", take_or_lose)
+            monkeypatch.setattr(Ask, "take", take_or_lose)
         with pytest.raises(KernelError, match="the disk is gone"):
             session.run(after, {x: 1.0})
     trace = read_trace(tmp_path / "run.trace")
@@ -1362,7 +1367,7 @@ def test_a_loss_is_raised_once_and_no_run_goes_on_before_the_save_is_loaded(
         session.save(pretrained)
         for call in (session.state, lambda: session.restore(pretrained), lambda: session.run(up)):
             assert session.run(up) == 4.0
-            session._lose(TASKS[1], "has ended")
+            session._requests._lose(TASKS[1], "has ended")
             with pytest.raises(WorkerLostError, match=f"{TASKS[1]} .* has ended"):
                 call()
         with monkeypatch.context() as patch:
@@ -1371,11 +1376,11 @@ def test_a_loss_is_raised_once_and_no_run_goes_on_before_the_save_is_loaded(
                 session.run(up)
         assert session.run(up) == 4.0
         with session.saving(folder, "2 steps") as saves:
-            session._lose(TASKS[1], "has ended")
+            session._requests._lose(TASKS[1], "has ended")
             with pytest.raises(WorkerLostError):
                 saves.after(2)
             assert session.run(up) == 4.0  # nothing was saved there yet
-        session._lose(TASKS[1], "has ended")
+        session._requests._lose(TASKS[1], "has ended")
         with session.saving(folder, "2 steps") as saves:
             assert (saves.step, session.run(up)) == (0, 4.0)
 
@@ -1430,12 +1435,12 @@ def test_a_worker_whose_python_answers_no_health_check_is_given_up(monkeypatch: 
 def test_a_worker_that_answered_long_before_the_others_is_no_lost_one(
     workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, wait = WorkerSession._ask, client._Ask.wait
+    ask, wait = Requests.ask, Ask.wait
 
     def wait_long(self: Any, seconds: float | None) -> Any:
         answers = wait(self, seconds)
-        if self._session._name == "":
-            self._session._silence.hear(TASKS[0], -1e9)
+        if self._requests._name == "":
+            self._requests._silence.hear(TASKS[0], -1e9)
         return answers
 
     def ask_after_ping(self: Any, messages: Any, holds: Any = None) -> Any:
@@ -1443,8 +1448,8 @@ def test_a_worker_that_answered_long_before_the_others_is_no_lost_one(
             self._ping()  # as it may come: with the name of a session that no worker has opened
         return ask(self, messages, holds)
 
-    monkeypatch.setattr(client._Ask, "wait", wait_long)
-    monkeypatch.setattr(WorkerSession, "_ask", ask_after_ping)
+    monkeypatch.setattr(Ask, "wait", wait_long)
+    monkeypatch.setattr(Requests, "ask", ask_after_ping)
     graph = Graph()
     two = graph.constant(2.0)
     with opened(graph, workers, lag_seconds=1000.0) as session:
@@ -1454,14 +1459,14 @@ def test_a_worker_that_answered_long_before_the_others_is_no_lost_one(
 def test_a_worker_that_is_lost_before_its_session_opens_is_named(
     workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = WorkerSession._ask
+    ask = Requests.ask
 
     def ask_and_lose(self: Any, messages: Any, holds: Any = None) -> Any:
         if self._name:
             self._lose(TASKS[1], "has ended")
         return ask(self, messages, holds)
 
-    monkeypatch.setattr(WorkerSession, "_ask", ask_and_lose)
+    monkeypatch.setattr(Requests, "ask", ask_and_lose)
     with pytest.raises(WorkerLostError, match=rf"{TASKS[1]} \(process .* has ended"):
         opened(Graph(), workers)
 
@@ -1633,8 +1638,10 @@ def test_a_client_that_dies_leaves_nothing_on_its_workers(monkeypatch: pytest.Mo
         running.start()
         (hosted,) = worker._sessions.values()
         wait_until(lambda: any(step.waiting for each in hosted._sessions() for step in each.steps()))
-        monkeypatch.setattr(session, "_tell", lambda *_: None)  # the worker hears of nothing any more
-        monkeypatch.setattr(client._Ask, "settle", lambda ask, seconds: session.forget(ask.number))
+        monkeypatch.setattr(
+            session._requests, "tell", lambda *_: None
+        )  # the worker hears of nothing any more
+        monkeypatch.setattr(Ask, "settle", lambda ask, seconds: session._requests.forget(ask.number))
         session.close()
         running.join()
         assert len(ended) == 1
@@ -1690,7 +1697,7 @@ def test_tensors_that_are_too_large_to_be_sent_are_refused_as_such(
 @pytest.fixture
 def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions look soon why workers do not answer, and as long as a busy machine needs."""
-    monkeypatch.setattr(client, "_LOOK_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(requesting, "_LOOK_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(reaching, "_LOOK_SECONDS", patient(0.5))
 
 
@@ -1727,14 +1734,14 @@ def test_a_session_reports_where_nobody_listens_and_waits_for_who_starts_there(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         address = f"tcp://127.0.0.1:{port}"
-        monkeypatch.setattr(client, "HELLO_SECONDS", 0.3)
+        monkeypatch.setattr(requesting, "HELLO_SECONDS", 0.3)
         with pytest.raises(
             WorkerLostError, match=f"{TASKS[0]} at {address}: a process listens that does nothing"
         ):
             opened(Graph(), {TASKS[0]: address})
     with pytest.raises(WorkerLostError, match=f"{TASKS[0]} at {address}: nobody listens; start each worker"):
         opened(Graph(), {TASKS[0]: address})
-    monkeypatch.setattr(client, "HELLO_SECONDS", 600.0)
+    monkeypatch.setattr(requesting, "HELLO_SECONDS", 600.0)
     started = []
 
     def start(line: str) -> None:
@@ -1817,26 +1824,26 @@ def test_workers_that_are_lost_together_are_looked_at_together(
 
     monkeypatch.setattr(reaching, "look_at", look_at)
     with opened(Graph(), workers) as session:
-        session._notice({0, 1, 2})
+        session._requests._notice({0, 1, 2})
         with pytest.raises(
             WorkerLostError, match=f"{TASKS[2]} .* did not answer for 3.0 s: its process is there"
         ):
             session.state()
-        assert not any(peer.is_here for peer in session._peers.values())
+        assert not any(peer.is_here for peer in session._requests.peers.values())
 
 
 def test_a_client_of_another_version_is_answered(
     workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, told = WorkerSession._take, WakingQueue[dict[str, Any]]()
+    take, told = Requests._take, WakingQueue[dict[str, Any]]()
 
     def note(self: Any, number: int, who: Any, message: dict[str, Any]) -> None:
         told.put(message)
         take(self, number, who, message)
 
-    monkeypatch.setattr(WorkerSession, "_take", note)
+    monkeypatch.setattr(Requests, "_take", note)
     with opened(Graph(), workers) as session:
-        session._link._do(0, lambda carrier: carrier.ask(0, [b"[2,{}]"]))
+        session._requests._link._do(0, lambda carrier: carrier.ask(0, [b"[2,{}]"]))
         while (message := told.get())["kind"] != "failed":
             pass
     assert "of version 2, and this is version 1" in message["error"]["text"]

@@ -171,16 +171,17 @@ def listening_worker(
 
 
 def _place(options: argparse.Namespace) -> None:
-    from penstock.graph import Devices, Graph, place_graph
+    from penstock.graph import Devices, Graph
     from penstock.graph.tools.costs import read_costs
-    from penstock.graph.tools.placing import placed_nodes, read_devices
+    from penstock.graph.tools.placing import place_nodes, placed_nodes, read_devices
     from penstock.graph.workers.access import is_device
     from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 
     graph = Graph.from_json(options.graph.read_text("utf-8"))
     machine = read_devices(options.machine)
     devices = machine or Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND)
-    known = {*devices.names, *(name for node in placed_nodes(graph, devices) for name in node.cost_seconds)}
+    said = (node.placement.get("cost") for node in graph.nodes.values())
+    known = {*devices.names, *(name for cost in said if isinstance(cost, Mapping) for name in cost)}
     for name in options.device or ():
         if name not in known and not is_device(name):
             raise ConfigError(
@@ -201,13 +202,11 @@ def _place(options: argparse.Namespace) -> None:
     # As of a session.
     default = dict.fromkeys(devices.names, 0.0) if machine is None else None
     costs = None if options.costs is None else read_costs(graph, options.costs, devices)
-    placed = place_graph(
-        graph, devices, default_cost_seconds=default, costs=costs, objective=options.objective
-    )
+    about = placed_nodes(graph, devices, default, costs)
+    placed = place_nodes(graph, about, devices, objective=options.objective)
     rows = [
         (name, placed.device[name], placed.finish_seconds[name], placed.reason[name]) for name in graph.nodes
     ]
-    about = placed_nodes(graph, devices, default, costs)
     table = Table(
         f"{format_count(len(rows), 'node')} of {options.graph}",
         ("node", "device", "finish", "reason"),

@@ -35,6 +35,8 @@ from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.units import is_integer
 
+#: Of a plan: what is fetched, operations, what is fed; whether loops are inlined, and what runs is counted.
+_Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...], bool, bool]
 #: Of the largest chunk that raises glibc's threshold (DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB), less its header and pages.
 _LARGEST_RAISING_BYTES = (32 << 20) - (64 << 10)
 
@@ -96,7 +98,7 @@ class Session:
         self._compiler = compiler
         self._inlines = self._regions and compiler is None
         self._observe = _check_finite if check_finite else None
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[_Key, Plan] = {}
         self._timeline = timeline_of(trace)
         self._steps: set[Step] = set()
         self._lock = threading.Lock()
@@ -141,7 +143,7 @@ class Session:
         timeline = self._timeline if lane is None else None
         counts = statistics is not None or lane is not None or timeline is not None
         inlines = self._inlines and statistics is None
-        plan = self._plan(endpoints, operations, fed, inlines=inlines, counts=counts)
+        plan = self._plan((tuple(endpoints), tuple(operations), tuple(fed), inlines, counts))
         if timeline is not None:
             lane = timeline.begin()
         step = Step(
@@ -180,16 +182,7 @@ class Session:
         del results
         return arrange([None if each is None else to_client(found[each]) for each in places])
 
-    def _plan(
-        self,
-        endpoints: list[Endpoint],
-        operations: list[str],
-        fed: list[Endpoint],
-        *,
-        inlines: bool,
-        counts: bool,
-    ) -> Plan:
-        key = (tuple(endpoints), tuple(operations), tuple(fed), inlines, counts)
+    def _plan(self, key: _Key) -> Plan:
         plan = self._plans.get(key)
         if plan is not None:
             return plan
@@ -197,17 +190,11 @@ class Session:
             # Of threads that run it first at once, one makes it.
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._made(endpoints, operations, fed, inlines, counts)
+                plan = self._plans[key] = self._made(key)
             return plan
 
-    def _made(
-        self,
-        endpoints: list[Endpoint],
-        operations: list[str],
-        fed: list[Endpoint],
-        inlines: bool,
-        counts: bool,
-    ) -> Plan:
+    def _made(self, key: _Key) -> Plan:
+        endpoints, operations, fed, inlines, counts = key
         is_part = self.resources.mail is not None
         if not is_part:
             check_of_one_process(needed_nodes(self.graph.nodes, endpoints, operations, fed)[0])

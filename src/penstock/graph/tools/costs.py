@@ -24,6 +24,7 @@ from penstock.graph.run.timeline import members_of
 from penstock.graph.tools.placing import is_amount
 from penstock.policy.graph_placement import Devices
 from penstock.trace import NO_FLOW, Kind, Trace, read_trace
+from penstock.units import format_names
 
 #: Of a trace of one process, which says nothing of devices.
 _ONE_PROCESS = "cpu:0"
@@ -175,7 +176,5 @@ def _check_all_known(unknown: Iterable[str]) -> None:
     """Raise MismatchError naming nodes that the graph has not, if there are any."""
     other = sorted(unknown)
     if other:
-        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
-        raise MismatchError(
-            f"it is of another graph: it has {', '.join(map(repr, other[:3]))}{more}, and this one has not"
-        )
+        names = format_names(map(repr, other))
+        raise MismatchError(f"it is of another graph: it has {names}, and this one has not")

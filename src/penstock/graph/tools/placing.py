@@ -32,7 +32,7 @@ from penstock.policy.graph_placement import (
     is_allowed,
     place,
 )
-from penstock.policy.graph_search import place_searched, rivals
+from penstock.policy.graph_search import place_searched
 from penstock.store.calls import Calls
 from penstock.units import format_bytes, format_flops
 
@@ -62,9 +62,21 @@ def place_graph(
     run on several; MismatchError if a cost is no number, or a name no text.
     """
     devices = devices if isinstance(devices, Devices) else Devices(devices)
+    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
+    return place_nodes(graph, nodes, devices, fixed=fixed, objective=objective)
+
+
+def place_nodes(
+    graph: Graph,
+    nodes: Sequence[PlacedNode],
+    devices: Devices,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    objective: str,
+) -> Placement:
+    """Return where `placed_nodes` of a graph run. Arguments, Raises: as `place_graph`."""
     if twice := [name for place, name in enumerate(devices.names) if name in devices.names[:place]]:
         raise MismatchError(f"the device {twice[0]!r} is named twice")
-    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
     if objective not in _RULES:
         raise MismatchError(f"objective is {objective!r:.40}; give one of {', '.join(_RULES)}")
     _check_flow(graph, nodes, devices.names, fixed or {})
@@ -111,21 +123,6 @@ def _rule_of(node: Node) -> str:
     if any(True for _ in node.subgraphs()):
         return f"a {kind_of_flow(node)} runs on one device, with the variables that its nodes change"
     return ""
-
-
-def other_placements(
-    graph: Graph,
-    devices: Devices,
-    best: Placement,
-    *,
-    default_cost_seconds: Mapping[str, float] | None,
-    fixed: Mapping[str, str],
-    costs: Mapping[str, Mapping[str, Any]],
-    brought: Mapping[str, Collection[tuple[str, str]]],
-) -> list[Placement]:
-    """Return what may be faster than the placement that `place_graph` returned for the same arguments."""
-    nodes = placed_nodes(graph, devices, default_cost_seconds, costs, brought)
-    return rivals(best, nodes, devices, fixed=fixed)
 
 
 _RULES = {"latency": place, "search": place_searched, "throughput": place_pipeline}

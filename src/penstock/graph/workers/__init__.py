@@ -10,6 +10,8 @@ mail.py        values on their way from Sends to Recvs
 worker.py      a worker: the state and parts of sessions
 config.py      how a session on workers is opened, as a value
 link_probe.py  what sending takes between two workers
+requests.py    what is asked of workers, and who is lost
+placement.py   where nodes run, and what each worker runs of a step
 session.py     `WorkerSession`: a session whose nodes run on workers
 job.py         workers that are the ranks of a job
 local.py       workers of this host, started and ended with a program
