@@ -837,6 +837,19 @@ def test_saves_drains_and_loads_are_recorded(tmp_path: Path) -> None:
     assert by_kind[Kind.LOAD]["step"].tolist() == [2]
 
 
+def test_a_writer_that_goes_on_in_another_process_records_beside_what_was_recorded(tmp_path: Path) -> None:
+    with opened(tmp_path, trace=tmp_path / "saves.trace") as writer:
+        write(writer, 1, {"w": torch.ones(5)})
+        pickled = pickle.dumps(writer)
+    del writer
+    gc.collect()  # in the other process it is none, either
+    with pickle.loads(pickled) as again:
+        write(again, 2, {"w": torch.ones(5)})
+
+    for name, step in (("saves", 1), ("saves-async", 2)):
+        assert set(read_trace(tmp_path / f"{name}.trace").spans["step"].tolist()) == {step}
+
+
 def test_a_writer_that_records_for_a_loader_is_not_pickled(tmp_path: Path) -> None:
     with (
         StoreWriter(tmp_path, trace=Recorder(16), report=None) as writer,

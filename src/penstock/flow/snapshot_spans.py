@@ -56,6 +56,11 @@ class SnapshotSpans:
             #: Ends the file; also if the store is never closed.
             self._end = weakref.finalize(self, self._collector.close)
 
+    @property
+    def has_file(self) -> bool:
+        """Whether a trace of its own was begun."""
+        return self._collector is not None and self._path is None
+
     def span(
         self, kind: Kind, step: int, tier: int = NO_PLACE
     ) -> AbstractContextManager[Callable[[int], None]]:

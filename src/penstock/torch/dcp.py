@@ -23,6 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -129,7 +130,8 @@ class StoreWriter(StorageWriter):
         ranks: those that save together, all of the job; `alone` where only some do (process_group=, no_dist=True):
             then nobody is waited for before DCP begins.
         trace, report: as of `penstock.checkpoint.SnapshotStore`. `async_save` blocks no training: of its saves only
-            what is written and drained is recorded; in a process of its own, by that process, and in a file.
+            what is written and drained is recorded; in a process of its own, by that process, and in a file: where
+            this one has written there before, in another beside it, with "-async" before its ending.
 
         Raises: ConfigError naming the argument; DataError if the trace cannot be written.
         """
@@ -166,11 +168,14 @@ class StoreWriter(StorageWriter):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how it is pickled: by what it was made of. Raises: ConfigError if it records for a loader."""
-        if isinstance(self._arguments["trace"], Recorder):
+        trace: Any = self._arguments["trace"]
+        if isinstance(trace, Recorder):
             raise ConfigError(
                 "trace is the recorder of a loader, which another process cannot record into: give the path of a file"
             )
-        return _writer_of, (self._identity, self._arguments)
+        if trace is not None and self._opened.spans.has_file:  # which stays
+            trace = Path(trace).with_stem(f"{Path(trace).stem}-async")
+        return _writer_of, (self._identity, {**self._arguments, "trace": trace})
 
     def is_due(self, step: int) -> bool:
         """Return whether to save now, as the schedule says; on all ranks alike.
