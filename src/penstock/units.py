@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
 from numbers import Integral
@@ -220,6 +220,17 @@ def format_count(count: int, noun: str) -> str:
     """
     plural = "es" if noun.endswith(("tch", "ss")) else "s"
     return f"{count:,} {noun}" + ("" if count == 1 else plural)
+
+
+def format_names(names: Iterable[str], most: int = 3, *, none: str = "none") -> str:
+    """Return names for a message, of many the first. none: what to say where there are none.
+
+    >>> format_names("abcde"), format_names("abc"), format_names("")
+    ('a, b, c and 2 more', 'a, b, c', 'none')
+    """
+    known = tuple(names)
+    more = f" and {len(known) - most:,} more" if len(known) > most else ""
+    return (", ".join(known[:most]) or none) + more
 
 
 def format_ratio(ratio: float) -> str:

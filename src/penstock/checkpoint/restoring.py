@@ -29,14 +29,14 @@ from penstock.checkpoint.files.reading import (
     tree_of_rank,
 )
 from penstock.checkpoint.inspecting import can_be_opened
-from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, listed, numpy_dtype, select
+from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.flow.ordered import Workers
 from penstock.flow.snapshot_spans import SnapshotSpans
 from penstock.ranks import Ranks
 from penstock.trace.schema import Kind
-from penstock.units import format_count
+from penstock.units import format_count, format_names
 
 T = TypeVar("T")
 
@@ -340,7 +340,7 @@ def _describe_mismatch(step: int, loading: Loading) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    return listed((name or "the state" for name in names), none="nothing")
+    return format_names((name or "the state" for name in names), 5, none="nothing")
 
 
 def _counted(names: Sequence[str], where: str) -> str:

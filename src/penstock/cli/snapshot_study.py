@@ -364,7 +364,7 @@ def _notes(
     times_as_large: int,
     advice: Sequence[dict[str, Any]],
 ) -> list[str]:
-    from penstock.units import format_bytes, format_count
+    from penstock.units import format_bytes, format_count, format_names
 
     which = "floating point" if options.only is None else f"what fits {' or '.join(options.only)}"
     notes = [
@@ -373,10 +373,8 @@ def _notes(
         f"{format_count(len(study.names), 'snapshot')}."
     ]
     if left_out:
-        more = "" if len(left_out) <= _MOST_LEFT_OUT else f" and {len(left_out) - _MOST_LEFT_OUT} more"
-        notes.append(
-            f"Left out, since not all snapshots have them alike: {', '.join(left_out[:_MOST_LEFT_OUT])}{more}."
-        )
+        some = format_names(left_out, _MOST_LEFT_OUT)
+        notes.append(f"Left out, since not all snapshots have them alike: {some}.")
     if times_as_large > 1:
         notes.append(f"The drive is the paper's, {times_as_large} times as large, so that the snapshots fit.")
     space = "without a limit of storage" if options.storage is None else f"within {options.storage}"

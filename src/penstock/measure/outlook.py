@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.measure.explain import Explanation, Reason
 from penstock.measure.from_trace import learn
-from penstock.measure.recorded import Part, Run, listed
+from penstock.measure.recorded import Part, Run
 from penstock.measure.replay import (
     AS_DECODED,
     NO_CHANGE,
@@ -22,7 +22,7 @@ from penstock.measure.replay import (
     replay_of,
 )
 from penstock.trace import Spans, Trace, batch_waits
-from penstock.units import format_bytes, format_count
+from penstock.units import format_bytes, format_count, format_names
 
 #: A replay of the run as it was is believed if its stall is as near to the measured one.
 _NEAR_SHARE, _NEAR_SECONDS = 0.2, 0.5
@@ -91,7 +91,7 @@ def look_ahead(
     ]
     notes += [note for each in found.values() for note in each.notes]
     notes += [
-        f"{listed(names)} is not replayed and counts as it was: {why}" for why, names in refused.items()
+        f"{format_names(names)} is not replayed and counts as it was: {why}" for why, names in refused.items()
     ]
     if len(loaders) > len(ranks):
         to_whom = "each" if changes is not None else "each but those that had more"

@@ -21,13 +21,12 @@ from penstock.trace import NO_STEP, Kind, Spans, Trace
 from penstock.trace.file import ids_in, read_outline, spans_in
 from penstock.trace.schema import AS_PLANNED, NO_EPOCH, NO_FLOW, SPAN, GroupIds, choose_spans, join_spans
 from penstock.trace.summary import Summary, joined_epochs
+from penstock.units import format_names
 
 #: What is looked at for a wait begins this long before it, at the latest.
 ASKED_BEFORE_SECONDS = 0.5
 #: Spans that are kept for waits to come, at most: where batches that nobody asks for stay ahead for ever.
 _MOST_KEPT = 1 << 16
-#: Loaders of a rank that a note names.
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -297,13 +296,13 @@ def _told_apart(
         if len(lanes) > 1:
             notes.append(
                 f"{len(lanes)} processes recorded at once as rank {rank}, which do not know their ranks; they are told "
-                f"apart by process, in the order in which they began: rank {listed(names)}. To have their own, start "
-                "them by a launcher such as torchrun, or call torch.distributed.init_process_group first"
+                f"apart by process, in the order in which they began: rank {format_names(names)}. To have their own, "
+                "start them by a launcher such as torchrun, or call torch.distributed.init_process_group first"
             )
     if learned:
         named = [f"{rank} process {process} of {host}" for (host, process), rank in sorted(learned.items())]
         notes.append(
-            f"processes that recorded as rank 0 at first are the ranks that they knew later: rank {listed(named)}"
+            f"processes that recorded as rank 0 at first are the ranks that they knew later: rank {format_names(named)}"
         )
     taken |= {(0, who): taken.get((rank, who), rank) for who, rank in learned.items()}
     moved = [
@@ -311,12 +310,6 @@ def _told_apart(
         for each in files
     ]
     return moved, tuple(notes)
-
-
-def listed(names: list[str]) -> str:
-    """Return names in a line, of many the first."""
-    more = [f"{len(names) - _MOST_NAMED:,} more"] if len(names) > _MOST_NAMED else []
-    return ", ".join(names[:_MOST_NAMED] + more)
 
 
 def _loaders_of(files: list[_File], extent_of: Callable[[Path, Trace], _Extent]) -> list[_File]:
@@ -410,7 +403,7 @@ def _numbered_on(
         flows += max(each.last_flow for each in extents.values())
     note = (
         f"rank {files[most[0]].rank} had {len(most)} loaders, which all count; their epochs are numbered on: "
-        + listed(names)
+        + format_names(names)
     )
     return moves, len(most), (note,)
 

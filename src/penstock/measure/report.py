@@ -19,7 +19,7 @@ from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, place_name
 from penstock.measure.graph_page import sections_of_graph
 from penstock.measure.graph_steps import explain_graph
-from penstock.measure.recorded import Part, Run, listed
+from penstock.measure.recorded import Part, Run
 from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
 from penstock.trace import (
@@ -34,7 +34,7 @@ from penstock.trace import (
     stall_causes,
 )
 from penstock.trace.causes import loaded_with
-from penstock.units import format_bytes, format_rate, format_seconds
+from penstock.units import format_bytes, format_names, format_rate, format_seconds
 
 #: Bounds what a page takes, whatever the run: points in time, points of a scatter, rows of a table, spans of a step.
 _MOST_BINS, _MOST_POINTS, _MOST_ROWS, _MOST_SPANS = 240, 4000, 500, 400
@@ -584,5 +584,5 @@ def _against_prediction(ranks: Sequence[Sequence[Part]]) -> Section:
             f"Each of the {len(laid)} ranks is predicted by itself; shown is rank {shown_rank}, which waited "
             "longest."
         )
-    notes += [f"{listed(names)} is not predicted: {why}." for why, names in refused.items()]
+    notes += [f"{format_names(names)} is not predicted: {why}." for why, names in refused.items()]
     return Section(title, picture, ("epoch", "predicted", "measured"), rows, " ".join(dict.fromkeys(notes)))

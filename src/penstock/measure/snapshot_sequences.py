@@ -21,11 +21,11 @@ from penstock.checkpoint.interop.foreign import INDEX, NUMPY, SAFETENSORS, SINGL
 from penstock.checkpoint.opened import open_tier
 from penstock.checkpoint.state.flatten import Source, flatten
 from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout
-from penstock.checkpoint.state.tree import fits, listed
+from penstock.checkpoint.state.tree import fits
 from penstock.checkpoint.tiers.local import LocalReader, LocalTier
 from penstock.checkpoint.tiers.tier import Tier
 from penstock.errors import ConfigError, DataError
-from penstock.units import format_count
+from penstock.units import format_count, format_names
 
 _ENDINGS = (SAFETENSORS, *TORCH, *NUMPY)
 
@@ -116,7 +116,7 @@ def common_layouts(
         what = "floating-point tensors" if patterns is None else f"tensors that fit {' or '.join(patterns)}"
         raise ConfigError(
             f"no {what} are alike in all {len(every)} snapshots; the first one has "
-            f"{listed(layout.name for layout in every[0])}"
+            f"{format_names((layout.name for layout in every[0]), 5)}"
         )
     return common, left_out
 

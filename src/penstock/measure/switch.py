@@ -18,11 +18,11 @@ from penstock.loader.setup import read_machine
 from penstock.loader.transforms import Resize, ToTensor
 from penstock.machine import Machine
 from penstock.measure.calibrate import decode_rate
-from penstock.measure.recorded import Run, listed
+from penstock.measure.recorded import Run
 from penstock.store import Numeric, Source, open_source
 from penstock.store.calls import Calls
 from penstock.trace import Kind, Trace, batch_waits
-from penstock.units import format_ratio, format_seconds
+from penstock.units import format_names, format_ratio, format_seconds
 
 #: Channels of a batch of images.
 _CHANNELS = (1, 3)
@@ -123,9 +123,11 @@ def predict_switch_of_run(
             f"of {len(loaders)} loaders, {len(loaders) - len(left_out)} are replaced, each by one of its own"
         )
     if left_out:
-        notes.append(f"{listed(left_out)} has other epochs than this source, and is left out of both sides")
+        notes.append(
+            f"{format_names(left_out)} has other epochs than this source, and is left out of both sides"
+        )
     if own:
-        notes.append(f"{listed(own)} is Penstock's already, and is left out of both sides")
+        notes.append(f"{format_names(own)} is Penstock's already, and is left out of both sides")
     if len(ranks) > 1:
         notes.append(f"of {len(ranks)} ranks, this is the one that took longest")
     return replace(found, notes=tuple(notes))

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from penstock.errors import ConfigError
 from penstock.policy.graph_memory import Occupancy, peaks
-from penstock.units import format_seconds
+from penstock.units import format_names, format_seconds
 
 
 def is_allowed(device: str, only: str) -> bool:
@@ -233,12 +233,10 @@ def _why_nowhere(node: PlacedNode, devices: Sequence[str]) -> str:
 
 def _contradiction(members: Sequence[PlacedNode]) -> str:
     bound = [member for member in members if member.only] or list(members)
-    said = ", ".join(
-        f"{member.name!r}" + (f" on {member.only!r}" if member.only else "") for member in bound[:_MOST_NAMED]
-    )
-    more = f" and {len(bound) - _MOST_NAMED} more" if len(bound) > _MOST_NAMED else ""
+    names = (f"{member.name!r}" + (f" on {member.only!r}" if member.only else "") for member in bound)
+    said = format_names(names, _MOST_NAMED)
     group = next((f" {member.group!r}" for member in members if member.group), "")
-    return f"no device can run all of the group{group}, whose nodes share a device: {said}{more}"
+    return f"no device can run all of the group{group}, whose nodes share a device: {said}"
 
 
 #: Of the nodes of a group whose constraints contradict each other, how many an error names.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.units import format_names
+
 #: How long a rank may give no sign of life before it is named.
 TIMEOUT_SECONDS = 60.0
 
@@ -64,5 +66,4 @@ def named_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as messages name them: "rank 2", "ranks 1, 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:NAMED_RANKS]))
-    return f"ranks {shown}" + (f" and {len(ranks) - NAMED_RANKS} more" if len(ranks) > NAMED_RANKS else "")
+    return f"ranks {format_names(map(str, ranks), NAMED_RANKS)}"

@@ -20,9 +20,7 @@ from penstock.store.ranged import RangedSource, is_decoded
 from penstock.store.remote import objects_in
 from penstock.store.selection import Selectable, Selection, unselected
 from penstock.store.source import FileBacked, Numeric, Source
-
-#: Sources that a name of the mixture shows.
-_SHOWN = 3
+from penstock.units import format_names
 
 
 class Mixed:
@@ -108,7 +106,7 @@ class MixedSource(Mixed, Selectable):
             array.flags.writeable = False
 
     def __repr__(self) -> str:
-        return f"MixedSource of {_named(self.sources)}"
+        return f"MixedSource of {format_names(map(repr, self.sources))}"
 
     def describe(self, sample: int) -> str:
         return str(_ask(self, "describe", sample))
@@ -252,13 +250,6 @@ def _reads_pieces(source: Any) -> bool:
     """Whether ranges of objects are read all at once; of what is decoded they are not."""
     whole = getattr(source, "source", source)
     return hasattr(whole, "read_pieces") and objects_in(whole) is not None and not is_decoded(whole)
-
-
-def _named(sources: Sequence[Any]) -> str:
-    shown = [repr(source) for source in sources[:_SHOWN]]
-    return (
-        f"{', '.join(shown)} and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else ", ".join(shown)
-    )
 
 
 def _kind_of_samples(source: Source) -> str:

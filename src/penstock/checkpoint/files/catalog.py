@@ -21,6 +21,7 @@ from penstock.checkpoint.tiers.local import LocalTier
 from penstock.checkpoint.tiers.tier import MANIFEST, Tier
 from penstock.errors import ConfigError, DataError, FormatError
 from penstock.policy.retention import StoredSnapshot
+from penstock.units import format_names
 
 T = TypeVar("T")
 
@@ -545,8 +546,7 @@ def _describe_stores_below(path: Path) -> str:
     ]
     if not stores:
         return ""
-    more = f" and {len(stores) - _MOST_STORES} more" if len(stores) > _MOST_STORES else ""
-    return f"is no store, but contains stores: {', '.join(stores[:_MOST_STORES])}{more}"
+    return f"is no store, but contains stores: {format_names(stores, _MOST_STORES)}"
 
 
 def _folders_in(path: Path) -> list[str]:

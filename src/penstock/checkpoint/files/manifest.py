@@ -17,6 +17,16 @@ import xxhash
 
 from penstock.checkpoint.files.parts import BLOCK, Part, can_have_bytes
 from penstock.checkpoint.state.dtypes import dtype_named
+from penstock.checkpoint.state.fields import (
+    LARGEST_INT,
+    WrongField,
+    excerpt,
+    expect,
+    integer,
+    items,
+    matched,
+    number,
+)
 from penstock.checkpoint.state.tensors import Box, Layout, count_blocks
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON
@@ -26,7 +36,6 @@ VERSION = 1
 _UID = re.compile(r"[0-9a-f]{32}")
 _TABLE = re.compile(r"[0-9a-f]{32}")
 _PART_FILE = re.compile(r"part-\d{5,9}(-[0-9a-f]{32})?\.pst")
-_LARGEST = 2**63 - 1
 _MOST_DIMENSIONS = 64
 #: Most bytes for a rank that are of no tensor, in the manifest and in its part; most bytes for a tensor's place.
 _REST_BYTES, _PLACE_BYTES = 1024, 24
@@ -153,8 +162,8 @@ def bytes_beside(tree: JSON, layouts: Sequence[Layout], own_bytes: Sequence[int]
 def read_layout(written: Sequence[Any]) -> Layout:
     """Return what `write_layout` wrote. Raises: FormatError if it did not."""
     try:
-        return _layout(*_items(written, "a layout", 4))
-    except (_Wrong, ConfigError) as error:
+        return _layout(*items(4, written, "a layout"))
+    except (WrongField, ConfigError) as error:
         raise FormatError(f"a layout says what cannot be: {error}") from None
 
 
@@ -177,8 +186,8 @@ def read_manifest(data: bytes, where: str) -> Manifest:
                 f"{NewerFormat.ADVICE}"
             )
         return replace(_manifest(said), file_bytes=len(data))
-    except (_Wrong, ValueError, RecursionError) as error:
-        if isinstance(error, FormatError):
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FormatError) and not isinstance(error, WrongField):
             raise
         raise FormatError(f"{where} says what cannot be: {error}") from None
 
@@ -194,35 +203,35 @@ class NewerFormat(FormatError):
         return str(self).removesuffix(self.ADVICE)
 
 
-class _Wrong(Exception):
-    """A field is not what it must be."""
-
-
 def _manifest(said: Mapping[str, Any]) -> Manifest:
     parts = tuple(
         Part(
-            _matching(file, _PART_FILE, "a part's file"),
-            _whole(nbytes, "a part's bytes"),
-            _matching(table, _TABLE, "a part's table"),
+            matched(_PART_FILE, file, "a part's file"),
+            integer(nbytes, "a part's bytes"),
+            matched(_TABLE, table, "a part's table"),
         )
-        for file, nbytes, table in (_items(part, "parts", 3) for part in _list(said, "parts"))
+        for file, nbytes, table in (
+            items(3, part, "parts") for part in expect(list, said.get("parts"), "parts")
+        )
     )
     if len({part.file for part in parts}) != len(parts):
-        raise _Wrong("two parts are one file")
-    tensors = _tensors(_list(said, "tensors"), len(parts))
+        raise WrongField("two parts are one file")
+    tensors = _tensors(expect(list, said.get("tensors"), "tensors"), len(parts))
     _check_sizes(parts, tensors)
     kept_bits = said.get("kept_mantissa_bits")
     return Manifest(
-        step=_whole(said.get("step"), "step"),
-        uid=_matching(said.get("uid"), _UID, "uid"),
-        created_seconds=_number(said.get("created_seconds"), "created_seconds"),
-        clock_seconds=_number(said.get("clock_seconds", said.get("created_seconds")), "clock_seconds"),
-        since_bytes=tuple(_whole(nbytes, "since_bytes") for nbytes in _list(said, "since_bytes")),
-        codec=_text(said.get("codec"), "codec"),
+        step=integer(said.get("step"), "step"),
+        uid=matched(_UID, said.get("uid"), "uid"),
+        created_seconds=number(said.get("created_seconds"), "created_seconds"),
+        clock_seconds=number(said.get("clock_seconds", said.get("created_seconds")), "clock_seconds"),
+        since_bytes=tuple(
+            integer(nbytes, "since_bytes") for nbytes in expect(list, said.get("since_bytes"), "since_bytes")
+        ),
+        codec=expect(str, said.get("codec"), "codec"),
         reference=_reference(said.get("reference")),
-        kept_mantissa_bits=None if kept_bits is None else _whole(kept_bits, "kept_mantissa_bits"),
+        kept_mantissa_bits=None if kept_bits is None else integer(kept_bits, "kept_mantissa_bits"),
         tree=said.get("tree"),
-        rank_trees=tuple(_list(said, "rank_trees")),
+        rank_trees=tuple(expect(list, said.get("rank_trees"), "rank_trees")),
         parts=parts,
         tensors=tensors,
     )
@@ -236,7 +245,7 @@ def _check_sizes(parts: Sequence[Part], tensors: Sequence[Stored]) -> None:
         blocks[stored.part] += len(stored.blocks)
     for part, raw, count in zip(parts, raw_bytes, blocks, strict=True):
         if not can_have_bytes(part.nbytes, count, raw):
-            raise _Wrong(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
+            raise WrongField(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
 
 
 def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
@@ -244,16 +253,16 @@ def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
     seen = set()
     next_block = [0] * parts
     for row in rows:
-        *written, part, first_block = _items(row, "tensors", 6)
+        *written, part, first_block = items(6, row, "tensors")
         layout = _layout(*written)
         name, box = layout.name, layout.box
         if (name, box) in seen:
-            raise _Wrong(f"{name!r:.200} is there twice")
+            raise WrongField(f"{name!r:.200} is there twice")
         seen.add((name, box))
-        stored = Stored(layout, _whole(part, "a tensor's part"), _whole(first_block, "a tensor's block"))
+        stored = Stored(layout, integer(part, "a tensor's part"), integer(first_block, "a tensor's block"))
         # A part's tensors follow each other: so no block is two tensors', and the last ends where the table does.
         if stored.part >= parts or stored.first_block != next_block[stored.part]:
-            raise _Wrong(f"{name!r:.200} is not where the tensor before it ends")
+            raise WrongField(f"{name!r:.200} is not where the tensor before it ends")
         next_block[stored.part] = stored.blocks.stop
         tensors.append(stored)
     return tuple(tensors)
@@ -261,67 +270,29 @@ def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
 
 def _layout(name: Any, dtype: Any, shape: Any, box: Any) -> Layout:
     layout = Layout(
-        _text(name, "a tensor's name"),
-        dtype_named(_text(dtype, "a type")),
+        expect(str, name, "a tensor's name"),
+        dtype_named(expect(str, dtype, "a type")),
         _shape(shape),
-        None if box is None else Box(*(_shape(part) for part in _items(box, "a box", 2))),
+        None if box is None else Box(*(_shape(part) for part in items(2, box, "a box"))),
     )
     if layout.box is not None and not layout.box.holds(layout.shape):
-        raise _Wrong(f"{name!r:.200} is no part of the whole that it says it is")
+        raise WrongField(f"{name!r:.200} is no part of the whole that it says it is")
     return layout
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > _MOST_DIMENSIONS:
-        raise _Wrong(f"a shape is {value!r:.80}")
-    shape = tuple(_whole(size, "a dimension") for size in value)
-    if math.prod(size for size in shape if size) > _LARGEST // 16:
-        raise _Wrong(f"a shape is {value!r:.80}: larger than any memory")
+        raise WrongField(f"a shape is {excerpt(value)}")
+    shape = tuple(integer(size, "a dimension") for size in value)
+    if math.prod(size for size in shape if size) > LARGEST_INT // 16:
+        raise WrongField(f"a shape is {value!r:.80}: larger than any memory")
     return shape
 
 
 def _reference(value: Any) -> Reference | None:
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise _Wrong(f"reference is {value!r:.80}")
+    expect(dict, value, "reference")
     return Reference(
-        _whole(value.get("step"), "reference.step"), _matching(value.get("uid"), _UID, "reference.uid")
+        integer(value.get("step"), "reference.step"), matched(_UID, value.get("uid"), "reference.uid")
     )
-
-
-def _list(said: Mapping[str, Any], name: str) -> list[Any]:
-    value = said.get(name)
-    if not isinstance(value, list):
-        raise _Wrong(f"{name} is {value!r:.80}, not a list")
-    return value
-
-
-def _items(value: Any, name: str, count: int) -> Sequence[Any]:
-    if not isinstance(value, (list, tuple)) or len(value) != count:
-        raise _Wrong(f"{name} has {value!r:.80}")
-    return value
-
-
-def _whole(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise _Wrong(f"{name} is {value!r:.80}, not an integer")
-    return value
-
-
-def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
-        raise _Wrong(f"{name} is {value!r:.80}, not a number")
-    return float(value)
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise _Wrong(f"{name} is {value!r:.80}, not text")
-    return value
-
-
-def _matching(value: Any, pattern: re.Pattern[str], name: str) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise _Wrong(f"{name} is {value!r:.80}")
-    return value

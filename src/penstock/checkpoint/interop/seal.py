@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import xxhash
 
 from penstock.checkpoint.interop.safetensors_files import parse_header
+from penstock.checkpoint.state.fields import WrongField, excerpt, expect, integer, matched
 from penstock.checkpoint.tiers.durable import whole_file
 from penstock.checkpoint.tiers.local import LocalReader
 from penstock.errors import ConfigError, DataError, FormatError
-from penstock.units import format_count
+from penstock.units import format_count, format_names
 
 #: Beside a file, after its name; in a folder, alone.
 SUFFIX = ".penstock-seal.json"
@@ -172,16 +173,17 @@ def read_seal(path: Path) -> Seal:
         raise FormatError(f"{path} is no seal of Penstock")
     if data.get("version") != _VERSION:
         raise FormatError(
-            f"{path} is of version {str(data.get('version'))[:20]}; this Penstock reads {_VERSION}: update it"
+            f"{path} is of version {excerpt(data.get('version'))}; this Penstock reads {_VERSION}: update it"
         )
-    chunk_bytes, files = data.get("chunk_bytes"), data.get("files")
-    if type(chunk_bytes) is not int or not _LEAST_CHUNK_BYTES <= chunk_bytes <= CHUNK_BYTES * 16:
-        raise FormatError(f"{path} has chunks of {str(chunk_bytes)[:30]} bytes")
-    if not isinstance(files, list) or not files:
-        raise FormatError(f"{path} names no files")
-    sealed = tuple(_decoded(path, entry, chunk_bytes) for entry in files)
-    if len({file.name for file in sealed}) < len(sealed):
-        raise FormatError(f"{path} names a file twice")
+    try:
+        chunk_bytes = integer(data.get("chunk_bytes"), "chunk_bytes", _LEAST_CHUNK_BYTES, CHUNK_BYTES * 16)
+        sealed = tuple(_decoded(entry, chunk_bytes) for entry in expect(list, data.get("files"), "files"))
+        if not sealed:
+            raise WrongField("it names no files")
+        if len({file.name for file in sealed}) < len(sealed):
+            raise WrongField("it names a file twice")
+    except WrongField as error:
+        raise FormatError(f"{path} says what cannot be: {error}") from None
     return Seal(path, chunk_bytes, sealed)
 
 
@@ -194,23 +196,19 @@ def _encoded(sealed: Seal) -> bytes:
     return body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n"
 
 
-def _decoded(path: Path, entry: Any, chunk_bytes: int) -> Sealed:
-    if not (isinstance(entry, dict) and entry.keys() == {"name", "bytes", "xxh3_128"}):
-        raise FormatError(f"{path} has a file without name, bytes and xxh3_128")
-    name, nbytes, digests = entry["name"], entry["bytes"], entry["xxh3_128"]
-    if not (isinstance(name, str) and _is_below(name)):
-        raise FormatError(f"{path} names the file {str(name)[:200]!r}, which is not below its folder")
-    if type(nbytes) is not int or not 0 <= nbytes <= _LARGEST:
-        raise FormatError(f"{path}: {name[:200]} has {str(nbytes)[:30]} bytes")
-    if not (
-        isinstance(digests, list) and all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in digests)
-    ):
-        raise FormatError(f"{path}: {name[:200]} has checksums that are none")
+def _decoded(entry: object, chunk_bytes: int) -> Sealed:
+    said = expect(dict, entry, "a file")
+    if said.keys() != {"name", "bytes", "xxh3_128"}:
+        raise WrongField("a file is not described by name, bytes and xxh3_128")
+    name = expect(str, said["name"], "a file's name")
+    if not _is_below(name):
+        raise WrongField(f"the file {name[:200]!r} is not below its folder")
+    nbytes = integer(said["bytes"], f"bytes of {name[:200]}", most=_LARGEST)
+    listed = expect(list, said["xxh3_128"], f"xxh3_128 of {name[:200]}")
+    digests = tuple(matched(_DIGEST, digest, f"a checksum of {name[:200]}") for digest in listed)
     if len(digests) != -(-nbytes // chunk_bytes):
-        raise FormatError(
-            f"{path}: {name[:200]} has {format_count(len(digests), 'checksum')} for {nbytes:,} bytes"
-        )
-    return Sealed(name, nbytes, tuple(digests))
+        raise WrongField(f"{name[:200]} has {format_count(len(digests), 'checksum')} for {nbytes:,} bytes")
+    return Sealed(name, nbytes, digests)
 
 
 def _is_below(name: str) -> bool:
@@ -267,8 +265,7 @@ def _fault(base: Path, file: Sealed, chunk_bytes: int, found: set[str]) -> Fault
     if len(changed) < -(-(end - begin) // chunk_bytes):
         what = f"{format_count(len(changed), 'chunk')} within {what}"
     if tensors:
-        more = f" and {len(tensors) - 3:,} more" if len(tensors) > 3 else ""
-        what += f"; there lie {', '.join(tensors[:3])}{more}"
+        what += f"; there lie {format_names(tensors)}"
     return Fault(file.name, "changed", what, begin, end, tensors)
 
 

@@ -13,12 +13,12 @@ import xxhash
 
 from penstock.checkpoint.state.dtypes import DTYPES
 from penstock.checkpoint.state.flatten import Flat, Source
-from penstock.checkpoint.state.tree import JSON, ArrayLeaf, listed, read_tree
+from penstock.checkpoint.state.tree import JSON, ArrayLeaf, read_tree
 from penstock.errors import ConfigError
+from penstock.units import format_names
 
 #: Larger arrays are not compared: the states of random generators are smaller, and reading takes time.
 _MOST_BYTES = 64 << 10
-_MOST_NAMED = 3
 
 
 #: Of a value, digests: of what is to be equal; of an array's numbers that are to be; of floats, which may differ. ""
@@ -93,7 +93,7 @@ def describe_differing(floats: Sequence[str]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    text = listed((name or "the state" for name in names), _MOST_NAMED)
+    text = format_names(name or "the state" for name in names)
     return f"{text} {'differs' if len(names) == 1 else 'differ'}"
 
 

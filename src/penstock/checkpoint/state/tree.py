@@ -39,9 +39,19 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from penstock.checkpoint.state.dtypes import DTYPES, DType
+from penstock.checkpoint.state.fields import (
+    LARGEST_INT,
+    LEAST_INT,
+    excerpt,
+    expect,
+    integer,
+    integers,
+    items,
+    matched,
+)
 from penstock.checkpoint.state.tensors import Bytes, Layout
 from penstock.errors import ConfigError, FormatError
-from penstock.units import format_count
+from penstock.units import format_names
 
 #: What `json.loads` returns.
 JSON: TypeAlias = Any
@@ -54,7 +64,6 @@ MOST_DIMENSIONS = 64
 _KINDS = ("torch", "numpy", "bytes")
 #: Type of the integers of a quantised tensor of torch, by its own type.
 QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
-_LEAST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 _DEVICE = re.compile(r"[a-z]{1,16}(:\d{1,5})?")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _HEXADECIMAL = re.compile(r"(?:[0-9a-f]{2})*")
@@ -201,7 +210,9 @@ def select(names: Iterable[str], only: Iterable[str]) -> frozenset[str]:
             raise ConfigError(f"only has {pattern!r} in it; a name or a pattern is text")
         fitting = [name for name in known if fits(name, pattern)]
         if not fitting:
-            raise ConfigError(f"only has {pattern!r} in it, and no name fits it; there are {listed(known)}")
+            raise ConfigError(
+                f"only has {pattern!r} in it, and no name fits it; there are {format_names(known, 5)}"
+            )
         chosen.update(fitting)
     return frozenset(chosen)
 
@@ -209,14 +220,6 @@ def select(names: Iterable[str], only: Iterable[str]) -> frozenset[str]:
 def fits(name: str, pattern: str) -> bool:
     """Return whether a name, or a mapping or list that it lies in, fits a pattern of `select`."""
     return name == pattern or name.startswith(f"{pattern}/") or fnmatchcase(name, pattern)
-
-
-def listed(names: Iterable[str], most: int = 5, *, none: str = "none") -> str:
-    """Return the first few names, for a message. none: what to say where there are none."""
-    known = tuple(names)
-    text = ", ".join(known[:most]) or none
-    more = len(known) - most
-    return f"{text} and {more:,} more" if more > 0 else text
 
 
 def part_of(tree: Tree, name: str) -> Tree:
@@ -233,7 +236,7 @@ def part_of(tree: Tree, name: str) -> Tree:
                 return Tree(root, tuple(leaves_of(root)), tree.layouts)
             nodes += node.parts
     raise ConfigError(
-        f"there is no mapping called {name!r} in the state; its values are {listed(tree.names)}"
+        f"there is no mapping called {name!r} in the state; its values are {format_names(tree.names, 5)}"
     )
 
 
@@ -351,7 +354,7 @@ def encode_plain(value: Any, name: str) -> JSON:
     if kind is str:
         return value if _is_whole_text(value) else {"text": value.encode("utf-8", "surrogatepass").hex()}
     if kind is int:
-        return value if _LEAST_INT <= value <= _LARGEST_INT else {"int": hex(value)}
+        return value if LEAST_INT <= value <= LARGEST_INT else {"int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"float": _bits(value)}
     if kind is complex:
@@ -439,10 +442,10 @@ def decode_plain(node: JSON, torch: ModuleType | None, depth: int = 0) -> Any:
         return node
     if isinstance(node, str):
         if not _is_whole_text(node):
-            raise FormatError(f"the tree has {_excerpt(node)}, which is no Unicode")
+            raise FormatError(f"the tree has {excerpt(node)}, which is no Unicode")
         return node
     if isinstance(node, int):
-        if not _LEAST_INT <= node <= _LARGEST_INT:
+        if not LEAST_INT <= node <= LARGEST_INT:
             raise FormatError("the tree has a bare number beyond 64 bits")
         return node
     if isinstance(node, float):
@@ -452,23 +455,23 @@ def decode_plain(node: JSON, torch: ModuleType | None, depth: int = 0) -> Any:
     if isinstance(node, list):
         return [decode_plain(part, torch, depth + 1) for part in node]
     if not (isinstance(node, dict) and len(node) == 1):
-        raise FormatError(f"the tree has {_excerpt(node)}, which is no value")
+        raise FormatError(f"the tree has {excerpt(node)}, which is no value")
     ((tag, body),) = node.items()
     if tag in ("tuple", "size"):
-        parts = tuple(decode_plain(part, torch, depth + 1) for part in _expect(list, body))
+        parts = tuple(decode_plain(part, torch, depth + 1) for part in expect(list, body, tag))
         return parts if tag == "tuple" else _size(parts, torch)
     if tag == "map":
-        entries = _expect(dict, body).items()
+        entries = expect(dict, body, tag).items()
         return {decode_plain(key, torch): decode_plain(part, torch, depth + 1) for key, part in entries}
     if tag == "items":
-        pairs = [_pair(part) for part in _expect(list, body)]
+        pairs = [items(2, part, "a key with its value") for part in expect(list, body, "items")]
         return keyed(
             [decode_key(key, torch) for key, _ in pairs],
             [decode_plain(part, torch, depth + 1) for _, part in pairs],
         )
     decode = _SCALARS.get(tag)
     if decode is None:
-        raise FormatError(f"the tree has {_excerpt(node)}, which is no value")
+        raise FormatError(f"the tree has {excerpt(node)}, which is no value")
     return decode(body, torch)
 
 
@@ -478,7 +481,7 @@ def decode_key(node: JSON, torch: ModuleType | None) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise FormatError(f"the tree has {_excerpt(node)} as a key, which cannot be one") from None
+        raise FormatError(f"the tree has {excerpt(node)} as a key, which cannot be one") from None
     return key
 
 
@@ -491,13 +494,11 @@ def keyed(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
 
 
 def _float(body: JSON, _torch: ModuleType | None) -> float:
-    return float(struct.unpack(">d", bytes.fromhex(_matched(_BITS, body)))[0])
+    return float(struct.unpack(">d", bytes.fromhex(matched(_BITS, body, "a float of the tree")))[0])
 
 
 def _complex(body: JSON, torch: ModuleType | None) -> complex:
-    parts = _expect(list, body)
-    if len(parts) != 2:
-        raise FormatError(f"the tree has a complex number of {len(parts)} parts")
+    parts = items(2, body, "a complex number")
     return complex(_float(parts[0], torch), _float(parts[1], torch))
 
 
@@ -505,20 +506,20 @@ def _text(body: JSON, torch: ModuleType | None) -> str:
     try:
         return _bytes(body, torch).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise FormatError(f"the tree has text that is not UTF-8: {_excerpt(body)}") from None
+        raise FormatError(f"the tree has text that is not UTF-8: {excerpt(body)}") from None
 
 
 def _bytes(body: JSON, _torch: ModuleType | None) -> bytes:
-    return bytes.fromhex(_matched(_HEXADECIMAL, body))
+    return bytes.fromhex(matched(_HEXADECIMAL, body, "bytes of the tree"))
 
 
 def _scalar(body: JSON, torch: ModuleType | None) -> Any:
-    parts = _expect(list, body)
+    parts = expect(list, body, "a scalar")
     if len(parts) == 2 and parts[0] == "bytes":
         return np.bytes_(_bytes(parts[1], torch))
     dtype = DTYPES.get(parts[0]) if len(parts) == 2 and isinstance(parts[0], str) else None
     if dtype is None:
-        raise FormatError(f"the tree has a scalar {_excerpt(body)} of no known type")
+        raise FormatError(f"the tree has a scalar {excerpt(body)} of no known type")
     data = _bytes(parts[1], torch)
     if len(data) != dtype.item_bytes:
         raise FormatError(f"the tree has a scalar of type {dtype.name} with {len(data)} bytes")
@@ -526,7 +527,7 @@ def _scalar(body: JSON, torch: ModuleType | None) -> Any:
 
 
 def _dtype(body: JSON, torch: ModuleType | None) -> Any:
-    name = _matched(_DTYPE, body)
+    name = matched(_DTYPE, body, "a type of the tree")
     if torch is None:
         return name
     dtype = getattr(torch, name, None)
@@ -536,7 +537,7 @@ def _dtype(body: JSON, torch: ModuleType | None) -> Any:
 
 
 def _device(body: JSON, torch: ModuleType | None) -> Any:
-    name = _matched(_DEVICE, body)
+    name = matched(_DEVICE, body, "a device of the tree")
     if torch is None:
         return name
     try:
@@ -546,7 +547,7 @@ def _device(body: JSON, torch: ModuleType | None) -> Any:
 
 
 _SCALARS = {
-    "int": lambda body, _: int(_matched(_INT, body), 16),
+    "int": lambda body, _: int(matched(_INT, body, "an int of the tree"), 16),
     "float": _float,
     "complex": _complex,
     "text": _text,
@@ -558,8 +559,8 @@ _SCALARS = {
 
 
 def _size(parts: tuple[Any, ...], torch: ModuleType | None) -> tuple[int, ...]:
-    if not all(type(part) is int and _LEAST_INT <= part <= _LARGEST_INT for part in parts):
-        raise FormatError("the tree has a size that is not of integers")
+    for part in parts:
+        integer(part, "a size", LEAST_INT)
     return parts if torch is None else torch.Size(parts)
 
 
@@ -629,17 +630,17 @@ class _Reader:
         if isinstance(node, dict) and len(node) == 1:
             ((tag, body),) = node.items()
             if tag == "array":
-                return self._array(_expect(dict, body), name)
+                return self._array(expect(dict, body, name or tag), name)
             if tag == "map":
-                entries = _expect(dict, body)
+                entries = expect(dict, body, name or tag)
                 return self._mapping(node, list(entries), list(entries.values()), name, depth)
             if tag == "items":
-                pairs = [_pair(part) for part in _expect(list, body)]
+                pairs = [items(2, part, "a key with its value") for part in expect(list, body, "items")]
                 return self._mapping(
                     node, [key for key, _ in pairs], [part for _, part in pairs], name, depth
                 )
             if tag == "tuple":
-                return self._sequence(node, _expect(list, body), name, depth, is_tuple=True)
+                return self._sequence(node, expect(list, body, name or tag), name, depth, is_tuple=True)
         decode_plain(node, None)
         return PlainLeaf(name, node)
 
@@ -670,21 +671,21 @@ class _Reader:
         of, kind, view = body.get("of"), body.get("kind"), body.get("view")
         layout = self._layouts.get(of) if isinstance(of, str) else None
         if layout is None:
-            raise FormatError(f"{name} is said to be in the tensor {_excerpt(of)}, which there is not")
+            raise FormatError(f"{name} is said to be in the tensor {excerpt(of)}, which there is not")
         if kind not in _KINDS:
             raise FormatError(
-                f"{name} is said to be an array of kind {_excerpt(kind)}; there are {', '.join(_KINDS)}"
+                f"{name} is said to be an array of kind {excerpt(kind)}; there are {', '.join(_KINDS)}"
             )
         flags = {}
         for flag in ("parameter", "grad", "big_endian"):
             flags[flag] = body.get(flag, False)
             if not isinstance(flags[flag], bool):
-                raise FormatError(f"{name}: {flag} is {_excerpt(flags[flag])}, neither true nor false")
+                raise FormatError(f"{name}: {flag} is {excerpt(flags[flag])}, neither true nor false")
         unknown = body.keys() - {"of", "kind", "view", "text_bytes", "quantized", *flags}
         if unknown:
-            raise FormatError(f"{name} has {_excerpt(sorted(unknown)[0])}, which no array has")
-        seen = whole(layout) if view is None else self._view(_expect(dict, view), layout, name)
-        (text_bytes,) = _ints([body.get("text_bytes", 0)], f"{name}: text_bytes")
+            raise FormatError(f"{name} has {excerpt(sorted(unknown)[0])}, which no array has")
+        seen = whole(layout) if view is None else self._view(expect(dict, view, name), layout, name)
+        text_bytes = integer(body.get("text_bytes", 0), f"{name}: text_bytes")
         said = body.get("quantized")
         leaf = ArrayLeaf(
             name,
@@ -696,7 +697,7 @@ class _Reader:
             flags["grad"],
             flags["big_endian"],
             text_bytes,
-            None if said is None else _quantizer(_expect(dict, said), seen, name),
+            None if said is None else _quantizer(expect(dict, said, name), seen, name),
         )
         _check_kind(leaf)
         return leaf
@@ -706,13 +707,13 @@ class _Reader:
             raise FormatError(f"{name} is a view with {', '.join(sorted(map(str, body)))}")
         dtype = DTYPES.get(body["dtype"]) if isinstance(body["dtype"], str) else None
         if dtype is None:
-            raise FormatError(f"{name} is a view of no known type: {_excerpt(body['dtype'])}")
-        shape, strides = (_ints(body[part], f"{name}: {part}") for part in ("shape", "strides"))
-        (offset,) = _ints([body["offset"]], f"{name}: offset")
+            raise FormatError(f"{name} is a view of no known type: {excerpt(body['dtype'])}")
+        shape, strides = (integers(body[part], f"{name}: {part}") for part in ("shape", "strides"))
+        offset = integer(body["offset"], f"{name}: offset", LEAST_INT)
         if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
-            raise FormatError(f"{name} is a view of shape {_excerpt(shape)} with strides {_excerpt(strides)}")
-        if math.prod(max(length, 1) for length in shape) * dtype.item_bytes > _LARGEST_INT:
-            raise FormatError(f"{name} is a view of shape {_excerpt(shape)}, which is beyond any memory")
+            raise FormatError(f"{name} is a view of shape {excerpt(shape)} with strides {excerpt(strides)}")
+        if math.prod(max(length, 1) for length in shape) * dtype.item_bytes > LARGEST_INT:
+            raise FormatError(f"{name} is a view of shape {excerpt(shape)}, which is beyond any memory")
         view = View(dtype, shape, strides, offset)
         begin, end = extent(view)
         if begin < 0 or end > layout.nbytes:
@@ -776,9 +777,9 @@ def _quantizer(body: dict[str, JSON], view: View, name: str) -> Quantizer:
         raise FormatError(f"{name} is quantised with {', '.join(sorted(map(str, body)))}")
     dtype, axis, points = body["dtype"], body["axis"], body["zero_points"]
     if not isinstance(dtype, str) or QUANTIZED.get(dtype) != view.dtype.name:
-        raise FormatError(f"{name} is of {view.dtype.name} and is said to be of {_excerpt(dtype)}")
+        raise FormatError(f"{name} is of {view.dtype.name} and is said to be of {excerpt(dtype)}")
     scales = _floats(body["scales"])
-    zeros = _floats(points) if isinstance(points, str) else _ints(points, f"{name}: zero_points")
+    zeros = _floats(points) if isinstance(points, str) else integers(points, f"{name}: zero_points")
     if axis is None:
         channels, is_whole = 1, not isinstance(points, str)
     else:
@@ -786,13 +787,13 @@ def _quantizer(body: dict[str, JSON], view: View, name: str) -> Quantizer:
         channels = view.shape[axis] if is_whole else 0
     if not is_whole or len(scales) != channels or len(zeros) != channels:
         raise FormatError(
-            f"{name} is quantised along {_excerpt(axis)} by {len(scales)} scales, {len(zeros)} zeros"
+            f"{name} is quantised along {excerpt(axis)} by {len(scales)} scales, {len(zeros)} zeros"
         )
     return Quantizer(dtype, axis, scales, zeros)
 
 
 def _floats(node: JSON) -> tuple[float, ...]:
-    data = bytes.fromhex(_matched(_HEXADECIMAL, node))
+    data = _bytes(node, None)
     if len(data) % 8:
         raise FormatError(f"the tree has floats of {len(data)} bytes")
     return struct.unpack(f">{len(data) // 8}d", data)
@@ -802,38 +803,3 @@ def _has_arrays(node: Node) -> bool:
     if isinstance(node, MappingNode):
         return any(map(_has_arrays, node.parts))
     return not isinstance(node, PlainLeaf)
-
-
-def _pair(node: JSON) -> tuple[JSON, JSON]:
-    if not (isinstance(node, list) and len(node) == 2):
-        raise FormatError(f"the tree has {_excerpt(node)}, which is no key with its value")
-    return node[0], node[1]
-
-
-def _ints(node: JSON, what: str) -> tuple[int, ...]:
-    parts = _expect(list, node)
-    if not all(type(part) is int and _LEAST_INT <= part <= _LARGEST_INT for part in parts):
-        raise FormatError(f"{what} is {_excerpt(node)}, not integers")
-    return tuple(parts)
-
-
-def _expect(kind: type[Any], node: JSON) -> Any:
-    if not isinstance(node, kind):
-        raise FormatError(f"the tree has {_excerpt(node)} where a {kind.__name__} must be")
-    return node
-
-
-def _matched(pattern: re.Pattern[str], node: JSON) -> str:
-    if not isinstance(node, str) or not pattern.fullmatch(node):
-        raise FormatError(f"the tree has {_excerpt(node)}, which is no {pattern.pattern}")
-    return node
-
-
-def _excerpt(node: object) -> str:
-    # A container may be of any size and depth, and its text is made only to be cut.
-    if isinstance(node, (list, tuple, dict)):
-        return f"a {type(node).__name__} of {format_count(len(node), 'part')}"
-    if isinstance(node, int) and not isinstance(node, bool) and abs(node) > _LARGEST_INT:
-        return "a number beyond 64 bits"
-    text = repr(node)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -30,6 +30,7 @@ from penstock.checkpoint.files.manifest import read_layout, write_layout
 from penstock.checkpoint.files.parts import BLOCK, checksum_of, raw_checksum_of
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import Scratch
+from penstock.checkpoint.state.fields import WrongField, expect, integer, items
 from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, count_blocks
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
@@ -397,30 +398,24 @@ class _Start:
     def __init__(self, body: memoryview) -> None:
         """Raises: FormatError if it says what cannot be."""
         try:
-            said = json.loads(bytes(body))
-            if not isinstance(said, dict) or said.keys() != {"from", "to", "hops", "only", "tree", "layouts"}:
+            said = expect(dict, json.loads(bytes(body)), "it")
+            if said.keys() != {"from", "to", "hops", "only", "tree", "layouts"}:
                 raise TypeError("it does not have what it must")
             #: Step and uid of the snapshot that the messages are the difference to; None: they are from the beginning.
             self.begin = None if said["from"] is None else _snapshot(said["from"])
             self.end = _snapshot(said["to"])
             #: How many snapshots' blocks come.
-            self.hops = said["hops"]
-            if type(self.hops) is not int or not 0 <= self.hops < 1 << 32:
-                raise TypeError(f"it says {self.hops!r:.40} hops")
+            self.hops = integer(said["hops"], "hops", most=(1 << 32) - 1)
             if not self.hops and self.begin != self.end:
                 raise TypeError("it has nothing between two snapshots")
-            self.only = said["only"]
-            if self.only is not None and not isinstance(self.only, list):
-                raise TypeError(f"it says only {self.only!r:.40}")
-            if not isinstance(said["layouts"], list):
-                raise TypeError("its layouts are no list")
+            self.only = None if said["only"] is None else expect(list, said["only"], "only")
             #: Of the tensors, or parts of them, by the numbers that messages call them.
-            self.layouts = [read_layout(row) for row in said["layouts"]]
+            self.layouts = [read_layout(row) for row in expect(list, said["layouts"], "layouts")]
             self.tree = read_tree(said["tree"], _wholes(self.layouts))
             wanted = _wanted(self.tree, self.only)
-        except FormatError:
-            raise
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            if isinstance(error, FormatError) and not isinstance(error, WrongField):
+                raise
             raise FormatError(f"the first message of a refresh says what cannot be: {error}") from None
         #: Number and blocks of each of which blocks come, in their order, in every hop.
         self.sent = [
@@ -431,9 +426,8 @@ class _Start:
 
 
 def _snapshot(said: Any) -> tuple[int, str]:
-    if not (isinstance(said, list) and len(said) == 2 and type(said[0]) is int and isinstance(said[1], str)):
-        raise TypeError(f"{said!r:.40} is no snapshot")
-    return said[0], said[1]
+    step, uid = items(2, said, "a snapshot")
+    return integer(step, "step"), expect(str, uid, "uid")
 
 
 def _wholes(layouts: Iterable[Layout]) -> list[Layout]:
