@@ -25,7 +25,7 @@ from penstock.loader import Loader, LoaderConfig, TarSamples
 from penstock.loader.checking import check_source
 from penstock.loader.skips import SkipList
 from penstock.loader.transforms import Resize, ToTensor
-from penstock.store import Arrays, ImageFolder, JsonLines, Selection
+from penstock.store import Arrays, ImageFolder, Selection
 
 SAMPLES = 300
 
@@ -136,9 +136,10 @@ def test_text_is_checked_as_text(
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert row["sample"] == 3
     assert "row 3 is no text in UTF-8" in row["reason"]
-    ((sample, line),) = check_source(JsonLines("lines.jsonl")).bad.items()
-    assert sample == 1
-    assert "line 2 is [2]" in line.reason
+    assert main(["check", "lines.jsonl", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert row["sample"] == 1
+    assert "line 2 is [2]" in row["reason"]
 
 
 def test_a_member_is_decoded_by_its_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

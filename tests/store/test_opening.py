@@ -15,9 +15,11 @@ from tests.store.tar_files import write
 from tests.store.web_server import serving
 
 from penstock import Loader, open_source
+from penstock.cache_folders import Folders
 from penstock.errors import ConfigError, DataError
-from penstock.loader.transforms import ToTensor
-from penstock.store import ArrowFiles, Hdf5, Manifest
+from penstock.loader.transforms import Resize, ToTensor
+from penstock.store import ArrowFiles, Hdf5, JsonLines, Manifest, catalogs
+from penstock.store.calls import Calls
 
 
 @for_each(
@@ -62,7 +64,7 @@ def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_pa
     np.savez(tmp_path / "a.npz", rows=np.zeros(3))
     (tmp_path / "a.bin").write_bytes(bytes(100))
     (tmp_path / "a.tfrecord").write_bytes(b"no record")
-    for name in ("a.zip", "a.pt", "a.safetensors", "a.jpg", "a.json"):
+    for name in ("a.zip", "a.pt", "a.safetensors", "a.jpg", "a.json", "a.jsonl.gz"):
         (tmp_path / name).write_bytes(b'[{"file_name": "a.jpg"}]')
 
     with pytest.raises(ConfigError, match=r"a\.npz has compressed arrays, .* write each by numpy\.save"):
@@ -74,6 +76,10 @@ def test_a_file_that_is_not_opened_by_its_path_alone_is_answered_with_how(tmp_pa
         ("a.pt", "is not read, as what is pickled in it would be run"),
         ("a.safetensors", r"has tensors, and is not read: .* numpy\.save"),
         ("a.jpg", "is one picture: give its folder"),
+        (
+            "a.jsonl.gz",
+            "is compressed, so that no part of it can be read without all before it: unpack it once",
+        ),
         ("a.json", r"is JSON: open COCO's with penstock\.store\.CocoImages.* called \.jsonl"),
     ):
         with pytest.raises(ConfigError, match=f"{name} {message}"):
@@ -163,6 +169,101 @@ def test_options_go_to_the_class_that_opens_a_path(tmp_path: Path) -> None:
 
     assert (tars.read(0), tars.classes) == (b"12", ("cat",))
     assert len(open_source(tmp_path / "a.h5", options={"data": "other"})) == 4
+
+
+class TestJsonLines:
+    """Of a path alone, the first line says whether JSON lines are a table of files, or samples themselves."""
+
+    def opened(self, path: Path | str | list[Path], **options: Any) -> tuple[Any, list[str]]:
+        """Return what is opened, and what is reported of it."""
+        lines: list[str] = []
+        return open_source(path, calls=Calls(report=lines.append), **options), lines
+
+    @for_each(
+        ("first", "kind"),
+        [
+            ('{"file_name": "a.jpg", "label": 1}', Manifest),
+            ('{"label": 1, "Path": "a.dat"}', Manifest),
+            ('{"id": 7}', Manifest),
+            ('\ufeff\n \n{"image": "a.jpg"}', Manifest),
+            ('{"id": 8, "text": "a"}', JsonLines),
+            ('{"path": "src/main.py", "text": "a"}', JsonLines),
+            ('{"image": null, "text": "a"}', JsonLines),
+            ('{"text": "a"}', JsonLines),
+            ('["a.jpg"]', JsonLines),
+            ('{"file_name"', JsonLines),
+            ('{"file_name": "a.jpg", "more": "' + 2_000_000 * "a" + '"}', JsonLines),
+        ],
+    )
+    def test_a_table_names_a_file_in_its_first_line(self, tmp_path: Path, first: str, kind: type) -> None:
+        for name in ("a.jpg", "a.dat", "7"):
+            (tmp_path / name).write_bytes(b"12")
+        path = tmp_path / "x.jsonl"
+        path.write_text(first + "\n")
+
+        source, lines = self.opened(path)
+
+        assert type(source) is kind
+        (line,) = lines
+        assert f"({kind.__name__})" in line
+        assert f"penstock.store.{'JsonLines' if kind is Manifest else 'Manifest'}(path" in line
+
+    def test_what_is_taken_is_said_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        monkeypatch.setattr(catalogs, "_folders", lambda: Folders((kept,), kept, ""))
+        monkeypatch.setattr(catalogs, "LEAST_SAMPLES", 1)
+        (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
+
+        assert [len(self.opened(tmp_path / "x.jsonl")[1]) for _ in range(2)] == [1, 0]
+
+    def test_a_picture_that_is_missing_makes_no_text_of_a_table(self, tmp_path: Path) -> None:
+        (tmp_path / "x.jsonl").write_text('{"file_name": "missing.jpg"}\n')
+
+        with pytest.raises(DataError, match=r"x\.jsonl, line 1: .*missing\.jpg"):
+            open_source(tmp_path / "x.jsonl")
+
+    def test_folders_and_patterns_of_lines_are_samples_and_a_table_is_named_by_itself(
+        self, tmp_path: Path
+    ) -> None:
+        for number in range(2):
+            (tmp_path / f"{number}.jsonl").write_text(f'{{"text": "{number}"}}\n')
+
+        for path in (tmp_path, tmp_path / "*.jsonl", [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]):
+            source, lines = self.opened(path)
+            assert isinstance(source, JsonLines)
+            assert [source.read(sample) for sample in range(2)] == [b'{"text": "0"}', b'{"text": "1"}']
+            assert len(lines) == 1
+        with Loader(tmp_path, batch_size=2, epochs=1, shuffle=False, report=None) as loader:
+            assert next(iter(loader)) == {"text": ["0", "1"]}
+        with pytest.raises(ConfigError, match=r"transforms .* lines of JSON: .*Manifest"):
+            Loader(tmp_path, batch_size=2, epochs=1, transforms=[Resize((4, 4)), ToTensor()], report=None)
+        with pytest.raises(
+            ConfigError, match=r"options has 'label', and .* opened by JsonLines, which takes none"
+        ):
+            open_source(tmp_path, options={"label": "text"})
+        (tmp_path / "0.jsonl").write_text('{"file": "1.jsonl"}\n')
+        for path in (tmp_path, tmp_path / "*.jsonl"):
+            with pytest.raises(ConfigError, match=r"0\.jsonl names a file, 1\.jsonl, .*give that path"):
+                open_source(path)
+
+    @pytest.mark.usefixtures("obstore_threads")
+    def test_at_an_address_the_file_is_looked_for_there(self) -> None:
+        objects = {
+            "a.dat": b"12",
+            "text.jsonl": b'{"id": "b-1", "path": "b.dat"}\n',
+            "table.jsonl": b'{"path": "a.dat"}\n',
+        }
+
+        with serving(objects) as server:
+            text, _ = self.opened(f"{server.address}/text.jsonl")
+            table, _ = self.opened(f"{server.address}/table.jsonl")
+
+            assert isinstance(text, JsonLines)
+            assert isinstance(table, Manifest)
+            assert table.read(0) == b"12"
+            text.close()
+            table.close()
 
 
 def test_an_empty_list_and_a_file_that_is_listed_twice_are_refused(tmp_path: Path) -> None:

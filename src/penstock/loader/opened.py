@@ -23,7 +23,7 @@ from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
 from penstock.policy.merge import runs_of
-from penstock.store import Numeric, Selection, Source, extents_of, open_source
+from penstock.store import JsonLines, Numeric, Selection, Source, extents_of, open_source
 from penstock.store.calls import Calls
 from penstock.store.mixing import Mixed
 from penstock.store.object_store import without_secrets
@@ -92,6 +92,11 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
             source.over(without_bad(source.source, config.skip, calls.one))
             if isinstance(source, TarSamples)
             else without_bad(source, config.skip, calls.one)
+        )
+    if config.transforms and isinstance(unselected(source), JsonLines):
+        raise ConfigError(
+            f"transforms are of pictures and numbers, and the samples of {source!r} are lines of JSON: leave them out, "
+            "and give penstock.store.Manifest(path, file=COLUMN) where the lines name files"
         )
     if config.transforms or not isinstance(source, Source):
         return source

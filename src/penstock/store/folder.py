@@ -20,6 +20,7 @@ from penstock.store.catalog import Catalog
 from penstock.store.files import FileSource
 from penstock.store.hdf5 import HDF5_ENDINGS, Hdf5, are_hdf5
 from penstock.store.imagenet import named_folders
+from penstock.store.json_lines import JsonLines, files_of_lines, first_entry, list_lines
 from penstock.store.listing import (
     IMAGE_EXTENSIONS,
     Asking,
@@ -31,7 +32,7 @@ from penstock.store.listing import (
     read_list,
 )
 from penstock.store.litdata import LitDataChunks, is_litdata, list_litdata
-from penstock.store.manifest import Manifest, is_manifest, read_manifest
+from penstock.store.manifest import Manifest, file_named_by, is_manifest, read_manifest
 from penstock.store.mosaic import MosaicShards, is_mosaic, list_mosaic
 from penstock.store.object_store import is_address
 from penstock.store.packed import PackedFiles
@@ -161,6 +162,7 @@ Kind = type[
     | ArrowFiles
     | ParquetFiles
     | LitDataChunks
+    | JsonLines
 ]
 
 _KINDS: tuple[Kind, ...] = (
@@ -174,6 +176,7 @@ _KINDS: tuple[Kind, ...] = (
     ArrowFiles,
     ParquetFiles,
     LitDataChunks,
+    JsonLines,
 )
 
 #: How the names of lists end that are on a remote store.
@@ -181,6 +184,7 @@ _LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list", *JSON_LINES)
 _PICKLED = (
     "is not read, as what is pickled in it would be run: write numbers by numpy.save, and open the .npy files"
 )
+_COMPRESSED = "is compressed, so that no part of it can be read without all before it: unpack it once"
 #: By the end of a file's name, why it is not opened.
 _NOT_READ = {
     ".npz": "has compressed arrays, of which no row can be read by itself: write each by numpy.save, and open the .npy "
@@ -190,7 +194,9 @@ _NOT_READ = {
     ".json": f"is JSON: {JSON_ADVICE}",
     ".zip": "is an archive, which is not read: unpack it, or write what is in it as tar shards",
     ".safetensors": "has tensors, and is not read: write them by numpy.save, and open the .npy files",
-} | dict.fromkeys((".pt", ".pth", ".pkl", ".pickle"), _PICKLED)
+    **dict.fromkeys((".pt", ".pth", ".pkl", ".pickle"), _PICKLED),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst"), _COMPRESSED),
+}
 
 
 def open_source(
@@ -208,9 +214,10 @@ def open_source(
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
     file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, .tfrecord files `TFRecords`, a
     folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .h5 files
-    `Hdf5`, .npy files `Arrays`, JSON lines and CSV files whose heading names a column of files a `Manifest`, any other
-    file a `FileList`. A `~` at its beginning is the home folder. The file system is asked on threads, so that Ctrl-C
-    ends the wait for one that does not answer.
+    `Hdf5`, .npy files `Arrays`, JSON lines `JsonLines`, but a file of them whose first names a picture, or a file that
+    there is, and a CSV file whose heading names a column of files a `Manifest`, any other file a `FileList`. Of JSON
+    lines it reports which it took. A `~` at its beginning is the home folder. The file system is asked on threads, so
+    that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     extensions: of a folder of files, the endings of those that are samples, in any case; None takes every file.
@@ -272,6 +279,7 @@ _LISTERS: dict[type[PackedFiles], Callable[[str, Asking], Catalog]] = {
     MosaicShards: lambda place, asking: list_mosaic(place, None, "auto", asking),
     LitDataChunks: lambda place, asking: list_litdata(place, None, "auto", asking),
     TFRecords: lambda place, asking: list_records(place, None, "auto", asking),
+    JsonLines: list_lines,
 }
 
 
@@ -296,7 +304,8 @@ def _check_options(place: str, kind: type[PackedFiles] | None, options: Mapping[
     known = [name for name in known if name not in ListingArguments.__annotations__]
     if wrong := next((name for name in options if name not in known), None):
         raise ConfigError(
-            f"options has {wrong!r}, and {brief(place)} is opened by {kind.__name__}, which takes {', '.join(known)}"
+            f"options has {wrong!r}, and {brief(place)} is opened by {kind.__name__}, which takes "
+            f"{', '.join(known) or 'none'}"
         )
 
 
@@ -317,7 +326,25 @@ def _kind_at(place: str, calls: Calls, objects: Objects | None) -> type[PackedFi
         return MosaicShards
     if is_litdata(front):
         return LitDataChunks
-    return TFRecords if calls.one(place, lambda: are_records(place, objects, look)) else None
+    if calls.one(place, lambda: are_records(place, objects, look)):
+        return TFRecords
+    are_lines = calls.one(place, partial(are_of_kind, place, (JSON_LINES,), objects, look))
+    return JsonLines if are_lines and not calls.one(place, partial(_file_listed, place, objects)) else None
+
+
+def _file_listed(place: str, objects: Objects | None) -> str:
+    """Return the file that the first line of JSON lines at a place names; "" where these are samples themselves.
+
+    Raises: ConfigError where a folder or a pattern is of lines that name files.
+    """
+    path = files_of_lines(place, objects)[0]
+    name = file_named_by(first_entry(path, objects), path, objects)
+    if name and path != place:
+        raise ConfigError(
+            f"{path} names a file, {name:.80}, in its first line: give that path for the samples that it lists, or "
+            "open the lines themselves by penstock.store.JsonLines"
+        )
+    return name
 
 
 def _list_any(place: str, asking: Asking) -> Catalog:
@@ -326,6 +353,11 @@ def _list_any(place: str, asking: Asking) -> Catalog:
     if (kind := _kind_at(place, asking.calls, objects)) is not None:
         if kind not in _LISTERS:
             raise _WithoutCatalog(kind)
+        if kind is JsonLines and asking.old is None:
+            asking.calls.report(
+                f"{brief(place)}: each line is a sample (JsonLines), as the first names no file that there is; for a "
+                "table of files give penstock.store.Manifest(path, file=COLUMN)"
+            )
         return _LISTERS[kind](place, asking)
     ending = os.path.splitext(place)[1].lower()
     if ending in _NOT_READ and not os.path.isdir(place):
@@ -340,6 +372,11 @@ def _list_any(place: str, asking: Asking) -> Catalog:
         )
     if asking.calls.one(place, lambda: _is_file(place, objects)):
         if asking.calls.one(place, lambda: is_manifest(place, objects)):
+            if place.lower().endswith(JSON_LINES) and asking.old is None:
+                asking.calls.report(
+                    f"{place}: a sample is the file that a line names (Manifest); for the lines themselves give "
+                    "penstock.store.JsonLines(path)"
+                )
             return list_files("Manifest", partial(read_manifest, objects=objects), place, asking)
         read = partial(read_list, objects=objects)
         return list_files("FileList", read, place, asking)

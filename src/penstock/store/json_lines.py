@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -12,13 +13,23 @@ from penstock.errors import DataError
 from penstock.store.catalog import Catalog, Ints
 from penstock.store.files import unreadable
 from penstock.store.listing import Asking, ListingArguments
-from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, all_files_below, index_files
+from penstock.store.packed_listing import (
+    CataloguedFiles,
+    Indexed,
+    Opened,
+    all_files_below,
+    index_files,
+    opened,
+)
 from penstock.store.patterns import Paths, place_of_paths
+from penstock.store.remote import Objects
 from penstock.store.text_rows import JSON_LINES
 
 #: Read at a time to find the ends of lines.
 _WINDOW_BYTES = 8 << 20
 _END_OF_LINE = ord("\n")
+#: A longer line is no entry of a table.
+_MOST_ENTRY_BYTES = 1 << 20
 #: How a file may begin that says it is UTF-8.
 _MARK = b"\xef\xbb\xbf"
 
@@ -41,12 +52,38 @@ class JsonLines(CataloguedFiles):
 
     def __init__(self, paths: Paths, **listing: Unpack[ListingArguments]) -> None:
         place = place_of_paths(paths)
-        super().__init__(place, partial(_list, place), listing)
+        super().__init__(place, partial(list_lines, place), listing)
 
 
-def _list(place: str, asking: Asking) -> Catalog:
-    list_files = partial(all_files_below, place, [JSON_LINES], "files of JSON lines", are_any_named=True)
-    files = asking.calls.one(place, partial(list_files, asking.objects))
+def files_of_lines(place: str, objects: Objects | None) -> tuple[str, ...]:
+    """Return the files that a place, of `place_of_paths`, is. Raises: DataError where a folder has none."""
+    return all_files_below(place, [JSON_LINES], "files of JSON lines", objects, are_any_named=True)
+
+
+def first_entry(path: str, objects: Objects | None) -> dict[str, Any]:
+    """Return the object of the first line of a file that is not empty; {} where it is none, or longer than 1 MiB.
+
+    Raises: DataError for a file that cannot be read.
+    """
+    with opened(path, objects) as file:
+        try:
+            front = file.pread(_MOST_ENTRY_BYTES, 0)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        lines = front.removeprefix(_MARK).split(b"\n")
+        if len(front) < file.nbytes:
+            lines.pop()  # which may go on
+    line = next((each for each in lines if each.strip()), b"")
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # reading the sample, or the table, says what is wrong
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def list_lines(place: str, asking: Asking) -> Catalog:
+    """Find the lines of files; see `JsonLines`. Of those that did not change, what an old catalog says is taken."""
+    files = asking.calls.one(place, partial(files_of_lines, place, asking.objects))
 
     def index(file: Opened) -> Indexed:
         return _index(file, partial(asking.found, file.path))

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store.files import FileSource
 from penstock.store.labels import Labels, check_classes
 from penstock.store.listing import (
+    IMAGE_EXTENSIONS,
     MOST_CLASSES,
     NO_LABEL,
     ListedFiles,
@@ -104,10 +105,31 @@ class Manifest(FileSource):
         super().__init__(os.path.dirname(place), catalog, objects)
 
 
+def file_named_by(entry: Mapping[str, Any], place: str, objects: Objects | None) -> str:
+    """Return the picture, or the file that there is, which an entry of JSON lines names; "" where it names none.
+
+    place: of the table. objects: what reads an address.
+    """
+    column = _usual_column(list(entry))
+    name = None if column is None else entry[column]
+    name = str(name) if is_integer(name) else name
+    if not isinstance(name, str) or not name:
+        return ""
+    if is_address(name) or name.lower().endswith(IMAGE_EXTENSIONS):
+        return name
+    path = os.path.join(os.path.dirname(place), name)
+    if objects is None:
+        return name if os.path.isfile(path) else ""
+    is_there = (
+        bool(os.path.splitext(name)[1]) and objects.find(path) is not None
+    )  # what has no ending is an id
+    return name if is_there else ""
+
+
 def is_manifest(place: str, objects: Objects | None) -> bool:
     """Return whether a file is a table with a heading that names a column of files, and not a list of files alone.
 
-    objects: what reads an address.
+    JSON lines are one, unless they are samples themselves; see `file_named_by`. objects: what reads an address.
     """
     if place.lower().endswith(JSON_LINES):
         return True
@@ -222,9 +244,14 @@ def _records_of(place: str, objects: Objects | None) -> Records:
     return records
 
 
+def _usual_column(known: list[str]) -> str | None:
+    """Return the column of the paths by its name; None where none is called so."""
+    return next((name for wanted in FILE_COLUMNS for name in known if name.lower() == wanted), None)
+
+
 def _named(place: str, argument: str, column: str | None, known: list[str]) -> str:
     if column is None:
-        column = next((name for wanted in FILE_COLUMNS for name in known if name.lower() == wanted), None)
+        column = _usual_column(known)
         if column is None:
             raise ConfigError(
                 f"no column of {place} is called {', '.join(FILE_COLUMNS[:3])} or alike; there are "
