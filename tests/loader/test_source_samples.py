@@ -380,8 +380,10 @@ def test_lines_name_the_files_that_samples_are_made_of_and_errors_the_function(t
             list(loader)
         assert any(named in line for line in lines)
         assert not any("Mapped" in line or "SourceSamples" in line for line in lines)
-    with pytest.raises(ConfigError, match=r"the data set SourceSamples\.map\(with_length\) reads by itself"):
-        batches(rows.map(with_length), readers=2)
+    with pytest.raises(
+        ConfigError, match=r"SourceSamples\.map\(with_length\) with collate_fn= reads by itself"
+    ):
+        batches(rows.map(with_length), readers=2, collate_fn=len)
 
 
 def with_length(sample: Any, rng: np.random.Generator) -> int:
@@ -403,8 +405,15 @@ def test_what_is_for_samples_is_refused_once_a_path_turns_out_not_to_be_text(
 def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
     path = text_sources(tmp_path)["parquet"]
 
-    for options in ({"keep": "crops"}, {"readers": 2}, {"share": "jobs"}):
-        with pytest.raises(ConfigError, match="data set"):
+    for options, message in (
+        ({"keep": "crops"}, "data set"),
+        ({"readers": 2}, "row 1 is empty, of which nothing can be kept"),
+        (
+            {"share": "jobs", "collate_fn": len},
+            "the data set SourceSamples with collate_fn=, whose own code reads",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
             batches(path, **options)
     broken = ArrowTable(pa.table({"text": pa.array([b"\xff"]).cast(pa.string(), safe=False)}))
     with pytest.raises(DataError, match="row 0 is no text in UTF-8"):

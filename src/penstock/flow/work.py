@@ -183,6 +183,21 @@ class Brought(NamedTuple):
     data: Sequence[Any]
 
 
+def without_failed(brought: Brought) -> tuple[Brought, Sequence[int], list[tuple[int, Exception]]]:
+    """Return those rows that were brought, their indices, and of the others index and error."""
+    rows, ids, data = brought
+    had: Sequence[int] = range(len(rows))
+    if isinstance(data, Pieces) or Failed not in set(map(type, data)):
+        return brought, had, []
+    failed = [(index, each.error) for index, each in enumerate(data) if isinstance(each, Failed)]
+    had = [index for index in had if not isinstance(data[index], Failed)]
+    return (
+        Brought([rows[index] for index in had], ids[list(had)], [data[index] for index in had]),
+        had,
+        failed,
+    )
+
+
 class Decoder(Protocol):
     """Turns what a fetcher brings into rows of a batch slot. Any thread may call it at any time."""
 

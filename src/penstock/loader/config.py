@@ -14,7 +14,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.keep import CROPS, DECODED, STORED, check_keep
 from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
-from penstock.loader.source_samples import kind_of
+from penstock.loader.source_samples import kind_of, stored_of
 from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
 from penstock.loader.unequal import Unequal, unequal_fields
@@ -152,14 +152,14 @@ class LoaderConfig:
         code with cache="rows"; or folders and what each may hold: {"/scratch/penstock": "200 GiB"}. Those of machine=
         unless given. Several jobs may share a folder.
     machine: what reads cost here, or its file (see `penstock calibrate`); learned while running unless given.
-    policy: which samples of a folder or `Source` stay in memory: "frequency", "staging" (none), or an object of
-        yours, see `penstock.policy.loading.LoadingPolicy`. "frequency" unless given; with share="host" or "hosts"
-        "first-reader", or "cover" or "hash-home".
+    policy: which samples of a folder or `Source`, or of one that `SourceSamples` or `TarSamples` are made of, stay in
+        memory: "frequency", "staging" (none), or an object of yours, see `penstock.policy.loading.LoadingPolicy`.
+        "frequency" unless given; with share="host" or "hosts" "first-reader", or "cover" or "hash-home".
     share: "host" has the ranks of a host read each other's memory, so that together they keep each sample once and read
         the source once for it; "hosts" does so for the ranks of all hosts, which send each other samples over encrypted
         connections. "jobs": separate jobs of this user on a host, over the same data, keep samples together, in the
-        memory= of the first of them. With keep="decoded" or "crops" all share pixels, too. Of a folder or `Source`.
-        None: each rank reads for itself.
+        memory= of the first of them. With keep="decoded" or "crops" all share pixels, too. Of a folder or `Source`,
+        also one that `SourceSamples` or `TarSamples` are made of. None: each rank reads for itself.
     decode_servers: addresses of `penstock decode-server` on other machines, such as ["node7:7447"], which read, decode
         and crop pictures of a folder or `Source` as far as that is faster; batches are the same, bit by bit. Nothing is
         kept here then, unless policy= says so.
@@ -355,7 +355,7 @@ class LoaderConfig:
             )
         if self.local_disk is not None:
             check_local_disk(self.local_disk)
-            if self.is_of_data_set and not self.cache:
+            if self.is_of_data_set and not self.cache and self.why_not_stored:
                 raise ConfigError(
                     "local_disk is given, and what a data set's own code makes is kept on a disk only with "
                     'cache="rows", for those that make the same of a number each time'
@@ -457,20 +457,21 @@ class LoaderConfig:
                 f"transforms are given with the data set {kind}, which makes its samples itself: give them to the data "
                 "set, or give a folder here"
             )
-        if self.readers is not None:
+        reason = self.why_not_stored
+        if reason and self.readers is not None:
             raise ConfigError(
-                f"readers is {self.readers}, but the data set {kind} reads by itself, on the threads of decoders="
+                f"readers is {self.readers}, but {reason} reads by itself, on the threads of decoders="
             )
-        if (name := self.loading_policy.name) != POLICY:
+        if reason and (name := self.loading_policy.name) != POLICY:
             raise ConfigError(
-                f"policy is {name!r}, but the data set {kind} reads by itself, so that nothing is kept: leave it out"
+                f"policy is {name!r}, but {reason} reads by itself, so that nothing is kept: leave it out"
             )
 
     def _check_share(self) -> None:
         if self.share not in (HOST, HOSTS, JOBS):
             raise ConfigError(f'share is {self.share!r:.80}; it is "{HOST}", "{HOSTS}", "{JOBS}" or None')
         instead = {
-            "a data set, whose own code reads": self.is_of_data_set,
+            f"{self.why_not_stored}, whose own code reads": self.is_of_data_set and bool(self.why_not_stored),
             f'keep={self.keep!r}, in place of which keep="{CROPS}" or "{DECODED}" is shared': (
                 self.keep not in (STORED, CROPS, DECODED)
             ),
@@ -528,6 +529,26 @@ class LoaderConfig:
     def is_of_data_set(self) -> bool:
         """Whether the source is a map-style data set, whose own code reads and decodes."""
         return self.paths is None and not isinstance(self.source, Source) and not self.is_of_table
+
+    @property
+    def why_not_stored(self) -> str:
+        """Why a data set reads by itself: "a data set ..."; "" where it is of a source that the loader may read."""
+        kind = f"the data set {kind_of(self.source)}"
+        if stored_of(self.source) is None and self.is_of_data_set:
+            return kind
+        instead = {
+            f'cache="{self.cache}"': self.cache is not None,
+            "collate_fn=": self.collate_fn is not None,
+            f"workers={self.workers}": self.is_in_processes,
+            "decoders=0": self.decoders == 0,
+        }
+        return next((f"{kind} with {what}" for what, is_given in instead.items() if is_given), "")
+
+    @property
+    def asks_for_stored(self) -> str:
+        """The first argument that is given for bytes which the loader reads; "" without any."""
+        names = ("share", "policy", "local_disk", "readers")
+        return next((f"{name}=" for name in names if getattr(self, name) is not None), "")
 
     @property
     def is_of_table(self) -> bool:

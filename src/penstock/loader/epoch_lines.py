@@ -38,7 +38,7 @@ class EpochLines:
     def line(self, metrics: EpochMetrics, skipped: Sequence[SkippedSample]) -> str:
         """Return the line of an epoch. skipped: its samples that were."""
         # Whether a data set's code reads or computes is not seen here.
-        is_of_data_set = self._setup.pipeline is None
+        is_of_data_set = self._setup.is_of_data_set
         line = limiting(metrics, *(("the data set",) * 2 if is_of_data_set else ("storage", "decode")))
         said = f"{self._threads()}{self._readers()}{self._lock(metrics)}{self._alone()}"
         return f"{line}{said}{retry_clause(metrics)}{skip_clause(skipped)}"

@@ -351,8 +351,8 @@ class Loader:
         step_seconds: that the training takes for each batch; machine.compute says unless given.
         epoch, step: where the run begins, as for `start`.
 
-        Raises: ConfigError if one of the first two is not known, if the plan has no such step, or for a data set, whose
-            costs are its own code's.
+        Raises: ConfigError if one of the first two is not known, if the plan has no such step, or for a data set that
+            reads by itself, whose costs are its own code's.
         """
         return predict_run(self._parts.setup, machine, step_seconds, (epoch, step))
 

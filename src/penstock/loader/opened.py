@@ -17,16 +17,25 @@ from penstock.loader.config import DTYPE, LoaderConfig, plan_over
 from penstock.loader.dataset import MapDataset
 from penstock.loader.fetching import Near, SourceFetcher
 from penstock.loader.skips import without_bad
-from penstock.loader.source_samples import Mapped, MappedWithDraws, SourceSamples, below, is_text, kind_of
-from penstock.loader.tar_samples import TarSamples
+from penstock.loader.source_samples import (
+    Mapped,
+    MappedWithDraws,
+    SourceSamples,
+    below,
+    is_text,
+    kind_of,
+    over,
+    stored_of,
+)
 from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
 from penstock.policy.merge import runs_of
 from penstock.store import JsonLines, Numeric, Selection, Source, extents_of, open_source
 from penstock.store.calls import Calls
-from penstock.store.mixing import Mixed
+from penstock.store.mixing import Mixed, sources_in
 from penstock.store.object_store import without_secrets
+from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
 from penstock.store.table import ArrowTable
 from penstock.units import format_count
@@ -88,11 +97,9 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
         given = config.source
         source = calls.one("a datasets.Dataset", lambda: ArrowTable(given)) if config.is_of_table else given
     if config.skip is not None:
-        source = (
-            source.over(without_bad(source.source, config.skip, calls.one))
-            if isinstance(source, TarSamples)
-            else without_bad(source, config.skip, calls.one)
-        )
+        stored = stored_of(source)
+        left = without_bad(source if stored is None else stored, config.skip, calls.one)
+        source = left if stored is None else over(source, left)
     if config.transforms and isinstance(unselected(source), JsonLines):
         raise ConfigError(
             f"transforms are of pictures and numbers, and the samples of {source!r} are lines of JSON: leave them out, "
@@ -106,6 +113,29 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
     samples = SourceSamples(source)
     replace(config, source=samples, storage_options=None, skip=None)  # which refuses what is for bytes alone
     return samples
+
+
+def stored_for(config: LoaderConfig, dataset: MapDataset) -> Source | None:
+    """Return the source of a data set's samples, whose bytes the loader reads and keeps; None where the data set does.
+
+    It does so of an address, and where an argument asks for it.
+    Raises: ConfigError where one does and a sample is empty, which nothing can be kept of.
+    """
+    stored = stored_of(dataset)
+    if stored is None or config.why_not_stored:
+        return None
+    asked = config.asks_for_stored
+    if not asked and not any(map(objects_in, sources_in(stored))):
+        return None
+    if stored.sizes_bytes.all():
+        return stored
+    if asked:
+        empty = stored.describe(int(np.argmin(stored.sizes_bytes)))
+        raise ConfigError(
+            f"{asked} is given, and {empty} is empty, of which nothing can be kept: leave {asked} out, or that sample, "
+            "with source.select(...)"
+        )
+    return None
 
 
 class Opened(NamedTuple):

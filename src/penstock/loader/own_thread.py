@@ -53,7 +53,7 @@ def may_be_own(config: LoaderConfig, setup: Setup, front_end: FrontEnd) -> bool:
     plan = setup.plan
     # Whoever says how long a wait may last, or how many batches are ahead, wants threads; and a device reads slots.
     return not (
-        setup.pipeline is not None  # bytes are read ahead
+        not setup.is_of_data_set  # bytes are read ahead
         or config.timeout_seconds is not None
         or config.prefetch is not None
         or front_end.device is not None

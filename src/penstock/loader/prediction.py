@@ -68,7 +68,7 @@ def predict_run(
     first: tuple[int, int],
 ) -> Trace:
     """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
-    if setup.pipeline is None:
+    if setup.is_of_data_set:
         raise not_predictable(setup.data.place)
     if setup.budget.jobs_bytes:
         raise ConfigError(

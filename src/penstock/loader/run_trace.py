@@ -37,7 +37,7 @@ def _about(parts: Parts, first: tuple[int, int]) -> dict[str, Any]:
     form = setup.form or setup.jobs_form
     return {
         "loader": parts.name,
-        "reads": "data set" if setup.pipeline is None else "source",
+        "reads": "data set" if setup.is_of_data_set else "source",
         "loads": "when asked" if setup.works_in_own_thread else "ahead",
         "source": parts.fetcher.place,
         **parts.recorder.about,

@@ -33,6 +33,7 @@ from penstock.loader.jobs import JobsOfHost
 from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import KeptOnDisks, content_of
+from penstock.loader.making import MakingDecoder
 from penstock.loader.opened import all_extents, pipeline_of, seed_of
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
@@ -40,7 +41,7 @@ from penstock.loader.pictures import KeptPictures, PictureDecoder, WholePictures
 from penstock.loader.pixels_on_disk import describe_form
 from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import ProcessPlan
-from penstock.loader.ranks_memory import Sharing
+from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.crops import CropPass
@@ -72,6 +73,7 @@ class Samples(NamedTuple):
     draws_seed, processes, byte_values, form: see `Setup`. beside_bytes: of a sample, about, that are not in its slot.
     served_bytes: of one that a decode server, or a rank of another host, has decoded; 0 without any.
     pixels: of `describe_form`. crop_shape: of what memory keeps; None where that is no crops.
+    are_rows: whether what is kept is made by a data set; sizes are guesses then.
     """
 
     sizes_bytes: NDArray[np.int64]
@@ -91,6 +93,7 @@ class Samples(NamedTuple):
     served_bytes: int = 0
     pixels: Mapping[str, object] | None = None
     crop_shape: tuple[int, ...] | None = None
+    are_rows: bool = False
 
     def stored_for(self, undecoded_bytes: int) -> int:
         """Return the bytes of as many samples, as they are stored, as memory of so many bytes has space for."""
@@ -144,23 +147,16 @@ def samples_of_source(
         placement: Placement,
         sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, AllExtents | None]:
-        extents = all_extents(source, calls)
-        near = None if extents is None else _near(extents, machine, plan.ranks, sizes_bytes)
-        tiers: dict[int, MemoryTier | BlockTier | WriteBehind] = dict(disks.tiers)
+        extents, near = _places(source, machine, plan.ranks, calls)
         count = cpu_limit()[0] if processes is None else processes.count  # that may come to decode
         how = pipeline, labels, source.describe, DecodeMemory(budget.decoding_bytes), masks, count
         if budget.tier_bytes and runs and form is not None:
             made = form, pipeline, crops, budget.tier_bytes, placement, plan.epochs, disks, sharing
-            fetcher, decoder = _kept_in_form(*made, (source, tiers, near), how)
+            fetcher, decoder = _kept_in_form(*made, (source, dict(disks.tiers), near), how)
         else:
-            if sharing is not None and sharing.tier is not None:
-                tiers[1] = sharing.tier
-            elif budget.tier_bytes and runs:
-                tiers[1] = MemoryTier(budget.tier_bytes)
-            peers = None if sharing is None else sharing.peers
-            jobs = _jobs_of_host(source, budget, form, pipeline) if budget.jobs_bytes else None
-            near = near if jobs is None else None  # a sample is taken, or read, by itself
-            reads = source, tiers, near, disks.copied, peers, jobs
+            pixels = None if form is None else (form, describe_form(form, pipeline))
+            reads = _reads(source, near, budget, disks, sharing, pixels, runs=runs)
+            jobs = reads[-1]
             if config.decode_servers and runs:
                 servers = connect(config.decode_servers, pipeline, source, plan.epochs, calls.report)
                 fetcher, decoder = served_by(servers, pipeline, reads, how)
@@ -250,14 +246,56 @@ def pixels_bytes(budget: MemoryBudget, sizes_bytes: NDArray[np.int64], form: Cro
     return left_bytes if form is not None and left_bytes >= form.crop_bytes else 0
 
 
-def _jobs_of_host(
-    source: Source, budget: MemoryBudget, form: CropForm | None, pipeline: Pipeline
-) -> JobsOfHost:
+def _places(
+    source: Source, machine: Machine, ranks: int, calls: Calls
+) -> tuple[AllExtents | None, Near | None]:
+    """Return where the samples of a source lie, and what reads those together that lie near each other."""
+    extents = all_extents(source, calls)
+    return extents, None if extents is None else _near(extents, machine, ranks, source.sizes_bytes)
+
+
+#: A form in which jobs keep samples besides, and what `describe_form` says of it.
+_Pixels = tuple[CropForm, Mapping[str, object]]
+#: Arguments of a `SourceFetcher`.
+_Reads = tuple[
+    Source,
+    dict[int, MemoryTier | BlockTier | WriteBehind],
+    Near | None,
+    Mapping[int, NDArray[np.bool_]],
+    RanksMemory | None,
+    JobsOfHost | None,
+]
+
+
+def _reads(
+    source: Source,
+    near: Near | None,
+    budget: MemoryBudget,
+    disks: KeptOnDisks,
+    sharing: Sharing | None,
+    pixels: _Pixels | None = None,
+    *,
+    runs: bool,
+) -> _Reads:
+    """Return what reads samples that are kept as they are stored: in memory, on disks, by other ranks and jobs."""
+    tiers: dict[int, MemoryTier | BlockTier | WriteBehind] = dict(disks.tiers)
+    if sharing is not None and sharing.tier is not None:
+        tiers[1] = sharing.tier
+    elif budget.tier_bytes and runs:
+        tiers[1] = MemoryTier(budget.tier_bytes)
+    peers = None if sharing is None else sharing.peers
+    jobs = _jobs_of_host(source, budget, pixels) if budget.jobs_bytes else None
+    near = near if jobs is None else None  # a sample is taken, or read, by itself
+    return source, tiers, near, disks.copied, peers, jobs
+
+
+def _jobs_of_host(source: Source, budget: MemoryBudget, in_form: _Pixels | None) -> JobsOfHost:
     """Return what the jobs of a host keep: samples as stored, and as many crops or pictures as find space then."""
+    form, described = in_form or (None, {})
     pixels, for_pixels_bytes = None, pixels_bytes(budget, source.sizes_bytes, form)
     if form is not None and for_pixels_bytes:
         each_bytes = int(STRAY * form.crop_bytes) if form.is_decoded else form.crop_bytes
-        pixels = JobsOfHost(content_of(source, describe_form(form, pipeline), each_bytes), for_pixels_bytes)
+        pixels = JobsOfHost(content_of(source, described, each_bytes), for_pixels_bytes)
     try:
         return JobsOfHost(content_of(source, None), budget.jobs_bytes - for_pixels_bytes, pixels)
     except BaseException:
@@ -443,8 +481,11 @@ def samples_of_data_set(
     probes: list[int],
     calls: Calls,
     front_end: FrontEnd,
+    stored: Source | None,
+    *,
+    runs: bool,
 ) -> Samples:
-    """See `set_up`. probes: samples to look at."""
+    """See `set_up`. probes: samples to look at. stored: what is read for the data set, see `MakingDecoder`; or None."""
     defaults, unequal = Defaults(config.optional or {}), config.unequal
     # Before the data set is asked for a sample: many open what cannot be pickled then.
     processes = None
@@ -486,15 +527,21 @@ def samples_of_data_set(
         placement: Placement,
         sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, AllExtents | None]:
+        if stored is not None:
+            assert isinstance(decoder, SampleDecoder), "what a function makes of samples is not read for it"
+            extents, near = _places(stored, machine, plan.ranks, calls)
+            reads = _reads(stored, near, budget, disks, sharing, runs=runs)
+            return SourceFetcher(*reads), MakingDecoder(stored, fetcher, decoder), extents
         if not row or not (budget.tier_bytes or disks.tiers):
             return fetcher, decoder, None
         memory = MemoryTier(budget.tier_bytes) if budget.tier_bytes else None
         return KeepingFetcher(fetcher, memory, disks, pickler), decoder, None
 
     return Samples(
-        np.full(plan.samples, row, np.int64),
+        np.full(plan.samples, row, np.int64) if stored is None else stored.sizes_bytes,
         decoder.fields,
         parts,
+        are_rows=stored is None,
         draws_seed=seed_of(config) if draws else None,
         processes=processes,
         beside_bytes=beside_bytes,

@@ -34,6 +34,7 @@ from penstock.loader.local_disk import (
     open_disks,
     padded_bytes,
 )
+from penstock.loader.making import MakingDecoder
 from penstock.loader.opened import (
     UNKNOWN_BYTES_PER_SECOND,
     UNKNOWN_LATENCY_SECONDS,
@@ -42,6 +43,7 @@ from penstock.loader.opened import (
     data_of,
     open_run,
     seed_of,
+    stored_for,
 )
 from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.ranks_memory import Sharing
@@ -89,7 +91,7 @@ class Setup:
     """A rank's part of a run, before any thread is started.
 
     sizes_bytes: int64[samples], as stored; zeros for a data set, which does not tell.
-    pipeline: what the decoder does to each sample; None for a data set, whose own code reads and decodes.
+    pipeline: what the decoder does to each sample; None for a data set, whose own code does, and may read, too.
     machine: with the memory budget as its storage classes.
     is_measured: whether the machine was given, rather than guessed until reads have been observed.
     cpus: how many threads can compute at once.
@@ -155,7 +157,12 @@ class Setup:
     @property
     def beside(self) -> Beside | None:
         """What the decoder has beside slots; None where that is nothing."""
-        return self.decoder.beside if isinstance(self.decoder, SampleDecoder) else None
+        return self.decoder.beside if isinstance(self.decoder, SampleDecoder | MakingDecoder) else None
+
+    @property
+    def is_of_data_set(self) -> bool:
+        """Whether a data set's own code reads."""
+        return self.pipeline is None and not isinstance(self.decoder, MakingDecoder)
 
     @property
     def calls_python(self) -> bool:
@@ -258,14 +265,14 @@ def drafted(
 ) -> Draft:
     """Do the first part of `set_up`. closing: closes the disks that are opened."""
     source, plan = opened = opened or open_run(config, calls)
-    machine = read_machine(config.machine, calls)
-    memory_bytes = _memory_bytes(config.memory, is_taken=runs)
+    stored = source if isinstance(source, Source) else stored_for(config, source)
+    machine, memory_bytes = read_machine(config.machine, calls), _memory_bytes(config.memory, is_taken=runs)
     policy, rank = config.loading_policy, config.rank or 0
     if runs and (line := _left_out(config, machine)):
         calls.report(line)
-    classes, contents = _disks_of(config, machine, source, policy, front_end, calls)
+    classes, contents = _disks_of(config, machine, stored or source, policy, front_end, calls)
     cpus, cpu_reason = cpu_limit()
-    threads = _threads(config, machine, cpus, cpu_reason, source)
+    threads = _threads(config, machine, cpus, cpu_reason, stored)
     probes = plan.stream(rank, 0, 0, _PROBES).tolist()
     samples = (
         samples_of_source(
@@ -280,7 +287,7 @@ def drafted(
             runs=runs,
         )
         if isinstance(source, Source)
-        else samples_of_data_set(source, config, plan, probes, calls, front_end)
+        else samples_of_data_set(source, config, plan, probes, calls, front_end, stored, runs=runs)
     )
     sizes_bytes, local_batch = samples.sizes_bytes, plan.max_local_batch(rank)
     share = _STAGED_SHARE if isinstance(policy, Staging) else _STAGED_SHARE_BESIDE_TIERS
@@ -527,7 +534,7 @@ def _form_and_disks(
     on: the machine of the run, without disks. contents, classes: as `_disks_of` returns them.
     """
     form, sizes_bytes = samples.form if budget.tier_bytes else None, samples.sizes_bytes
-    disks = classes(int((1.0 if samples.pipeline is not None else STRAY) * sizes_bytes.sum()))
+    disks = classes(int((STRAY if samples.are_rows else 1.0) * sizes_bytes.sum()))
     if not disks:
         return form, [], {}
     check_space(disks, int(sizes_bytes.max(initial=0)))
@@ -539,7 +546,7 @@ def _form_and_disks(
                 if not parts[-1].is_in_form:
                     kept[False] = contents(None)
                 return form, parts, kept
-    padded = disks if samples.pipeline is None else classes(padded_bytes(sizes_bytes))
+    padded = disks if samples.are_rows else classes(padded_bytes(sizes_bytes))
     parts = [
         DiskPart(each, padding_bytes=wide.capacity_bytes - each.capacity_bytes)
         for each, wide in zip(disks, padded, strict=True)
@@ -585,15 +592,16 @@ def _threads(
     machine: Machine | None,
     cpus: int,
     cpu_reason: str,
-    source: Source | MapDataset,
+    source: Source | None,
 ) -> _Threads:
+    """source: that readers read; None where a data set's own code does."""
     decoders, readers = config.decoders, config.readers
     if decoders == 0:
         return _Threads(0, 1, 0, "as decoders= says", "")
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_in_processes:
         decoders, because = THREADS_A_PROCESS * int(config.workers), "as workers= says"
-    if not isinstance(source, Source):
+    if source is None:
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.

@@ -6,9 +6,12 @@ What it returns a loader takes as it takes those of any data set: with `ragged=`
 
 from __future__ import annotations
 
+import copy
 import json
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.asked import NAMES, asked_by
 from penstock.loader.structure import as_json_leaf
 from penstock.store import Numeric, Source
-from penstock.store.group import Bytes, read_group
+from penstock.store.group import Bytes, Ids, read_group
 from penstock.store.labels import labels_of
 from penstock.store.mixing import Mixed
 from penstock.store.selection import unselected
@@ -44,6 +47,10 @@ class ReadSamples(OverSource, ABC):
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return several samples, which are read together. Raises: the error of the first that cannot be."""
 
+    @abstractmethod
+    def over(self, source: Source) -> ReadSamples:
+        """Return some of the samples. source: a selection of what it reads."""
+
     def map(self, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
         """Return the samples as a function makes them; see `penstock.loader.mapped`."""
         return mapped(self, function)
@@ -57,6 +64,22 @@ def below(data: Any, kinds: tuple[type[OverSource], ...] = (OverSource,)) -> Any
     while isinstance(data, kinds):  # numbers of samples are the same all the way
         data = data.source
     return data
+
+
+def stored_of(data: Any) -> Source | None:
+    """Return the source whose bytes the samples of a data set are made of, sample k of sample k; None without one."""
+    found = below(data, (Mapped, MappedWithDraws))
+    stored = found.source if isinstance(found, ReadSamples) else None
+    return stored if isinstance(stored, Source) else None
+
+
+def over(data: Any, source: Source) -> Any:
+    """Return some of the samples of a data set that has `stored_of`. source: a selection of that."""
+    if isinstance(data, ReadSamples):
+        return data.over(source)
+    part = copy.copy(data)
+    part.source = over(data.source, source)
+    return part
 
 
 def kind_of(data: Any) -> str:
@@ -109,6 +132,9 @@ class SourceSamples(ReadSamples):
             for sample, data in zip(samples, read_samples(self.source, samples), strict=True)
         ]
 
+    def over(self, source: Source) -> SourceSamples:
+        return SourceSamples(source)
+
     def _value(self, sample: int, data: Bytes) -> Any:
         whole = unselected(self.source)
         if isinstance(whole, Numeric):
@@ -149,6 +175,20 @@ def is_text(source: object) -> bool:
     return bool(getattr(source, "is_text", False))
 
 
+#: Of a thread, the source and by sample the bytes that `lending` has it take; None.
+_lent = threading.local()
+
+
+@contextmanager
+def lending(source: Source, ids: Ids, data: Sequence[Bytes]) -> Iterator[None]:
+    """Have `read_samples` in this thread take samples of a source from what there is of them. data: bytes of each."""
+    _lent.samples = source, dict(zip(ids.tolist(), data, strict=True))
+    try:
+        yield
+    finally:
+        _lent.samples = None
+
+
 def read_samples(source: Source, samples: Sequence[int]) -> list[Bytes]:
     """Return the bytes of some samples, which are read together; an empty one has none.
 
@@ -157,6 +197,9 @@ def read_samples(source: Source, samples: Sequence[int]) -> list[Bytes]:
     if wrong := [sample for sample in samples if not -len(source) <= sample < len(source)]:
         raise IndexError(f"there is no sample {wrong[0]}: {source!r}")
     ids = np.array(samples, np.int64) % len(source)
+    lent = getattr(_lent, "samples", None)
+    if lent is not None and lent[0] is source and lent[1].keys() >= set(ids.tolist()):
+        return [lent[1][sample].copy() for sample in ids.tolist()]  # whose memory the next samples get
     sizes = source.sizes_bytes[ids]
     begins = np.concatenate(([0], np.cumsum(sizes)))
     into = np.empty(int(begins[-1]), np.uint8)

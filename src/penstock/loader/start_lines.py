@@ -181,9 +181,9 @@ def _threads(setup: Setup) -> str:
     limits, because = setup.limits, setup.decoders_because
     if setup.works_in_own_thread:
         return f"loads in the training's own thread, {because}"
-    if setup.processes is not None and setup.pipeline is None:
+    if setup.processes is not None and setup.is_of_data_set:
         return f"starts {format_count(setup.processes.count, 'worker process')} to call {setup.data.place}, {because}"
-    if setup.pipeline is None:
+    if setup.is_of_data_set:
         return f"starts with {format_count(limits.decoders, 'thread')} to call {setup.data.place}, {because}"
     decoding = f"{format_count(limits.decoders, 'decode thread')}, {because}"
     if setup.processes is not None:
@@ -200,7 +200,7 @@ def _memory(setup: Setup) -> str:
     kept_bytes = setup.kept_bytes
     policy = f"policy {setup.policy.name}"
     parts = [f"{format_count(budget.slots, 'batch slot')} of {format_bytes(budget.slot_bytes)}"]
-    if setup.pipeline is not None:
+    if not setup.is_of_data_set:
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
         if budget.decoding_bytes:
             parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
@@ -225,7 +225,7 @@ def _memory(setup: Setup) -> str:
     taken_bytes = (
         budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
     ) + budget.jobs_bytes
-    if setup.pipeline is None:
+    if setup.is_of_data_set:
         taken_bytes = budget.slots * budget.slot_bytes
     ahead = " or more are read ahead" if setup.limits.most_slots > budget.slots else ""
     limit = f" ({format_bytes(budget.limit_bytes)} while batches are kept{ahead})"

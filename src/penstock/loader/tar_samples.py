@@ -86,7 +86,6 @@ class TarSamples(ReadSamples):
         return [ending for endings in self._members.wanted.values() for ending in endings]
 
     def over(self, source: Source) -> TarSamples:
-        """Return some of the samples. source: a selection of what it reads."""
         part = copy.copy(self)
         part.source = source
         return part

@@ -28,7 +28,7 @@ from penstock.arena import Arena
 from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.staging import slot_arrays, slot_begin
-from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
+from penstock.flow.work import Brought, Decoder, Fetcher, Request, without_failed
 from penstock.loader.global_draws import allocate_alone, compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
 
@@ -224,20 +224,13 @@ class Worker:
         load = task.load
         arrays = self._arrays_of(load.slot)
         self._epoch = load.epoch
-        rows, ids, data = task.brought or self._fetched(load)
-        had: Sequence[int] = range(ids.size)
-        failed: list[tuple[int, PackedError]] = []
-        if Failed in set(map(type, data)):
-            failed = [
-                (index, pack(each.error)) for index, each in enumerate(data) if isinstance(each, Failed)
-            ]
-            had = [index for index in had if not isinstance(data[index], Failed)]
-            rows, ids = [rows[index] for index in had], ids[list(had)]
-            data = [data[index] for index in had]
+        brought, had, failed = without_failed(task.brought or self._fetched(load))
         if had:
-            wrong = self._decoder.decode(load, Brought(rows, ids, data), arrays, self._begin_sample)
-            failed += [(had[index], pack(error)) for index, error in wrong]
-        return Answer(failed, self._decoder.take(load.slot, rows))
+            wrong = self._decoder.decode(load, brought, arrays, self._begin_sample)
+            failed += [(had[index], error) for index, error in wrong]
+        return Answer(
+            [(index, pack(error)) for index, error in failed], self._decoder.take(load.slot, brought.rows)
+        )
 
     def _fetched(self, load: Load) -> Brought:
         assert self._fetcher is not None, "either process reads"

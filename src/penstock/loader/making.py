@@ -1,0 +1,52 @@
+"""Samples that a data set makes of stored bytes, which a loader reads and keeps as those of any other source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.flow.staging import Field
+from penstock.flow.work import Brought, Request, without_failed
+from penstock.loader.beside import Beside
+from penstock.loader.dataset import DatasetFetcher, SampleDecoder
+from penstock.loader.source_samples import lending
+from penstock.policy import Load
+from penstock.store import Source
+
+
+class MakingDecoder:
+    """A `Decoder` of stored bytes: a data set makes samples of them, and another decoder batches of these.
+
+    source: that the bytes are of, `stored_of` the data set. fetcher: of the data set. decoder: of its samples.
+    """
+
+    def __init__(self, source: Source, fetcher: DatasetFetcher, decoder: SampleDecoder) -> None:
+        self._source, self._fetcher, self._decoder = source, fetcher, decoder
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self._decoder.fields
+
+    @property
+    def beside(self) -> Beside:
+        """What samples have beside the slot."""
+        return self._decoder.beside
+
+    def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
+        """Bytes are not what a slot has."""
+
+    def decode(
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
+    ) -> list[tuple[int, Exception]]:
+        """Make samples and copy them into their rows; see `Decoder`."""
+        rows, ids, data = brought
+        with lending(self._source, ids, data):
+            samples = self._fetcher.fetch(Request(ids, at, epoch=load.epoch))
+        made, had, failed = without_failed(Brought(rows, ids, samples))
+        wrong = self._decoder.decode(load, made, arrays, at) if had else []
+        return failed + [(had[index], error) for index, error in wrong]
+
+    def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
+        return self._decoder.finish(slot, arrays, rows)

@@ -1,0 +1,218 @@
+"""Samples that a data set makes of stored bytes: a loader reads and keeps these as those of a source."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from tests.for_each import for_each
+from tests.loader.sharing_data import Counted, expected
+from tests.loader.test_source_samples import members
+from tests.patience import patient
+from tests.policy.test_scheduler import machine
+from tests.ranks.in_memory import run
+from tests.store.tar_files import npy, write
+from tests.store.web_server import serving
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped
+from penstock.loader.skips import BadSample, SkipList
+from penstock.policy import Scheduler
+from penstock.ranks import Ranks, alone
+from penstock.store import Arrays, JsonLines
+from penstock.trace import Kind
+
+SAMPLES, EPOCHS = 200, 3
+#: Samples that are looked at before the first batch.
+PROBES = 16
+
+
+def as_row(sample: tuple[bytes, int], rng: np.random.Generator) -> dict[str, Any]:
+    return {"row": np.frombuffer(sample[0], np.uint8), "id": sample[1], "draw": rng.random()}
+
+
+def epochs_of(dataset: Any, **options: Any) -> list[Any]:
+    """Return the batches of all epochs."""
+    arguments: dict[str, Any] = {
+        "batch_size": 32,
+        "epochs": EPOCHS,
+        "seed": 3,
+        "memory": "16 MB",
+        "report": None,
+    }
+    with Loader(dataset, **(arguments | options)) as loader:
+        return [batch for _ in range(EPOCHS) for batch in loader]
+
+
+def bits_of(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: bits_of(value) for name, value in batch.items()}
+    return (batch.dtype, batch.tolist()) if hasattr(batch, "tolist") else batch
+
+
+@for_each(("options", "most"), [({}, EPOCHS), ({"policy": "frequency"}, 1), ({"local_disk": "disk"}, 1)])
+def test_bytes_are_read_once_for_all_epochs_if_that_is_asked_for_and_batches_stay_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Counted(SAMPLES)
+    expected_batches = epochs_of(SourceSamples(Counted(SAMPLES)).map(as_row))
+
+    found = epochs_of(SourceSamples(source).map(as_row), **options)
+
+    assert list(map(bits_of, found)) == list(map(bits_of, expected_batches))
+    assert all((each["row"] == expected(each["id"])).all() for each in found)
+    assert most * SAMPLES <= source.reads.sum() <= most * SAMPLES + PROBES
+
+
+def test_ranks_and_jobs_of_a_host_read_each_sample_once_for_all() -> None:
+    alone_ = epochs_of(SourceSamples(Counted(SAMPLES)).map(as_row))
+
+    def part(ranks: Ranks, source: Counted, share: str, together: threading.Barrier) -> list[Any]:
+        found = []
+        of_rank = {"rank": ranks.rank, "world_size": ranks.size, "ranks": lambda: ranks}
+        dataset = SourceSamples(source).map(as_row)
+        arguments = {"batch_size": 32, "epochs": EPOCHS, "seed": 3, "memory": "4 MB", "report": None}
+        with Loader(dataset, share=share, **arguments, **of_rank) as loader:  # type: ignore[arg-type]
+            for _ in range(EPOCHS):
+                for batch in loader:
+                    found.append(bits_of(batch))
+                    together.wait(patient(30))
+        return found
+
+    sources, together = [Counted(SAMPLES) for _ in range(2)], threading.Barrier(2)
+    with patch.object(Scheduler, "waited", lambda *_: []):  # a read that is late is made twice
+        ranks = run(2, lambda ranks: part(ranks, sources[ranks.rank], "host", together))
+        assert not [each for each in ranks if isinstance(each, BaseException)], ranks
+        assert [one["id"][1] + other["id"][1] for one, other in zip(*ranks, strict=True)] == [
+            bits_of(batch)["id"][1] for batch in alone_
+        ]
+        assert sum(source.reads.sum() for source in sources) <= SAMPLES + 2 * PROBES
+
+        sources = [Counted(SAMPLES) for _ in range(2)]
+        name = secrets.token_hex(8)
+        for source in sources:
+            source.fingerprint = name
+        with ThreadPoolExecutor(2) as pool:
+            jobs = list(pool.map(lambda source: part(alone(), source, "jobs", together), sources))
+    assert jobs == [list(map(bits_of, alone_))] * 2
+    assert sum(source.reads.sum() for source in sources) <= SAMPLES + 2 * PROBES
+
+
+@pytest.mark.usefixtures("obstore_threads")
+def test_members_of_shards_at_an_address_stay_in_memory(tmp_path: Path) -> None:
+    content = {name: data for key in range(24) for name, data in members(key).items()}
+    lines: list[str] = []
+    with serving({"0.tar": write(tmp_path / "0.tar", content).read_bytes()}) as server:
+        samples = TarSamples(f"{server.address}/0.tar", ["txt", "cls", "png"])
+        requests = []
+        with Loader(samples, batch_size=8, epochs=EPOCHS, shuffle=False, report=lines.append) as loader:
+            for _ in range(EPOCHS):
+                found = list(loader)
+                requests.append(len(server.requests))
+
+    assert [text for batch in found for text in batch["txt"]] == [f"picture {key} ü" for key in range(24)]
+    assert np.concatenate([batch["cls"] for batch in found]).tolist() == list(range(24))
+    assert requests[1:] == requests[:1] * 2
+    assert any("to keep all samples for later epochs (policy frequency)" in line for line in lines)
+
+
+def test_a_member_that_is_bad_is_named_and_left_out(tmp_path: Path) -> None:
+    content = {f"{key}.npy": npy(np.arange(2) + key) if key != 3 else b"no array" for key in range(6)}
+    samples = TarSamples(write(tmp_path / "a.tar", content))
+    errors = []
+
+    def note(error: Exception, sample: int) -> str:
+        errors.append((sample, str(error)))
+        return "skip"
+
+    arguments = {"batch_size": 6, "epochs": 1, "shuffle": False, "report": None, "policy": "frequency"}
+    with Loader(samples, on_error=note, **arguments) as loader:  # type: ignore[arg-type]
+        (batch,) = loader
+
+    ((sample, error),) = errors
+    assert sample == 3
+    assert "a.tar: 3.npy, taken as npy" in error
+    assert batch["npy"].tolist() == [[key, key + 1] for key in (0, 1, 2, 4, 5)]
+
+
+class Held:
+    """An object that keeps the row that it was made of."""
+
+    def __init__(self, row: np.ndarray) -> None:
+        self.row = row
+
+
+def test_what_a_data_set_keeps_of_a_sample_stays_what_it_was(tmp_path: Path) -> None:
+    rows = np.arange(SAMPLES * 4, dtype=np.int32).reshape(SAMPLES, 4)
+    np.save(tmp_path / "a.npy", rows)
+    held = SourceSamples(Arrays(tmp_path / "a.npy")).map(lambda row: {"sum": row.sum(), "held": Held(row)})
+
+    found = epochs_of(held, policy="staging", shuffle=False)
+
+    assert [each.row.tolist() for batch in found for each in batch["held"]] == EPOCHS * rows.tolist()
+
+
+@for_each(
+    ("options", "message"),
+    [
+        ({"collate_fn": len}, "the data set SourceSamples with collate_fn="),
+        ({"cache": "rows"}, 'the data set SourceSamples with cache="rows"'),
+        ({"workers": 2}, "the data set SourceSamples with workers=2"),
+        ({"decoders": 0}, "the data set SourceSamples with decoders=0"),
+    ],
+)
+def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes(
+    options: dict[str, Any], message: str
+) -> None:
+    samples = SourceSamples(Counted(SAMPLES))
+
+    for more in ({"share": "host"}, {"policy": "staging"}):
+        with pytest.raises(ConfigError, match=message):
+            LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_read_for_a_data_set_is_predicted(tmp_path: Path) -> None:
+    samples = SourceSamples(Counted(SAMPLES)).map(as_row)
+    arguments: dict[str, Any] = {"batch_size": 32, "epochs": EPOCHS, "report": None}
+
+    with Loader(samples, policy="frequency", **arguments) as loader:
+        predicted = loader.predict(machine=machine(), step_seconds=0.1)
+    with (
+        Loader(samples, **arguments) as loader,
+        pytest.raises(ConfigError, match="is known to its own code alone"),
+    ):
+        loader.predict(machine=machine(), step_seconds=0.1)
+
+    reads = predicted.spans[predicted.spans["kind"] == Kind.READ]
+    assert reads["samples"].sum() == SAMPLES
+
+
+def test_bad_samples_are_left_out_by_their_list(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"a": {number}}}\n' for number in range(6)))
+    lines = JsonLines(tmp_path / "a.jsonl")
+    found = SkipList.of(lines)
+    found.checked, found.bad[2] = 6, BadSample(2, "line 3", "")
+    found.write(tmp_path / "bad.jsonl")
+
+    for samples in (SourceSamples(lines), mapped(SourceSamples(lines).map(dict), dict)):
+        with Loader(
+            samples, batch_size=6, epochs=1, shuffle=False, skip=tmp_path / "bad.jsonl", report=None
+        ) as loader:
+            (batch,) = loader
+        assert batch["a"].tolist() == [0, 1, 3, 4, 5]
+
+
+def test_of_an_empty_sample_nothing_is_kept(tmp_path: Path) -> None:
+    samples = TarSamples(write(tmp_path / "a.tar", {"0.txt": b"a", "1.txt": b""}))
+
+    with pytest.raises(ConfigError, match=r"share= is given, and \S+a\.tar: 1 is empty"):
+        Loader(samples, batch_size=2, epochs=1, share="host", report=None)
+    with Loader(samples, batch_size=2, epochs=1, shuffle=False, report=None) as loader:
+        assert [batch["txt"] for batch in loader] == [["a", ""]]
