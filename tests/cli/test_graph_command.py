@@ -68,6 +68,9 @@ def test_place_shows_where_each_node_goes_and_why(tmp_path: Path, capsys: pytest
     named = ["graph", "place", str(path), "--machine", str(machine), "--device", "/job:b/task:1/device:cpu:0"]
     for name in ("gpu0", "slow"):  # of a node's costs, and of the machine
         assert main([*named, "--device", name]) == 0
+    path.write_bytes(b"\xf4 no text")
+    assert main(named) == 1
+    assert f"{path} is not text in UTF-8" in capsys.readouterr().err
 
 
 def test_place_shows_the_placement_that_a_session_would_have(

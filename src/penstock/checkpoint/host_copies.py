@@ -32,6 +32,7 @@ from penstock.checkpoint.state.tensors import Bytes
 from penstock.checkpoint.tiers.local import LocalTier, named_errors
 from penstock.checkpoint.tiers.tier import MANIFEST
 from penstock.errors import DataError, FormatError, PenstockError
+from penstock.files import write_whole
 from penstock.policy.host_copies import (
     Copies,
     HeldSnapshot,
@@ -241,12 +242,7 @@ class HostCopies:
                     "holds copies is emptied: name an empty folder of your own, or one that is not there"
                 )
             if _MARK not in there:
-                unfinished = self._path / f"{_MARK}-{secrets.token_hex(4)}"
-                try:
-                    unfinished.write_bytes(self._address)
-                    unfinished.rename(self._path / _MARK)
-                finally:
-                    unfinished.unlink(missing_ok=True)
+                write_whole(self._path / _MARK, self._address)
             if (other := self._said_in_mark()) != self._address:
                 raise DataError(
                     f"{self._path} holds copies of {os.fsdecode(other) or 'another store'}, and this is "

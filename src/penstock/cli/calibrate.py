@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from penstock.cli.launcher import ranks_of_launcher
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.errors import ConfigError
+from penstock.files import write_whole
 from penstock.validate import check_above_zero
 
 if TYPE_CHECKING:
@@ -149,9 +149,7 @@ def _measure_thoroughly(options: argparse.Namespace) -> None:
 def _report(
     options: argparse.Namespace, text: str, data: Any, found: ThoroughCalibration | None = None
 ) -> None:
-    unfinished = options.out.with_name(f"{options.out.name}.{os.getpid()}.unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(options.out)
+    write_whole(options.out, text.encode())
     notes = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
     tables = [] if found is None else [_table(found)]
 

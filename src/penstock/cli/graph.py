@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import parsed_amount
 from penstock.cli.output import Table, add_command, add_output_options, print_line, show
 from penstock.errors import ConfigError
+from penstock.files import read_text
 from penstock.units import format_count, format_seconds, parse_rate, parse_seconds
 
 if TYPE_CHECKING:  # it imports PyTorch
@@ -177,7 +178,7 @@ def _place(options: argparse.Namespace) -> None:
     from penstock.graph.workers.access import is_device
     from penstock.policy.graph_placement import USUAL_BYTES_PER_SECOND, USUAL_LATENCY_SECONDS
 
-    graph = Graph.from_json(options.graph.read_text("utf-8"))
+    graph = Graph.from_json(read_text(options.graph))
     machine = read_devices(options.machine)
     devices = machine or Devices([], bytes_per_second=USUAL_BYTES_PER_SECOND)
     said = (node.placement.get("cost") for node in graph.nodes.values())

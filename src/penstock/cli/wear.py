@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.options import parsed, parsed_amount, parsed_count, parsed_names, refuse_together
 from penstock.cli.output import Table, add_command, add_output_options, progress, show
 from penstock.errors import ConfigError
+from penstock.files import read_text
 
 if TYPE_CHECKING:
     from penstock.machine.ssd import Drive, Lifetime, Ssd, Work
@@ -117,13 +118,11 @@ def _ssd(options: argparse.Namespace) -> Ssd:
         ssd = Ssd.paper()
     else:
         try:
-            ssd = Ssd.from_toml(Path(options.drive).read_text("utf-8"))
+            ssd = Ssd.from_toml(read_text(Path(options.drive)))
         except FileNotFoundError:
             raise ConfigError(
                 f"--drive {options.drive}: there is no such file; the built-in one is paper"
             ) from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"--drive {options.drive}: it is not text: {error}") from None
         except ConfigError as error:
             raise ConfigError(f"--drive {options.drive}: {error}") from None
     if options.endurance is None:
@@ -152,13 +151,11 @@ def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
 def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
     from penstock.simulate.snapshots import read_sizes, recorded_sizes
 
-    if options.sizes is None:
-        models = recorded_sizes()
-    else:
-        try:
-            models = read_sizes(options.sizes.read_text("utf-8"), str(options.sizes))
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"--sizes {options.sizes}: it is not text: {error}") from None
+    models = (
+        recorded_sizes()
+        if options.sizes is None
+        else read_sizes(read_text(options.sizes), str(options.sizes))
+    )
     names = [model.name for model in models]
     if options.models is not None:
         wanted = parsed_names(options.models, "--models")

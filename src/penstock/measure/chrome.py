@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.files import replacing
 from penstock.trace import NO_FLOW, NO_PEER, NO_SAMPLE, Kind, Spans, Trace
 from penstock.trace.causes import loaded_with
 from penstock.trace.stages import describe_place
@@ -39,8 +40,7 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str], more: Iterable[dict
     if not spans.size:
         raise ConfigError("the trace has no span, so there is nothing to show: let the run read something")
     lanes, names = _lanes(spans)
-    unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
-    try:
+    with replacing(Path(path)) as unfinished:
         zips = Path(path).suffix == ".gz"
         with gzip.open(unfinished, "wt") if zips else unfinished.open("w") as file:
             file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(dict(trace.meta)) + ",\n")
@@ -50,9 +50,6 @@ def write_chrome(trace: Trace, path: str | os.PathLike[str], more: Iterable[dict
                 file.write(begins + json.dumps(event))
                 begins = ",\n"
             file.write("\n]}\n")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _events(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.files import replacing
 from penstock.measure.chrome import write_chrome
 from penstock.recordings.devices import GONE, DeviceRecord
 from penstock.trace import JSON, SPAN, Kind, Trace, batch_waits, stall_causes
@@ -80,12 +81,8 @@ def _write_table(columns: Mapping[str, Any], meta: Mapping[str, JSON], path: Pat
 
     said = {b"penstock": json.dumps(dict(meta)).encode()}
     table = pa.table(dict(columns)).replace_schema_metadata(said)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
+    with replacing(path) as unfinished:
         pq.write_table(table, unfinished, compression="zstd")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def write_events(trace: Trace, folder: Path) -> None:

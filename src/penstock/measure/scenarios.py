@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from penstock.errors import ConfigError, DataError
+from penstock.files import read_text
 from penstock.machine import Machine
 from penstock.machine.tables import at, load_toml
 from penstock.simulate.scenario import Scenario, scenario_named, scenario_names
@@ -61,9 +62,9 @@ def _sizes_of(folder: Path) -> Sizes:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not text in UTF-8: {error}") from error
+        return read_text(file)
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     except OSError as error:

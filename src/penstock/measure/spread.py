@@ -33,9 +33,9 @@ class Spread:
         return cls.of(values[1:])
 
 
-def interval_ranks(repeats: int, confidence: float = 0.95) -> tuple[int, int]:
+def interval_ranks(repeats: int) -> tuple[int, int]:
     """Return the ranks j and k, from 1, of the sorted values between which the true median lies, whatever the
-    distribution: the narrowest symmetric ones that do so with the given confidence.
+    distribution: the narrowest symmetric ones that do so with a confidence of 0.95.
 
     Fewer than 6 values cannot reach 0.95; their interval is from the least to the largest.
     Source: thesis, equation 5.1: B(k - 1) - B(j - 1) >= 1 - alpha, B of the binomial distribution with p = 1/2.
@@ -48,7 +48,7 @@ def interval_ranks(repeats: int, confidence: float = 0.95) -> tuple[int, int]:
     outside, first = 0.0, 1
     for rank in range(1, repeats // 2 + 1):
         outside += 2 * math.comb(repeats, rank - 1) / 2**repeats
-        if outside > 1 - confidence:
+        if outside > 1 - 0.95:
             break
         first = rank
     return first, repeats + 1 - first

@@ -205,9 +205,9 @@ def count_paying_holes(requests: float, nbytes: float, holes: Ids, price: Price)
     return least
 
 
-def largest_paying_hole(sample_bytes: float, price: Price, most_bytes: int = MOST_BYTES) -> int:
+def largest_paying_hole(sample_bytes: float, price: Price) -> int:
     """Return how large a hole between two samples may be, at most, that it pays to read over. 0: none does."""
-    least, most = 0, most_bytes
+    least, most = 0, MOST_BYTES
     while least < most:
         middle = (least + most + 1) // 2
         if price(1, 2 * sample_bytes + middle) < price(2, 2 * sample_bytes):

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError, DataError, FormatError
+from penstock.files import write_whole
 
 Ids = NDArray[np.int64]
 
@@ -199,9 +200,7 @@ def write_references(path: str | os.PathLike[str], references: References, kind:
         data = _to_oracle(references)
     else:
         raise ConfigError(f"{name!r} is no trace format that is written; these are txt, csv, oracleGeneral")
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
-    unfinished.write_bytes(data)
-    unfinished.replace(file)
+    write_whole(file, data)
 
 
 def _guess_format(file: Path) -> str:

@@ -247,19 +247,18 @@ def files_below(
     endings: Sequence[tuple[str, ...]],
     what: str,
     objects: Objects | None = None,
-    look: Look | None = None,
 ) -> list[str]:
     """Return the file that a path is, or those in the folder that it is, which has nothing but them.
 
     endings: of their names; of several kinds, the first that there is. what: they are, for errors.
-    objects: what reads addresses, where only the name tells a file from a folder. look: what lists a folder.
+    objects: what reads addresses, where only the name tells a file from a folder.
     Raises: DataError where a folder has none.
     """
     known = tuple(ending for each in endings for ending in each)
     is_file = not os.path.isdir(path) if objects is None else ends_in(path, known)
     if is_file:
         return [path]
-    look = cache(look or partial(files_alone, objects=objects))
+    look = cache(partial(files_alone, objects=objects))
     for each in endings:
         if found := files_alone_in(path, each, look):
             return found
