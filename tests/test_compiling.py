@@ -272,7 +272,36 @@ def test_compiling_that_takes_long_is_reported_once_on_a_host(
     wait_until(part.ask)
     wait_until(other_rank.ask)
 
-    assert lines == ["compiling loops, once on this machine: NumPy serves until then"]
+    assert lines == [
+        "compiling loops, once on this machine: NumPy serves until then; what else this run needs follows, and "
+        "`penstock compile` compiles all of it ahead"
+    ]
+
+
+def test_kernels_that_are_compiled_at_the_same_time_or_later_are_reported_in_one_line(
+    kernels: Kernels, lease: Lease, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "PATIENCE_SECONDS", 0.0)
+    first, other, later = (
+        Part(kernels.name, what, SIGNATURE, what, f"plain {what} serve")
+        for what in ("loops", "sums", "counts")
+    )
+
+    assert first.ask() is None
+    assert other.ask() is None
+    wait_until(lambda: lines)
+    kernels.go_on()
+    wait_until(lambda: first.ask() or other.ask())  # whichever had the lock
+    kernels.go_on()
+    wait_until(lambda: first.ask() and other.ask())
+    assert later.ask() is None
+    kernels.go_on()
+    wait_until(later.ask)
+
+    (line,) = lines
+    assert line.startswith(
+        "compiling loops, sums, once on this machine: slower code does it until then; what else"
+    )
 
 
 def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of_one_by_one_process(

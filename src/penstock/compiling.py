@@ -72,7 +72,8 @@ class Lease:
     def __init__(self, report: Callable[[str], None] | None) -> None:
         """Open it.
 
-        report: called with one line if compiling takes longer than PATIENCE_SECONDS; None: report nothing.
+        report: called with one line, for all kernels, if compiling takes longer than PATIENCE_SECONDS; None: report
+            nothing.
         """
         self.report = report
         with _LEASES_LOCK:
@@ -83,9 +84,11 @@ class Lease:
 
         A lease that is collected is closed, too; nothing waits for that.
         """
+        global _is_told
         with _LEASES_LOCK:
             _LEASES.discard(self)
             is_last = not _LEASES
+            _is_told = _is_told and not is_last
         if is_last:
             for part in PARTS:
                 part.stop()
@@ -93,8 +96,10 @@ class Lease:
 
 #: Those that are open. Without one, the parts' threads end their children.
 _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
-#: Protects _LEASES, and which thread a part has. Reentrant: a report may close a lease.
+#: Protects _LEASES, `_is_told`, and which thread a part has. Reentrant: a report may close a lease.
 _LEASES_LOCK = threading.RLock()
+#: Whether a line has reported, since there are leases, that kernels are compiled.
+_is_told = False
 _plain_forms_are_off = False
 
 
@@ -302,7 +307,6 @@ class Part:
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         late, written, code = time.monotonic() + PATIENCE_SECONDS, b"", None
-        what = "waiting for it" if is_waited_for else f"{self._meanwhile} until then"
         while code is None and (is_waited_for or self._is_wanted()):
             with contextlib.suppress(queue.Empty):
                 get_within(self._wake, _POLL_SECONDS)
@@ -311,8 +315,12 @@ class Part:
             now, compiles = time.monotonic(), f"{_COMPILES}\n".encode() in written
             if not is_waited_for and not self._is_wanted():
                 break  # nobody waits for it any more
-            if now >= late and compiles:
-                self._report_once(f"compiling {self.what}, once on this machine: {what}{self._note()}")
+            if now >= late and compiles and is_waited_for:
+                self._report_once(
+                    f"compiling {self.what}, once on this machine: waiting for it{self._note()}"
+                )
+            elif now >= late and compiles:
+                self._report_compiling()
             elif now >= late + _PATIENCE_WITH_OTHERS_SECONDS and is_waited_for:
                 self._report_once(f"another process compiles {self.what}: waiting for it")
         return code, written.decode(errors="replace").strip().splitlines()
@@ -338,6 +346,21 @@ class Part:
         self._thread = None
         self._is_lost = is_loading_elsewhere
         self._is_broken = self._is_broken or is_loading_elsewhere
+
+    def _report_compiling(self) -> None:
+        """Report once, in one line, that plain forms serve; what is compiled later is not reported."""
+        global _is_told
+        with _LEASES_LOCK:
+            was_told, _is_told = _is_told, True
+            parts = [part for part in PARTS if part is self or part._thread is not None]
+        if was_told:
+            return
+        serving = {part._meanwhile for part in parts}
+        meanwhile = self._meanwhile if len(serving) == 1 else "slower code does it"
+        _report(
+            f"compiling {', '.join(part.what for part in parts)}, once on this machine: {meanwhile} until "
+            f"then{self._note()}; what else this run needs follows, and `penstock compile` compiles all of it ahead"
+        )
 
     def _report_once(self, line: str) -> None:
         if not self._is_reported:

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import write_mds
 from tests.store.tar_files import npy, write
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader import Loader, SourceSamples, TarSamples
+from penstock.loader import Loader, SourceSamples, TarSamples, mapped
 from penstock.store import (
     Arrays,
     ArrowFiles,
@@ -184,6 +185,38 @@ def test_samples_read_together_are_those_read_alone_by_threads_processes_and_a_f
         samples.map(7)  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="there is no sample 6: TarMembers"):
         samples[6]
+
+
+class Alone:
+    """A data set that makes samples one by one, and draws."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {"draw": rng.integers(1000)}
+
+
+@for_each("is_by_list", [True, False])
+def test_a_function_of_samples_that_draw_gets_them_as_they_are_without_it(
+    shards: str, is_by_list: bool
+) -> None:
+    drawing: Any = TarSamples(shards, ["npy"]).map(with_draws) if is_by_list else Alone()
+
+    def draws(source: Any, **options: Any) -> list[list[int]]:
+        return [batch["draw"].tolist() for batch in batches(source, **options)]
+
+    expected = draws(drawing)
+    assert draws(mapped(drawing, dict)) == draws(mapped(drawing, dict), workers=1) == expected
+    twice = mapped(drawing, and_more)
+    assert draws(twice) == expected
+    assert len({number for batch in batches(twice) for number in batch["more"].tolist()}) == 6
+    with pytest.raises(ConfigError, match=r"3\] is drawn anew .* call .__getitem__\(3, epoch=0, rng="):
+        mapped(drawing, dict)[3]
+
+
+def and_more(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return sample | {"more": rng.random()}
 
 
 def with_draws(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import io
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from tests.for_each import for_each
 
 from penstock.errors import ConfigError, DataError
@@ -416,21 +417,51 @@ class TestCallables:
         with pytest.raises(ConfigError, match=text):
             pipeline.probe(png(scene(8, 9))) if pipeline.needs_probe else run(pipeline, png(scene(8, 9)))
 
-    def test_one_that_wants_a_pil_image_is_told_what_it_was_given(self) -> None:
-        pipeline = compile_pipeline([Resize((8, 9)), lambda picture: picture.convert("L")], 0)
+    @for_each(
+        "steps, given",
+        [
+            ([Resize((8, 9))], "uint8[8, 9, 3]: a NumPy array [height, width, 3], no PIL image"),
+            ([], "the stored bytes, as no step of penstock.loader.transforms"),
+        ],
+    )
+    def test_one_that_wants_a_pil_image_is_told_what_it_was_given_and_what_to_write(
+        self, steps: list[Any], given: str
+    ) -> None:
+        pipeline = compile_pipeline([*steps, lambda picture: picture.convert("L")], 0)
         with pytest.raises(AttributeError) as caught:
             pipeline.probe(png(scene(8, 9)))
-        assert (
-            "with uint8[8, 9, 3]: a NumPy array [height, width, 3], no PIL image" in caught.value.__notes__[0]
-        )
+        (note,) = caught.value.__notes__
+        assert f"called with {given}" in note
+        assert "annotate its first parameter as PIL.Image.Image" in note
 
-    def test_one_that_wants_pictures_in_a_list_without_built_ins_is_told_that_it_gets_bytes(self) -> None:
-        with pytest.raises(AttributeError) as caught:
-            compile_pipeline([lambda picture: picture.convert("L")], 0).probe(png(scene(8, 9)))
-        assert (
-            "called with the stored bytes, as no step of penstock.loader.transforms"
-            in caught.value.__notes__[0]
-        )
+    def test_one_that_says_so_gets_pil_images_and_its_own_draws(self) -> None:
+        def turned(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+            return image.rotate(float(rng.integers(360)))
+
+        def of_array(array: NDArray[np.uint8], rng: np.random.Generator) -> Image.Image:
+            return turned(Image.fromarray(array), rng)
+
+        of_array.__qualname__ = turned.__qualname__  # by which draws are known
+        data, fitted = png(scene(8, 9)), np.asarray(ImageOps.fit(scene(8, 9), (6, 6)))
+        for steps, same in (
+            ([ImageOps.mirror, ToTensor()], [RandomHorizontalFlip(1.0), ToTensor()]),
+            (
+                [partial(ImageOps.fit, size=(6, 6)), ToTensor()],
+                [Resize((6, 6)), lambda _: fitted, ToTensor()],
+            ),
+            ([Resize((8, 9)), turned, ToTensor()], [Resize((8, 9)), of_array, ToTensor()]),
+        ):
+            found, expected = compile_pipeline(steps, 0), compile_pipeline(same, 0)
+            for pipeline in (found, expected):
+                pipeline.probe(data)
+            np.testing.assert_array_equal(run(found, data, 3), run(expected, data, 3))
+            assert found.is_random == (turned in steps)
+
+    def test_one_that_says_so_behind_the_numbers_is_refused(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"transform 1 .* takes a PIL image, and stands behind ToTensor"
+        ):
+            compile_pipeline([ToTensor(), ImageOps.mirror], 0)
 
     def test_a_compose_is_the_list_that_it_holds(self) -> None:
         compose = type("Compose", (), {"__init__": lambda self, steps: setattr(self, "transforms", steps)})

@@ -653,7 +653,7 @@ def test_keys_that_are_no_numbers_of_samples_are_loaded_and_recorded_in_the_call
     spans = read_trace(file).spans
     for kind in (Kind.WAIT, Kind.STEP, Kind.READ, Kind.DECODE):
         of_kind = spans[(spans["kind"] == kind) & (spans["step"] != NO_STEP)]
-        assert of_kind[["epoch", "step"]].tolist() == [(1, 0), (1, 1)]
+        assert of_kind[["epoch", "step"]].tolist() == [(0, 0), (0, 1)]
 
 
 @for_each("workers", [0, 2])
@@ -681,7 +681,7 @@ def test_whoever_loads_a_run_of_penstock_watch_has_waits_steps_and_samples(
     assert trace.is_complete
     assert [each.steps for each in trace.epochs()] == [6, 1, 1]
     steps = spans[spans["kind"] == Kind.STEP]
-    assert steps[["epoch", "step"]].tolist()[:7] == [*((1, step) for step in range(6)), (2, 0)]
+    assert steps[["epoch", "step"]].tolist()[:7] == [*((0, step) for step in range(6)), (1, 0)]
     waits = spans[(spans["kind"] == Kind.WAIT) & (spans["step"] != NO_STEP)]
     assert waits["samples"].tolist() == [len(batch) for batch in given]
     reads = spans[spans["kind"] == Kind.READ]
@@ -707,7 +707,7 @@ def test_a_pass_that_is_dropped_ends_no_step_of_another_one(
     (file,) = tmp_path.iterdir()
     spans = read_trace(file).spans
     steps = spans[spans["kind"] == Kind.STEP]
-    assert sorted(steps[["epoch", "step"]].tolist()) == [*((1, step) for step in range(6)), (2, 0)]
+    assert sorted(steps[["epoch", "step"]].tolist()) == [*((0, step) for step in range(6)), (1, 0)]
     assert (steps["end"] >= steps["start"]).all()
 
 
@@ -737,12 +737,11 @@ def test_a_process_that_is_forked_within_a_pass_records_in_a_file_of_its_own(
     watch([], quiet=True)  # lets go of loaders that are gone
     runs = {read.meta["process"]: read for read in map(read_trace, tmp_path.iterdir())}
     assert set(runs) == {os.getpid(), child}
-    first = int(recorded_by == "loader")
     for process, begin in ((os.getpid(), 0), (child, taken)):
         spans = runs[process].spans
         for kind in (Kind.WAIT, Kind.STEP):
             of_kind = spans[(spans["kind"] == kind) & (spans["step"] != NO_STEP)]
-            assert of_kind[["epoch", "step"]].tolist() == [(first, step) for step in range(begin, 6)]
+            assert of_kind[["epoch", "step"]].tolist() == [(0, step) for step in range(begin, 6)]
         assert (spans["start"] >= 0).all()
     assert runs[os.getpid()].is_complete
 
@@ -779,8 +778,10 @@ def test_a_data_set_that_asks_for_a_generator_gets_the_same_numbers_whatever_loa
     runs = [epochs(Penstocks, Asking(), batch_size=4, shuffle=True, num_workers=n) for n in (0, 1, 2)]
 
     assert runs[0] == runs[1] == runs[2]
-    draws = [value for _, (_, epoch, numbers) in runs[0][:-1] for value in numbers[2]]
+    of_batches = [batch for _, batch in runs[0][:-1]]
+    draws = [value for _, _, (_, _, drawn) in of_batches for value in drawn]
     assert len(set(draws)) == 2 * COUNT, "others in each epoch, for each sample"
+    assert [set(epoch) for _, (_, _, epoch), _ in of_batches] == [{0}] * 6 + [{1}] * 6, "as a Loader counts"
 
 
 class Stream(IterableDataset[int]):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.loader.asked import NAMES, asked_by
+from penstock.loader.asked import AskedDataset, listed
 from penstock.loader.dataset import MapDataset
 from penstock.loader.source_samples import below, describe_sample, kind_of
 from penstock.plan.mixing import AtEnd, Weights
@@ -27,13 +27,8 @@ class MixedDataset(Mixed):
 
     def __init__(self, sources: Sequence[MapDataset], weights: Weights, at_end: AtEnd) -> None:
         super().__init__(sources, weights, at_end)
-        self._asks = [asked_by(source.__getitem__).intersection(NAMES) for source in sources]
-        #: Of each data set, whether a list of samples is asked for at once, for what one sample asks for.
-        self._has_lists = [
-            hasattr(source, "__getitems__")
-            and asked_by(source.__getitems__).intersection(_LIST_NAMES) == _listed(asks)
-            for source, asks in zip(self.sources, self._asks, strict=True)
-        ]
+        self._asked = list(map(AskedDataset, self.sources))
+        self._asks = frozenset[str]().union(*(each.asks for each in self._asked))
 
     def __repr__(self) -> str:
         return f"MixedDataset of {', '.join(map(kind_of, self.sources))}"
@@ -46,19 +41,18 @@ class MixedDataset(Mixed):
     @property
     def __getitem__(self) -> Callable[..., Any]:
         """A function of a sample's number, and of what the data sets ask for by name."""
-        return _Item(self._item, frozenset().union(*self._asks))
+        return _Item(self._item, self._asks)
 
     def _item(self, index: int, **given: Any) -> Any:
         number, own = self.place_of(index + len(self) if index < 0 else index)
-        wanted = {name: value for name, value in given.items() if name in self._asks[number]}
-        return self.sources[number].__getitem__(own, **wanted)
+        return self._asked[number].one(own, given)
 
     @property
     def __getitems__(self) -> Callable[..., Any]:
         """The same for a list of samples, where one of the data sets has it for its own."""
         if not any(hasattr(source, "__getitems__") for source in self.sources):
             raise AttributeError("none of the data sets of this mixture has __getitems__")
-        return _Item(self._items, _listed(frozenset().union(*self._asks)))
+        return _Item(self._items, listed(self._asks))
 
     def _items(
         self, samples: list[int], epoch: int | None = None, rngs: list[Any] | None = None
@@ -69,28 +63,10 @@ class MixedDataset(Mixed):
             given: dict[str, Any] = {"epoch": epoch}
             if rngs is not None:
                 given["rngs"] = [rngs[member] for member in members.tolist()]
-            for member, value in zip(members.tolist(), self._some(number, ids, given), strict=True):
+            values = self._asked[number].several(ids, given)
+            for member, value in zip(members.tolist(), values, strict=True):
                 found[member] = value
         return found
-
-    def _some(self, number: int, ids: list[int], given: dict[str, Any]) -> list[Any]:
-        source, asks = self.sources[number], self._asks[number]
-        if self._has_lists[number]:
-            return list(source.__getitems__(ids, **{name: given[name] for name in _listed(asks)}))
-        found = []
-        for place, sample in enumerate(ids):
-            values = {"epoch": given["epoch"], "rng": given["rngs"][place] if "rng" in asks else None}
-            found.append(source.__getitem__(sample, **{name: values[name] for name in asks}))
-        return found
-
-
-#: What `__getitems__` may ask for by name.
-_LIST_NAMES = ("epoch", "rng", "rngs")
-
-
-def _listed(asks: frozenset[str]) -> frozenset[str]:
-    """Return what is asked for with a list of samples, where these are asked for with one."""
-    return frozenset("rngs" if name == "rng" else name for name in asks)
 
 
 class _Item:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.asked import NAMES, asked_by
+from penstock.loader.asked import NAMES, AskedDataset, asked_by
 from penstock.loader.structure import as_json_leaf
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, Ids, read_group
@@ -214,13 +214,14 @@ def read_samples(source: Source, samples: Sequence[int]) -> list[Bytes]:
 def mapped(samples: Any, function: Callable[..., Any]) -> Mapped | MappedWithDraws:
     """Return a data set whose samples a function makes of those of another one.
 
-    samples: a data set that has `__getitems__`, too. function: called with a sample, and, in a loader, with what it has
-        parameters for: `rng`, a generator of the sample's own, and `epoch`.
+    samples: a data set. function: called with a sample, and, in a loader, with what it has parameters for: `rng`, a
+        generator of the sample's own, and `epoch`. The data set may ask for them, too, and draws first.
     """
     if not callable(function):
         raise ConfigError(f"{function!r:.200} is no function of a sample")
     asks = asked_by(function).intersection(NAMES)
-    return MappedWithDraws(samples, function, asks) if asks else Mapped(samples, function)
+    draws = asks or AskedDataset(samples).asks
+    return MappedWithDraws(samples, function, asks) if draws else Mapped(samples, function)
 
 
 class Mapped(OverSource):
@@ -228,12 +229,13 @@ class Mapped(OverSource):
 
     def __init__(self, source: Any, function: Callable[..., Any]) -> None:
         self.source, self.function = source, function
+        self._asked = AskedDataset(source)
 
     def __getitem__(self, sample: int) -> Any:
-        return self.function(self.source[sample])
+        return self.function(self._asked.one(sample, {}))
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
-        return list(map(self.function, self.source.__getitems__(samples)))
+        return list(map(self.function, self._asked.several(samples, {})))
 
 
 class MappedWithDraws(OverSource):
@@ -241,16 +243,22 @@ class MappedWithDraws(OverSource):
 
     def __init__(self, source: Any, function: Callable[..., Any], asks: frozenset[str]) -> None:
         self.source, self.function, self.asks = source, function, asks
+        self._asked = AskedDataset(source)
 
-    def __getitem__(self, sample: int, epoch: int, rng: np.random.Generator) -> Any:
-        return self._made(self.source[sample], epoch, rng)
+    def __getitem__(self, sample: int, epoch: int = 0, rng: np.random.Generator | None = None) -> Any:
+        if rng is None:
+            raise ConfigError(
+                f"{kind_of(self)}[{sample}] is drawn anew in each epoch, and a loader gives it a generator: to look at "
+                f"one, call .__getitem__({sample}, epoch=0, rng=np.random.default_rng(0))"
+            )
+        given = {"epoch": epoch, "rng": rng}
+        return self._made(self._asked.one(sample, given), given)
 
     def __getitems__(
         self, samples: Sequence[int], epoch: int, rngs: Sequence[np.random.Generator]
     ) -> list[Any]:
-        found = self.source.__getitems__(samples)
-        return [self._made(each, epoch, rng) for each, rng in zip(found, rngs, strict=True)]
+        found = self._asked.several(samples, {"epoch": epoch, "rngs": rngs})
+        return [self._made(each, {"epoch": epoch, "rng": rng}) for each, rng in zip(found, rngs, strict=True)]
 
-    def _made(self, sample: Any, epoch: int, rng: np.random.Generator) -> Any:
-        given = {"epoch": epoch, "rng": rng}
+    def _made(self, sample: Any, given: dict[str, Any]) -> Any:
         return self.function(sample, **{name: given[name] for name in self.asks})

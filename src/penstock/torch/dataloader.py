@@ -127,7 +127,7 @@ class DataLoader(data.DataLoader[T]):
         self._progress: _Progress | None = None
         #: Of the pass that comes next, if it resumes.
         self._resumes: _Progress | None = None
-        #: Passes that have begun, and the seed of the first.
+        #: Passes that have begun, those before a state that was loaded too, and the seed of the first.
         self._passes = 0
         self._seed: int | None = None
         #: What loads, with the pass that it loads for or loaded for last; in the process that made it.
@@ -212,14 +212,14 @@ class DataLoader(data.DataLoader[T]):
         """
         resumes, self._resumes = self._resumes, None
         if resumes is None or resumes.is_over:
-            self._passes = 1 + (self._passes if resumes is None else resumes.number)
+            number = self._passes if resumes is None else resumes.number + 1
             if resumes is not None:
                 self._seed = resumes.seed
                 resumes.draws.set_own(self)
-            self._progress = _Progress(self._passes, _Draws.of(self), with_seed)
+            self._passes, self._progress = number + 1, _Progress(number, _Draws.of(self), with_seed)
             yield self._progress, None
             return
-        self._passes, self._seed = resumes.number, resumes.seed
+        self._passes, self._seed = resumes.number + 1, resumes.seed
         now = _global_state()
         self._progress = progress = _Progress(resumes.number, resumes.draws, resumes.with_seed)
         try:
@@ -322,8 +322,9 @@ def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
 class _Progress:
     """How far a pass is.
 
-    number: of the pass. draws: at its beginning. with_seed: whether the workers' seed was drawn from them, too.
-    seed: that one. batches: that were consumed. digest: of which samples they were. is_over: whether all were.
+    number: of the pass, 0 for the first: the epoch, as a `Loader` counts. draws: at its beginning.
+    with_seed: whether the workers' seed was drawn from them, too. seed: that one.
+    batches: that were consumed. digest: of which samples they were. is_over: whether all were.
     """
 
     number: int

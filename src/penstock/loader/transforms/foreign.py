@@ -3,15 +3,17 @@
 They are known by the names of their class and module; neither library is imported. A transform of torchvision whose
 arguments one of Penstock's has is replaced by it: the same operation and distribution, drawn by the loader's seed.
 Every other is called with what it expects: torchvision's with a PIL image, behind `ToImage` or `ToTensor` with a
-tensor; albumentations' with an array by the name `image`.
+tensor; albumentations' with an array by the name `image`. So is a callable whose signature says that it takes a PIL
+image.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ from penstock.loader.transforms.steps import (
 
 #: What a step is called with: uint8[height, width, 3], a PIL image, or a tensor [3, height, width].
 Form = Literal["array", "pil", "tensor"]
-Draws = Literal["none", "own", "global"]
+Draws = Literal["none", "own", "global", "rng"]
 Library = Literal["torchvision", "albumentations"]
 
 #: Of torchvision's, those that draw nothing.
@@ -68,8 +70,8 @@ _PACKAGES: tuple[Library, ...] = ("torchvision", "albumentations")
 class Called:
     """A step that is called as Python code, with pictures in a form.
 
-    draws: where its random numbers come from: a generator of its own that can be set, or the global ones, which
-        are seeded for each sample and put back.
+    draws: where its random numbers come from: a generator of its own that can be set; the global ones, which are seeded
+        for each sample and put back; or a generator that it is given as `rng=`.
     """
 
     step: Callable[..., Any]
@@ -96,6 +98,37 @@ def library_of(step: object) -> Library | None:
         return "torchvision"
     package = str(getattr(step, "__module__", "")).partition(".")[0]
     return next((each for each in _PACKAGES if each == package), None)
+
+
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """Whether a callable wants a random generator."""
+    return "rng" in _parameters(function)
+
+
+def takes_pil(function: Callable[..., Any]) -> bool:
+    """Whether a callable's first parameter is annotated as a `PIL.Image.Image`."""
+    try:
+        parameters = _parameters(function, eval_str=True)
+    except (
+        AttributeError,
+        NameError,
+        SyntaxError,
+        TypeError,
+    ):  # as of what is imported for type checkers alone
+        parameters = _parameters(function)
+    kind = next((each.annotation for each in parameters.values()), None)
+    if isinstance(kind, str):
+        return kind in ("Image.Image", "PIL.Image.Image")
+    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("PIL.Image", "Image")
+
+
+def _parameters(function: object, *, eval_str: bool = False) -> Mapping[str, inspect.Parameter]:
+    if not callable(function):
+        return {}
+    try:
+        return inspect.signature(function, eval_str=eval_str).parameters
+    except ValueError:  # a built-in without a signature
+        return {}
 
 
 def translate(steps: Sequence[Any], *, of_pictures: bool) -> tuple[Any, ...]:
@@ -135,6 +168,12 @@ class _Translation:
             self.found.append(step)
             self._has_numbers |= isinstance(step, ToTensor)
             self._form, self._is_open = "array", False
+        elif takes_pil(step):
+            if self._has_numbers:
+                raise ConfigError(
+                    f"transform {place} ({step}) takes a PIL image, and stands behind ToTensor: put it before"
+                )
+            self._add_callable(place, step, "pil")
         else:
             self._add_callable(place, step, self._form)
 
@@ -144,7 +183,8 @@ class _Translation:
         return self._form if self._form != "array" else "tensor" if self._has_numbers else "pil"
 
     def _add_callable(self, place: int, step: Any, form: Form) -> None:
-        self.found.append(step if form == "array" else Called(step, form))
+        draws: Draws = "rng" if takes_rng(step) else "none"
+        self.found.append(step if form == "array" else Called(step, form, draws))
         self._form = form
         # What is turned to numbers later is a picture still.
         rest = self._steps[place + 1 :]
@@ -415,6 +455,8 @@ class Caller:
         if self._called.draws == "global":
             with seeded_globals(generator()):
                 return self._of(value)
+        if self._called.draws == "rng":
+            return self._step(value, rng=generator())
         return self._of(value)
 
     def _of(self, value: Any) -> Any:

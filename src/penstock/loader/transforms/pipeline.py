@@ -19,7 +19,16 @@ from penstock.errors import ConfigError
 from penstock.loader.transforms.augment import AUGMENTS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
-from penstock.loader.transforms.foreign import Called, InCompose, as_picture, is_tensor, library_of, translate
+from penstock.loader.transforms.foreign import (
+    Called,
+    InCompose,
+    as_picture,
+    is_tensor,
+    library_of,
+    takes_pil,
+    takes_rng,
+    translate,
+)
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.group import GroupPass
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
@@ -44,7 +53,6 @@ from penstock.loader.transforms.stages import (
     normalize_array,
     normalize_stage,
     picture_stage,
-    takes_rng,
     tensor_stage,
     to_tensor_array,
 )
@@ -113,8 +121,9 @@ def compile_pipeline(
 
     transforms: built-in steps, transforms of torchvision and albumentations, and callables, first to last. A
         callable gets what comes before it: the picture as a NumPy array uint8[height, width, 3], after `ToTensor`
-        float32[3, height, width]; behind a transform of torchvision, or in its `Compose`, a PIL image or tensor,
-        as it would there; or the stored bytes if the list begins with it and no built-in is in it. And `rng=`, a
+        float32[3, height, width]; a PIL image if its first parameter is annotated so (`image: PIL.Image.Image`);
+        behind a transform of torchvision, or in its `Compose`, a PIL image or tensor, as it would there; or the stored
+        bytes if the list begins with it and no built-in is in it. And `rng=`, a
         NumPy generator of its own for each epoch and sample, if its signature has that name. What it returns is
         recognised by its type:
         - a NumPy array uint8[height, width, 3] or a PIL image in RGB is a picture, for any step after it;
@@ -321,7 +330,10 @@ class Pipeline:
     def summary(self) -> str:
         """Return which transforms of other libraries Penstock does itself, and which Python does; "" without any."""
         foreign = sum(library_of(step) is not None for step in self.given)
-        called = [name_of(step) for step in self.transforms if isinstance(step, Called)]
+        own = [step for step in self.given if library_of(step) is None]
+        called = [
+            name_of(step) for step in self.transforms if isinstance(step, Called) and step.step not in own
+        ]
         if not foreign:
             return ""
         replaced = (
@@ -637,10 +649,15 @@ def _is_built_in(step: Transform) -> bool:
 
 
 def _are_visual(transforms: Sequence[Transform]) -> bool:
-    """Whether samples are pictures to these: a built-in step asks for them, or another library's is the first."""
-    return library_of(transforms[0]) is not None or any(
-        isinstance(step, (*get_args(_BUILT_INS), *AUGMENTS)) and not isinstance(step, DecodeRaw)
-        for step in transforms
+    """Whether samples are pictures to these: a built-in step asks for them, or the first is for pictures alone."""
+    first = transforms[0]
+    return (
+        library_of(first) is not None
+        or takes_pil(first)
+        or any(
+            isinstance(step, (*get_args(_BUILT_INS), *AUGMENTS)) and not isinstance(step, DecodeRaw)
+            for step in transforms
+        )
     )
 
 

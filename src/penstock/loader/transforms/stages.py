@@ -6,7 +6,6 @@ returned. Stages are made once per pipeline and hold no state; the thread's buff
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,7 +17,15 @@ from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.augment import AUGMENTS
 from penstock.loader.transforms.decoders import Decoders
 from penstock.loader.transforms.draws import Draws, log_ratio
-from penstock.loader.transforms.foreign import Called, Caller, as_picture, in_form, is_pil, is_tensor
+from penstock.loader.transforms.foreign import (
+    Called,
+    Caller,
+    as_picture,
+    in_form,
+    is_pil,
+    is_tensor,
+    takes_rng,
+)
 from penstock.loader.transforms.geometry import (
     CENTER_CROP,
     CUBIC,
@@ -302,13 +309,18 @@ def _given(step: object, value: Value) -> str:
     if isinstance(step, Called):
         return describe(in_form(value, step.form))
     if isinstance(value, bytes):
-        return "the stored bytes, as no step of penstock.loader.transforms is in the list: put one in to get pictures"
-    about = ""
-    if is_rgb(value):
-        about = (
-            ": a NumPy array [height, width, 3], no PIL image; torchvision's ToPILImage() before it makes one"
+        return (
+            "the stored bytes, as no step of penstock.loader.transforms is in the list: put one in to get pictures, or "
+            f"{_PIL_ADVICE}"
         )
+    about = f": a NumPy array [height, width, 3], no PIL image; {_PIL_ADVICE}" if is_rgb(value) else ""
     return describe(value) + about
+
+
+#: To those who expected what torchvision gives.
+_PIL_ADVICE = (
+    "annotate its first parameter as PIL.Image.Image to get a PIL image: def f(image: PIL.Image.Image)"
+)
 
 
 def tensor_stage(to_tensor: Sink) -> Stage:
@@ -395,11 +407,3 @@ def name_of(step: object) -> str:
     """Return the name by which messages and random keys know a transform."""
     step = step.step if isinstance(step, Called) else step
     return getattr(step, "__qualname__", type(step).__name__)
-
-
-def takes_rng(function: Callable[..., Any]) -> bool:
-    """Whether a callable wants a random generator."""
-    try:
-        return "rng" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in without a signature
-        return False
