@@ -2,6 +2,7 @@
 
     python benchmarks/scale/peers.py            jobs of 1 to 8 processes, three times each, with share= and without
     python benchmarks/scale/peers.py --half     the same with memory for half of the data set, on all ranks together
+    python benchmarks/scale/peers.py --half --ranks 8    jobs of so many processes alone, which take three minutes
     python benchmarks/scale/peers.py --simulated    simulated jobs of 1 to 4,096 ranks, against the fewest reads
     python benchmarks/scale/peers.py --hosts    each rank as if on a host of its own: samples by message, over loopback
     python benchmarks/scale/peers.py --link     fetching samples of 100 kB from a peer, against ZeroMQ's own ping-pong
@@ -16,9 +17,9 @@ of it the slowest rank waits. Counts hold on a busy machine, seconds do not. --l
 encrypted alike, with and without all that makes samples of them (records, checksums on both sides, threads), three
 times in turn; printed are medians, and the CPU time of both processes. --mapped has one thread find samples where they
 lie, in turn: for the first time, when they are verified; later; and later with a copy to memory of its own; beside
-copies of the same bytes: MB a second of its processor. --simulated ends with an error where the reads are more than
-they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples in E epochs on N ranks that keep
-C each.
+copies of the same bytes: MB a second of its processor. Jobs that share, and those of --simulated, end with an error
+where their reads are more than they may be: 1.02 a sample, or 1 % over F + (E - 1)(F - N C) for F samples in E epochs
+on N ranks that keep C each.
 
 Ranks ask by MPI between hosts alone, as those of one host map memory. So have MPI send by TCP here: for MPICH set
 UCX_TLS=tcp,self and MPIR_CVAR_NOLOCAL=1, for Open MPI give --bind-to none --mca pml ob1 --mca btl tcp,self. Else it
@@ -28,6 +29,7 @@ copies from one process to the other, several times as fast as most networks.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -604,6 +606,49 @@ def compare_mpi(seconds: float, repeats: int) -> None:
     )
 
 
+def compare_jobs(given: argparse.Namespace) -> None:
+    """Print what jobs of some processes read, and how long they take. Raises: SystemExit for more reads than may be."""
+    share, of_data = "hosts" if given.hosts else "host", 0.5 if given.half else 1.2
+    counts, repeats = ((1, 2), 1) if given.quick else (given.ranks, 3)
+    samples, sample_bytes = (200, 1000) if given.quick else (given.samples, given.sample_bytes)
+    missed = []
+    for ranks, shares in itertools.product(counts, (share, None)):
+        job: dict[str, Any] = {
+            "ranks": ranks,
+            "shares": shares,
+            "samples": samples,
+            "sample_bytes": sample_bytes,
+            "batch": 64,
+            "share_of_data": of_data,
+            "step_seconds": 0.0 if given.quick else given.step_seconds,
+            # What two epochs read at the same time is read once: of eight batches, an eighth of the samples.
+            "prefetch": 2,
+        }
+        command = [sys.executable, __file__, "--job", json.dumps(job)]
+        runs = [
+            json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            for _ in range(repeats)
+        ]
+        reads = median(sum(rank["reads"] for rank in run) for run in runs)
+        later = [
+            (rank["seconds"][k], rank["waits"][k]) for run in runs for rank in run for k in range(1, EPOCHS)
+        ]
+        waiting = max(waited / seconds for seconds, waited in later)
+        predicted = median(seconds for run in runs for seconds, _ in run[0]["predicted"][1:])
+        least = fewest_reads(job)
+        print(
+            f"{ranks} ranks, {f'share={shares}' if shares else 'each alone':11}: {reads / samples:.3f} reads a "
+            f"sample, {simulated_reads(job) / samples:.3f} simulated, {least / samples:.3f} at least; "
+            f"an epoch after the first {median(each for each, _ in later):.2f} s, predicted {predicted:.2f}, "
+            f"{100 * waiting:.1f} % of it waiting at most",
+            flush=True,
+        )
+        if shares and not given.quick and reads > (1 + MOST_OVER[of_data]) * least:
+            missed.append(f"{ranks} ranks read {reads / least:.3f} times as often as they need to")
+    if missed:
+        raise SystemExit(f"over the aim: {'; '.join(missed)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -614,6 +659,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hosts", action="store_true", help="each rank as if on a host of its own")
     parser.add_argument("--link", action="store_true", help="what a link delivers")
     parser.add_argument("--mapped", action="store_true", help="memory of the same host")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8], help="processes of a job")
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--sample-bytes", type=int, default=100_000)
     parser.add_argument("--step-seconds", type=float, default=0.02)
@@ -634,42 +680,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.simulated:
         compare_simulated(*((512, 8) if given.quick else (SIMULATED_SAMPLES, 4096)))
         return
-    share = "hosts" if given.hosts else "host"
-    counts, repeats = ((1, 2), 1) if given.quick else ((1, 2, 4, 8), 3)
-    samples, sample_bytes = (200, 1000) if given.quick else (given.samples, given.sample_bytes)
-    for ranks in counts:
-        for shares in (share, None):
-            job = {
-                "ranks": ranks,
-                "shares": shares,
-                "samples": samples,
-                "sample_bytes": sample_bytes,
-                "batch": 64,
-                "share_of_data": 0.5 if given.half else 1.2,
-                "step_seconds": 0.0 if given.quick else given.step_seconds,
-                # What two epochs read at the same time is read once: of eight batches, an eighth of the samples.
-                "prefetch": 2,
-            }
-            command = [sys.executable, __file__, "--job", json.dumps(job)]
-            runs = [
-                json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-                for _ in range(repeats)
-            ]
-            reads = median(sum(rank["reads"] for rank in run) for run in runs)
-            later = [
-                (rank["seconds"][k], rank["waits"][k])
-                for run in runs
-                for rank in run
-                for k in range(1, EPOCHS)
-            ]
-            waiting = max(waited / seconds for seconds, waited in later)
-            predicted = median(seconds for run in runs for seconds, _ in run[0]["predicted"][1:])
-            print(
-                f"{ranks} ranks, {f'share={shares}' if shares else 'each alone':11}: {reads / samples:.3f} reads a "
-                f"sample, {simulated_reads(job) / samples:.3f} simulated, {fewest_reads(job) / samples:.3f} at least; "
-                f"an epoch after the first {median(each for each, _ in later):.2f} s, predicted {predicted:.2f}, "
-                f"{100 * waiting:.1f} % of it waiting at most"
-            )
+    compare_jobs(given)
 
 
 if __name__ == "__main__":
