@@ -210,14 +210,19 @@ def test_the_reader_of_a_sample_has_it_in_its_local_batch(plan: AccessPlan) -> N
 
 
 @thoroughly
-@given(plans())
-def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_run(plan: AccessPlan) -> None:
+@given(plans(), st.integers(1, 9), st.booleans())
+def test_a_ranks_string_its_frequencies_and_first_uses_are_those_of_the_listed_run(
+    plan: AccessPlan, at_once: int, is_compiled: bool
+) -> None:
     reads = listed(plan)
 
     for rank in range(plan.ranks):
         string = [read.sample for read in reads if read.rank == rank]
-        assert plan.string(rank).tolist() == string
-        counts, first = plan.uses(rank)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_PIECE", at_once)
+            patch.setattr(module, "_WORTH_COMPILING_READS", 0 if is_compiled else 1 << 24)
+            assert plan.string(rank).tolist() == string
+            counts, first = plan.uses(rank)
         assert counts.tolist() == [string.count(sample) for sample in range(plan.samples)]
         assert first.tolist() == [
             string.index(sample) if sample in string else -1 for sample in range(plan.samples)

@@ -5,6 +5,8 @@ Measured: `benchmarks/plan.py`; figures in docs/decisions/0003-full-shuffle-bije
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -208,3 +210,38 @@ def shuffle_inside_out(table: NDArray[np.int64], words: NDArray[np.uint64], begi
         other = np.int64(words[step] % np.uint64(number + 1))
         table[number] = table[other]
         table[other] = number
+
+
+@kernel
+def mark_reads(
+    ids: NDArray[np.int64],
+    begin: int,
+    marks: NDArray[np.uint64],
+    known: NDArray[np.uint64],
+    first: NDArray[np.signedinteger[Any]],
+) -> None:
+    """Note which samples a rank reads, one bit each, which a cache holds where counts would not; and where first.
+
+    ids: int64[n], what it reads at the places from `begin` on of its access string.
+    marks, known: uint64[F / 64, rounded up], bits of those that it reads in this epoch, and that it has read so far.
+    first: int32 or int64[F], the place of the first read of each. All three are written.
+    """
+    one = np.uint64(1)
+    for index in range(ids.size):
+        sample = ids[index]
+        word, bit = sample >> 6, one << np.uint64(sample & 63)
+        marks[word] |= bit
+        if not known[word] & bit:
+            known[word] |= bit
+            first[sample] = begin + index
+
+
+@kernel
+def count_marks(marks: NDArray[np.uint64], counts: NDArray[np.signedinteger[Any]]) -> None:
+    """Add the marks of an epoch to counts, int32 or int64[F], and take them away. Both are written."""
+    one = np.uint64(1)
+    for word in range(marks.size):
+        bits = marks[word]
+        for place in range(min(64, counts.size - 64 * word)):
+            counts[64 * word + place] += np.int32((bits >> np.uint64(place)) & one)
+        marks[word] = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ from penstock.units import format_count, is_integer
 from penstock.validate import check_count
 
 Ids = NDArray[np.int64]
+Counts = NDArray[np.signedinteger[Any]]
 
 #: Samples handled at once where a whole run is listed: bounds the memory beside the result.
 _CHUNK = 1 << 20
@@ -33,6 +34,12 @@ _CHUNK = 1 << 20
 _FIRST_AT_ONCE = 1 << 22
 #: Samples that `AccessPlan.batches` asks the order for at once.
 _AHEAD = 1 << 14
+#: Where one rank's samples are gone through: arrays of so many stay in the cache, and their memory is used again.
+_PIECE = 1 << 17
+#: Reads that NumPy takes longer to count than numba to be loaded.
+_WORTH_COMPILING_READS = 1 << 24
+#: Of more ranks, one reads so few samples of an epoch that to look at all of them takes longer than to count these.
+_FEW_RANKS = 16
 #: Epochs in which the first reader of a sample is looked for: a sample that is read in none may be in no epoch.
 _FIRST_EPOCHS = 16
 #: Batch size, epochs and ranks: lists of them are refused by the memory, not by what 64 bits can count.
@@ -509,46 +516,68 @@ class AccessPlan:
                 begins[index] = end
         return strings
 
-    def uses(self, rank: int) -> tuple[Ids, Ids]:
-        """Return how often the rank reads each sample over the run, and when first: two int64[F].
+    def uses(self, rank: int) -> tuple[Counts, Counts]:
+        """Return how often the rank reads each sample over the run, and when first.
 
-        The latter as an index into its access string; -1 for samples that it never reads.
+        Returns: two int32[F], int64 for 2^31 reads or more; the latter as indices into its access string, -1 for
+        samples that it never reads.
         """
         self._check_rank(rank)
         repeats = isinstance(self.order, RepeatingOrder)
-        first = np.full(self.samples, -1, np.int64)
+        kind: type[np.signedinteger[Any]] = np.int32 if self.reads(rank) < 1 << 31 else np.int64
+        first = np.full(self.samples, -1, kind)
         begin = found = 0
         if self.ranks == 1 and not repeats and set(self.epochs_by_length()) == {self.samples}:
             for ids in self._pieces(rank, 0, 0, self.samples):  # each once an epoch, as in most runs
                 first[ids] = np.arange(begin, begin + ids.size)
                 begin += ids.size
-            return np.full(self.samples, self.epochs, np.int64), first
-        counts = np.zeros(self.samples, np.int64)
+            return np.full(self.samples, self.epochs, kind), first
+        counts = np.zeros(self.samples, kind)
+        if not repeats and self.ranks <= _FEW_RANKS and self.reads(rank) >= _WORTH_COMPILING_READS:
+            self._count(rank, counts, first)
+            return counts, first
         for ids in self._pieces(rank, 0, 0, self.reads(rank)):
             if found < self.samples:
                 # Of several assignments to one sample the last holds: backwards, that is its first read.
                 new = np.flatnonzero(counts[ids] == 0)[::-1]
                 first[ids[new]] = begin + new
                 found += 0 if repeats else new.size  # which may have a sample twice
-            np.add.at(counts, ids, 1)
+            np.add.at(counts, ids, kind(1))  # of another type it takes ten times as long
             begin += ids.size
         return counts, first
 
+    def _count(self, rank: int, counts: Counts, first: Counts) -> None:
+        """Do what `uses` does, of an order that repeats no sample within an epoch."""
+        from penstock.plan import _kernels as kernels  # loads numba
+
+        begin, words = 0, -(-self.samples // 64)
+        marks, known = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
+        for epoch in range(self.epochs):
+            for ids in self._pieces_of_epoch(rank, epoch, 0, self.length(epoch)):
+                kernels.mark_reads(ids, begin, marks, known, first)
+                begin += ids.size
+            kernels.count_marks(marks, counts)
+
     def _pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
-        """Yield the rank's next `count` samples in order, at most _CHUNK or one step at once."""
+        """Yield the rank's next `count` samples in order, about _PIECE or one step at once."""
         for later in range(epoch, self.epochs):
-            for positions in self._position_pieces(rank, later, step if later == epoch else 0, count):
-                count -= positions.size
-                yield self._arranged.at(later, positions)
+            for ids in self._pieces_of_epoch(rank, later, step if later == epoch else 0, count):
+                count -= ids.size
+                yield ids
             if count <= 0:
                 return
+
+    def _pieces_of_epoch(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
+        """Yield the same of one epoch alone."""
+        for positions in self._position_pieces(rank, epoch, step, count):
+            yield self._arranged.at(epoch, positions)
 
     def _position_pieces(self, rank: int, epoch: int, step: int, count: int) -> Iterator[Ids]:
         if self._cut is not None:
             ends = np.cumsum(self.local_batch_sizes(rank, epoch)[step:])
             begin = done = 0
             while begin < ends.size and count > 0:
-                end = max(begin + 1, int(np.searchsorted(ends, done + min(count, _CHUNK), side="left")) + 1)
+                end = max(begin + 1, int(np.searchsorted(ends, done + min(count, _PIECE), side="left")) + 1)
                 end = min(end, ends.size)
                 positions = self._cut_positions(rank, epoch, step + begin, step + end)[:count]
                 yield positions
@@ -557,7 +586,7 @@ class AccessPlan:
         full_steps, rest = divmod(self.length(epoch), self.batch_size)
         offsets = self._split.offsets(rank, self.ranks, self.batch_size)
         while offsets.size and step < full_steps and count > 0:
-            steps = min(full_steps - step, -(-min(count, _CHUNK) // offsets.size))
+            steps = min(full_steps - step, -(-min(count, _PIECE) // offsets.size))
             positions = self._positions(step, steps, offsets)[:count]
             yield positions
             count -= positions.size

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.plan.access import AccessPlan, counted_ranks, first_readers, first_steps
+from penstock.plan.access import AccessPlan, Counts, counted_ranks, first_readers, first_steps
 from penstock.plan.orders import RepeatingOrder
 from penstock.plan.splits import Split
 
@@ -35,13 +35,13 @@ class Uses:
     """What one rank reads over a run.
 
     samples: int64[n], each sample that it reads, ascending.
-    counts: int64[n], how often.
-    first: int64[n], index into the rank's access string of its first read.
+    counts: int32 or int64[n], how often.
+    first: int32 or int64[n], index into the rank's access string of its first read: no two are equal.
     """
 
     samples: Ids
-    counts: Ids
-    first: Ids
+    counts: Counts
+    first: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ def uses_of(plan: AccessPlan, rank: int) -> Uses:
         return _uses_in(plan.string(rank))
     counts, first = plan.uses(rank)
     samples = np.flatnonzero(counts)
+    if samples.size == counts.size:
+        return Uses(samples, counts, first)
     return Uses(samples, counts[samples], first[samples])
 
 

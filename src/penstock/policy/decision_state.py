@@ -392,18 +392,25 @@ def _copies(
         for state, of_ranks in ((d.ABSENT, kept), (d.DUE, due), (d.GONE, spares))
         for each in of_ranks[rank : rank + 1]
     ]
-    counts = [each.samples.size for _, _, each in parts]
     ids = np.concatenate([each.samples for _, _, each in parts])
-    begin = np.zeros(samples + 1, np.int64)
+    begin, is_several = np.zeros(samples + 1, np.int64), False
     if ids.size:  # else the zeros stay pages that nobody has written, which take no memory
-        np.cumsum(np.bincount(ids, minlength=samples), out=begin[1:])
+        of_sample = np.bincount(ids, minlength=samples)
+        is_several = int(of_sample.max()) > 1
+        np.cumsum(of_sample, out=begin[1:])
+        del of_sample
     at = begin[ids]
-    if ids.size and np.diff(begin).max() > 1:  # else no sort: of 10^7 samples it takes a second, on each rank
+    if is_several:  # else no sort: of 10^7 samples it takes a second, on each rank
         at[np.argsort(ids, kind="stable")] = np.arange(ids.size)
-    copies = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32)
-    copies[at, d.COPY_RANK] = np.repeat([rank for rank, _, _ in parts], counts)
-    copies[at, d.COPY_TIER] = np.concatenate([each.tiers for _, _, each in parts])
-    copies[at, d.COPY_STATE] = np.repeat([state for _, state, _ in parts], counts)
+    copies, first = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32), 0
+    del ids
+    for rank, state, each in parts:
+        here = at[first : (first := first + each.samples.size)]
+        copies[here, d.COPY_RANK], copies[here, d.COPY_STATE], copies[here, d.COPY_TIER] = (
+            rank,
+            state,
+            each.tiers,
+        )
     if last_batches:
         copies[at, d.COPY_LAST] = np.concatenate(last_batches)
     return begin, copies
