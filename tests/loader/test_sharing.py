@@ -684,6 +684,44 @@ def test_ranks_that_are_killed_in_any_order_take_none_down(
 RANDOM, FIXED = (RandomResizedCrop(20), RandomHorizontalFlip()), (Resize(24), CenterCrop(20))
 
 
+def test_of_ranks_that_share_pixels_each_keeps_as_many_as_it_has_memory_for(tmp_path: Path) -> None:
+    photos = drawn(tmp_path / "a", [(30, 35)] * 48)
+    how: dict[str, Any] = {"transforms": (*FIXED, ToTensor()), "dtype": "float32", "batch_size": 4}
+    how |= {"prefetch": 3}
+
+    def from_first(spans: NDArray[Any]) -> int:
+        return int(spans[(spans["kind"] == Kind.HIT) & (spans["peer"] == 0)]["samples"].sum())
+
+    def part(ranks: Ranks) -> tuple[list[int], int, int]:
+        memory, trace = ["8 MB", "0.1 MB"][ranks.rank], tmp_path / f"{ranks.rank}.trace"
+        with (
+            contextlib.ExitStack() as failing,
+            loader(ImageFolder(photos), ranks, keep="crops", memory=memory, trace=trace, **how) as load,
+        ):
+            failing.callback(together.abort)
+            for _ in range(2):
+                for _ in load:
+                    together.wait(patient(30))
+            sharing = sharing_of(load)
+            predicted = from_first(load.predict(machine=machine(), step_seconds=0.01).spans)
+            assert sharing.tier is not None
+            together.wait(patient(30))
+            failing.pop_all()
+            return [each.samples.size for each in sharing.shared.kept], len(sharing.tier), predicted
+
+    together = threading.Barrier(2)
+    (kept, of_first, _), (same, of_second, predicted) = run(2, part)
+
+    assert kept == same
+    assert sum(kept) == 48
+    assert 0 < kept[1] == of_second < 20
+    assert 24 < of_first <= kept[0]  # which reads some of them after the other
+    # It reads half of the samples in each epoch; all but the first find them. In the record are two.
+    assert predicted > 24
+    replay = replay_of(read_trace(tmp_path / "1.trace")).on(machine())
+    assert from_first(replay.predict().spans) > 8
+
+
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")
 @pytest.mark.parametrize(
     ("hosts", "keep", "transforms"),

@@ -13,8 +13,8 @@ from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Order, Sequent
 from penstock.policy import Load, Move, OwnRead, Placement, Ready, Scheduler, StagingLimits
 from penstock.policy.decisions import UNREAD
 from penstock.policy.forms import CROP_SHARE, CropForm, FormCosts, choose_form, disk_parts
-from penstock.policy.loading import Frequency, Job
-from penstock.policy.runnable import placement_of
+from penstock.policy.loading import Frequency, Job, OneHome
+from penstock.policy.runnable import placement_of, shared_by
 from penstock.trace.schema import SOURCE, STAGING
 
 CROP = 1000
@@ -65,6 +65,21 @@ def test_so_many_samples_are_kept_as_crops_fit_and_other_tiers_keep_samples_as_s
     assert form.bytes_for(count) <= memory_bytes < form.bytes_for(count + 1)
     on_disk = placement.samples_in(2)
     assert disk_bytes - sizes.max() < sizes[on_disk].sum() <= disk_bytes
+
+
+@for_each("is_decoded", [False, True])
+def test_ranks_that_share_what_they_decode_keep_as_much_as_each_has(is_decoded: bool) -> None:
+    """A picture may be kept as its file: what is larger than pixels takes more."""
+    plan, sizes = AccessPlan(FullShuffle(60, 1), 10, 4, ranks=3), np.full(60, 2 * CROP)
+    curve, form = Curve(((1, 1e9),)), CropForm(CROP, is_decoded=is_decoded)
+    storage = StorageClass("staging", 10**6, 1, curve), StorageClass("memory", 90 * CROP, 1, curve)
+    machine = Machine(SharedStore(None, curve), storage, ranks=3)
+    tiers_bytes = {0: [12 * CROP], 1: [CROP // 2], 2: [90 * CROP]}
+    job = Job(plan, sizes, machine, form=form, sharing=range(3), tiers_bytes=tiers_bytes)
+
+    kept = [each.samples.size for each in shared_by(OneHome("first-reader"), job).kept]
+
+    assert kept == ([5, 0, 44] if is_decoded else [12, 0, 48])
 
 
 def test_crops_are_kept_of_the_samples_that_take_longest_of_those_that_are_read_equally_often() -> None:

@@ -110,6 +110,7 @@ def predict_run(
             setup.form,
             None if sharing is None else sharing.ranks,
             first,
+            tiers_bytes=None if sharing is None else sharing.tiers_bytes,
         ),
         limits=setup.limits,
         policy=setup.policy,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import DataError
@@ -57,12 +57,12 @@ class RanksMemory:
 class Sharing:
     """What ranks of a host, or of the job, keep for each other.
 
-    ranks: all that do, this one among them, ascending. tier: the memory of this one; of blocks for crops. peers: of the
-        others.
-    Both None in a prediction.
+    ranks: all that do, this one among them, ascending. tiers_bytes: by rank, what its tiers hold.
+    tier: the memory of this one; of blocks for crops. peers: of the others. Both None in a prediction.
     """
 
     shared: Shared
     ranks: tuple[int, ...]
+    tiers_bytes: Mapping[int, Sequence[int]]
     tier: MemoryTier | BlockTier | None = None
     peers: RanksMemory | None = None

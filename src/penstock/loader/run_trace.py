@@ -56,5 +56,8 @@ def _about(parts: Parts, first: tuple[int, int]) -> dict[str, Any]:
         "cpus": int(setup.cpus),
         "policy": setup.policy.name,
         "keep": None if form is None else asdict(form),
-        "sharing": None if setup.sharing is None else list(setup.sharing.ranks),
+        "sharing": None if (sharing := setup.sharing) is None else list(sharing.ranks),
+        "tiers_bytes": None
+        if sharing is None
+        else [list(sharing.tiers_bytes[rank]) for rank in sharing.ranks],
     }

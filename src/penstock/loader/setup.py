@@ -386,8 +386,9 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         sharing is None and config.share in (HOST, HOSTS) and plan.ranks > 1
     ):  # of one host, or each of its own
         ranks = range(plan.ranks)
-        shared = shared_by(policy, job_among(draft, ranks, dict.fromkeys(ranks, tiers_of(draft))), [rank])
-        sharing = Sharing(replace(shared, is_mapped=config.share == HOST), tuple(ranks))
+        job = job_among(draft, ranks, dict.fromkeys(ranks, tiers_of(draft)))
+        shared = replace(shared_by(policy, job, [rank]), is_mapped=config.share == HOST)
+        sharing = Sharing(shared, tuple(ranks), job.tiers_bytes)
     if sharing is None:
         job = Job(plan, sizes_bytes, on, seed_of(config), rank, draft.form)
         placement = placement_of(policy, job, rank)

@@ -127,11 +127,7 @@ class Meeting:
             # How large pictures are each has judged by another one; without memory none keeps any.
             largest = None if None in of_form else replace(draft.form, crop_bytes=max(of_form))
             draft = self._draft = draft._replace(form=largest)
-        least = [min(sizes) for sizes in zip(*of_ranks.values(), strict=False)][: 1 + len(draft.disks)]
-        # What samples take in a form depends on how much space there is: all have as much as the least then.
-        self._tiers_bytes = {
-            rank: tiers[: len(least)] if draft.form is None else least for rank, tiers in of_ranks.items()
-        }
+        self._tiers_bytes = {rank: tiers[: 1 + len(draft.disks)] for rank, tiers in of_ranks.items()}
         held = {
             each["rank"]: _ids_of(each["held"])
             for each in (*here.values(), *far)
@@ -184,7 +180,7 @@ class Meeting:
             self._closing.callback(each.close)
         tier = self._new_tier(max(1, self._tiers_bytes[draft.rank][0]), log)
         self._closing.callback(tier.close)
-        self._sharing = Sharing(shared, ranks, tier)
+        self._sharing = Sharing(shared, ranks, self._job.tiers_bytes, tier)
         #: Of each tier, memory or the file that has its samples, and its log.
         self._descriptors = [tier.arena.descriptor, log.arena.descriptor]
         for disk, each in zip(draft.disks, self._logs[1:], strict=True):

@@ -141,6 +141,9 @@ class Replay:
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
         sharing = cast("list[int] | None", self.trace.meta.get("sharing"))
+        tiers_bytes = cast("list[list[int]] | None", self.trace.meta.get("tiers_bytes"))
+        if change.memory_bytes is not None:  # of all ranks
+            tiers_bytes = None
         whole = predict(
             Job(
                 self.plan,
@@ -150,6 +153,10 @@ class Replay:
                 form=self.form,
                 sharing=sharing,
                 first=self.first,
+                tiers_bytes={
+                    rank: of_rank[: len(on.storage) - 1]
+                    for rank, of_rank in zip(sharing or (), tiers_bytes or (), strict=False)
+                },
             ),
             limits=limits,
             policy=self.policy,

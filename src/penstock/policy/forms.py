@@ -120,7 +120,12 @@ class CropForm:
         return least
 
     def sample_bytes(self, capacity_bytes: int, samples: int) -> int:
-        """Return what each sample counts for where a capacity is shared out among so many."""
+        """Return what each sample counts for where a capacity is shared out among so many.
+
+        That depends on the capacity only where crops are made for some epochs at a time.
+        """
+        if not self.epochs:
+            return self.crop_bytes
         kept = self.samples_in(capacity_bytes, samples)
         return capacity_bytes // kept if kept else capacity_bytes + 1
 
