@@ -21,7 +21,7 @@ from penstock.graph.model.dtypes import (
 )
 from penstock.graph.model.node import Constant, Node, Spec
 from penstock.graph.ops.elementwise import NUMBERS, one_dtype, tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.stacks import zeros_like
 
 
@@ -68,14 +68,12 @@ def _placeholder(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Placeholder",
-        _infer_placeholder,
-        kind="state",
-        attributes={"dtype": REQUIRED, "shape": None},
-        kernels={"cpu": lambda node, resources: _placeholder(node)},
-        flops=None,
-    )
+    "Placeholder",
+    _infer_placeholder,
+    kind="state",
+    attributes={"dtype": REQUIRED, "shape": None},
+    kernels={"cpu": lambda node, resources: _placeholder(node)},
+    flops=None,
 )
 
 
@@ -91,15 +89,7 @@ def _constant(node: Node) -> Any:
     return lambda: value
 
 
-register(
-    Operation(
-        "Constant",
-        _infer_constant,
-        attributes={"value": REQUIRED},
-        kernels={"cpu": _constant},
-        flops=None,
-    )
-)
+register("Constant", _infer_constant, attributes={"value": REQUIRED}, kernels={"cpu": _constant}, flops=None)
 
 
 def _infer_identity(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -107,14 +97,12 @@ def _infer_identity(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "Identity",
-        _infer_identity,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: lambda value: value},
-        differentiable=True,
-        flops=None,
-    )
+    "Identity",
+    _infer_identity,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: lambda value: value},
+    differentiable=True,
+    flops=None,
 )
 
 
@@ -130,11 +118,7 @@ def _zeros(node: Node) -> Any:
     return lambda: zeros(dtype, shape)
 
 
-register(
-    Operation(
-        "Zeros", _infer_zeros, attributes={"dtype": REQUIRED, "shape": REQUIRED}, kernels={"cpu": _zeros}
-    )
-)
+register("Zeros", _infer_zeros, attributes={"dtype": REQUIRED, "shape": REQUIRED}, kernels={"cpu": _zeros})
 
 
 def _infer_like(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -142,7 +126,7 @@ def _infer_like(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 def _like(name: str, function: Callable[..., Any]) -> None:
-    register(Operation(name, _infer_like, inputs=(1, 1), kernels={"cpu": lambda node: function}))
+    register(name, _infer_like, inputs=(1, 1), kernels={"cpu": lambda node: function})
 
 
 _like("ZerosLike", zeros_like)
@@ -186,14 +170,12 @@ def _concat(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Concat",
-        _infer_concat,
-        inputs=(1, None),
-        attributes={"axis": REQUIRED},
-        kernels={"cpu": _concat},
-        differentiable=True,
-    )
+    "Concat",
+    _infer_concat,
+    inputs=(1, None),
+    attributes={"axis": REQUIRED},
+    kernels={"cpu": _concat},
+    differentiable=True,
 )
 
 
@@ -237,15 +219,13 @@ def _slice(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Slice",
-        _infer_slice,
-        inputs=(1, 1),
-        attributes={"begin": REQUIRED, "size": REQUIRED},
-        kernels={"cpu": _slice},
-        differentiable=True,
-        flops=None,
-    )
+    "Slice",
+    _infer_slice,
+    inputs=(1, 1),
+    attributes={"begin": REQUIRED, "size": REQUIRED},
+    kernels={"cpu": _slice},
+    differentiable=True,
+    flops=None,
 )
 
 
@@ -281,15 +261,13 @@ def _split(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Split",
-        _infer_split,
-        inputs=(1, 1),
-        attributes={"axis": REQUIRED, "num": REQUIRED},
-        kernels={"cpu": _split},
-        differentiable=True,
-        flops=None,
-    )
+    "Split",
+    _infer_split,
+    inputs=(1, 1),
+    attributes={"axis": REQUIRED, "num": REQUIRED},
+    kernels={"cpu": _split},
+    differentiable=True,
+    flops=None,
 )
 
 
@@ -304,22 +282,18 @@ def _infer_rank(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "Rank",
-        _infer_rank,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: lambda value: torch.tensor(value.ndim, dtype=torch.int32)},
-        flops=None,
-    )
+    "Rank",
+    _infer_rank,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: lambda value: torch.tensor(value.ndim, dtype=torch.int32)},
+    flops=None,
 )
 register(
-    Operation(
-        "Shape",
-        _infer_rank,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: lambda value: torch.tensor(tuple(value.shape), dtype=torch.int32)},
-        flops=None,
-    )
+    "Shape",
+    _infer_rank,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: lambda value: torch.tensor(tuple(value.shape), dtype=torch.int32)},
+    flops=None,
 )
 
 
@@ -348,14 +322,7 @@ def _sum(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Sum",
-        _infer_sum,
-        inputs=(1, 1),
-        attributes={"axis": None},
-        kernels={"cpu": _sum},
-        differentiable=True,
-    )
+    "Sum", _infer_sum, inputs=(1, 1), attributes={"axis": None}, kernels={"cpu": _sum}, differentiable=True
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node, Spec
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.waiting import components_of
 
 
@@ -26,21 +26,17 @@ def _function(node: Node, resources: Any) -> Any:
 
 
 register(
-    Operation(
-        "Call",
-        _infer,
-        kind="state",
-        inputs=(0, None),
-        attributes={"function": REQUIRED, "outputs": REQUIRED},
-        kernels={"cpu": _function},
-    )
+    "Call",
+    _infer,
+    kind="state",
+    inputs=(0, None),
+    attributes={"function": REQUIRED, "outputs": REQUIRED},
+    kernels={"cpu": _function},
 )
 register(
-    Operation(
-        "NextBatch",
-        _infer,
-        kind="state",
-        attributes={"batches": REQUIRED, "outputs": REQUIRED},
-        kernels={"cpu": lambda node, resources: lambda: resources.batches(node).read(node)},
-    )
+    "NextBatch",
+    _infer,
+    kind="state",
+    attributes={"batches": REQUIRED, "outputs": REQUIRED},
+    kernels={"cpu": lambda node, resources: lambda: resources.batches(node).read(node)},
 )

@@ -8,7 +8,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import fits
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.arrays import integer, same_kind
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 
 
 def check_predicate(spec: Spec, what: str) -> None:
@@ -46,41 +46,35 @@ def _infer_structured(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 PARALLEL_ITERATIONS = 10
 
-register(Operation("NoOp", _infer_nothing, kind="control"))
-register(Operation("Switch", _infer_switch, kind="control", inputs=(2, 2)))
-register(Operation("Merge", _infer_merge, kind="control", inputs=(1, None)))
+register("NoOp", _infer_nothing, kind="control")
+register("Switch", _infer_switch, kind="control", inputs=(2, 2))
+register("Merge", _infer_merge, kind="control", inputs=(1, None))
 register(
-    Operation(
-        "Enter",
-        _infer_pass,
-        kind="control",
-        inputs=(1, 1),
-        attributes={"frame": REQUIRED, "is_constant": False, "parallel_iterations": PARALLEL_ITERATIONS},
-    )
+    "Enter",
+    _infer_pass,
+    kind="control",
+    inputs=(1, 1),
+    attributes={"frame": REQUIRED, "is_constant": False, "parallel_iterations": PARALLEL_ITERATIONS},
 )
-register(Operation("Leave", _infer_pass, kind="control", inputs=(1, 1)))
-register(Operation("NextIteration", _infer_pass, kind="control", inputs=(1, 1)))
+register("Leave", _infer_pass, kind="control", inputs=(1, 1))
+register("NextIteration", _infer_pass, kind="control", inputs=(1, 1))
 register(
-    Operation(
-        "While",
-        _infer_structured,
-        kind="control",
-        inputs=(0, None),
-        attributes={
-            "cond": REQUIRED,
-            "body": REQUIRED,
-            "parallel_iterations": PARALLEL_ITERATIONS,
-            "carry_shapes": None,
-            "saved": (),
-        },
-    )
+    "While",
+    _infer_structured,
+    kind="control",
+    inputs=(0, None),
+    attributes={
+        "cond": REQUIRED,
+        "body": REQUIRED,
+        "parallel_iterations": PARALLEL_ITERATIONS,
+        "carry_shapes": None,
+        "saved": (),
+    },
 )
 register(
-    Operation(
-        "Cond",
-        _infer_structured,
-        kind="control",
-        inputs=(1, None),
-        attributes={"then": REQUIRED, "else": REQUIRED, "saved": ()},
-    )
+    "Cond",
+    _infer_structured,
+    kind="control",
+    inputs=(1, None),
+    attributes={"then": REQUIRED, "else": REQUIRED, "saved": ()},
 )

@@ -11,7 +11,7 @@ import torch
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import DTYPES, FLOATS, INTEGERS, QUANTIZED, Shape, shape_text
 from penstock.graph.model.node import Node, Spec
-from penstock.graph.ops.registry import Operation, register
+from penstock.graph.ops.registry import register
 
 NUMBERS = (*FLOATS, *INTEGERS, "complex64")
 
@@ -68,14 +68,12 @@ def _binary(
         return [Spec(gives or dtype, broadcast(specs[0].shape, specs[1].shape))]
 
     register(
-        Operation(
-            name,
-            infer,
-            inputs=(2, 2),
-            kernels={"cpu": lambda node: function},
-            differentiable=gives is None,
-            takes_out=takes_out,
-        )
+        name,
+        infer,
+        inputs=(2, 2),
+        kernels={"cpu": lambda node: function},
+        differentiable=gives is None,
+        takes_out=takes_out,
     )
 
 
@@ -85,14 +83,12 @@ def _unary(name: str, function: Callable[..., Any], allowed: Sequence[str]) -> N
         return [Spec(spec.dtype, spec.shape)]
 
     register(
-        Operation(
-            name,
-            infer,
-            inputs=(1, 1),
-            kernels={"cpu": lambda node: function},
-            differentiable=True,
-            takes_out=True,
-        )
+        name,
+        infer,
+        inputs=(1, 1),
+        kernels={"cpu": lambda node: function},
+        differentiable=True,
+        takes_out=True,
     )
 
 

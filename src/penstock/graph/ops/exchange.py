@@ -13,7 +13,7 @@ import torch
 
 from penstock.graph.errors import MismatchError, UnsupportedError
 from penstock.graph.model.node import Node, Spec
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.waiting import components_of
 
 #: Shapes of inputs that a kernel remembers.
@@ -97,21 +97,13 @@ def _recv(node: Node, resources: Any) -> Callable[..., None]:
 
 
 register(
-    Operation(
-        "Send",
-        _infer_send,
-        kind="waiting",
-        inputs=(0, None),
-        attributes={"node": REQUIRED, "ports": REQUIRED, "to": REQUIRED, "is_asked": False},
-        kernels={"cpu": _send},
-    )
+    "Send",
+    _infer_send,
+    kind="waiting",
+    inputs=(0, None),
+    attributes={"node": REQUIRED, "ports": REQUIRED, "to": REQUIRED, "is_asked": False},
+    kernels={"cpu": _send},
 )
 register(
-    Operation(
-        "Recv",
-        _infer_recv,
-        kind="waiting",
-        attributes={"outputs": REQUIRED, "asks": ""},
-        kernels={"cpu": _recv},
-    )
+    "Recv", _infer_recv, kind="waiting", attributes={"outputs": REQUIRED, "asks": ""}, kernels={"cpu": _recv}
 )

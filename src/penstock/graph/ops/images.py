@@ -17,7 +17,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import Value, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.sizes import elements
 
 #: For each number of the pixels. Measured: 44 kB of JPEG become 224 x 224 pixels in 0.9 ms of one processor.
@@ -71,14 +71,7 @@ def _plain(node: Node) -> Callable[[Value], Value]:
 
 
 register(
-    Operation(
-        "DecodeImage",
-        _infer,
-        inputs=(1, 1),
-        attributes={"size": REQUIRED},
-        kernels={"cpu": _plain},
-        flops=_flops,
-    )
+    "DecodeImage", _infer, inputs=(1, 1), attributes={"size": REQUIRED}, kernels={"cpu": _plain}, flops=_flops
 )
 
 
@@ -87,13 +80,11 @@ def _random(node: Node, resources: Any) -> Any:
 
 
 register(
-    Operation(
-        "DecodeRandomCrop",
-        _infer,
-        kind="random",
-        inputs=(1, 1),
-        attributes={"size": REQUIRED},
-        kernels={"cpu": _random},
-        flops=_flops,
-    )
+    "DecodeRandomCrop",
+    _infer,
+    kind="random",
+    inputs=(1, 1),
+    attributes={"size": REQUIRED},
+    kernels={"cpu": _random},
+    flops=_flops,
 )

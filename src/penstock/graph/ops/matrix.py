@@ -10,7 +10,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import FLOATS, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import NUMBERS, broadcast, one_dtype, tensor_of
-from penstock.graph.ops.registry import Operation, register
+from penstock.graph.ops.registry import register
 from penstock.graph.ops.sizes import elements, last_size
 
 
@@ -44,16 +44,14 @@ def _onednn(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 register(
-    Operation(
-        "MatMul",
-        _infer_matmul,
-        inputs=(2, 2),
-        kernels={"cpu": lambda node: torch.matmul},
-        alternatives={"onednn": lambda node: _onednn},
-        differentiable=True,
-        takes_out=True,
-        flops=_matmul_flops,
-    )
+    "MatMul",
+    _infer_matmul,
+    inputs=(2, 2),
+    kernels={"cpu": lambda node: torch.matmul},
+    alternatives={"onednn": lambda node: _onednn},
+    differentiable=True,
+    takes_out=True,
+    flops=_matmul_flops,
 )
 
 
@@ -69,22 +67,18 @@ def _infer_square(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 # LU takes 2/3 n^3, and an inverse 4/3 n^3 more: Golub and Van Loan, sections 3.2 and 3.4.
 register(
-    Operation(
-        "MatrixInverse",
-        _infer_square,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: torch.linalg.inv},
-        differentiable=True,
-        flops=lambda node, takes, gives: 2.0 * elements(takes[0]) * last_size(takes[0]),
-    )
+    "MatrixInverse",
+    _infer_square,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: torch.linalg.inv},
+    differentiable=True,
+    flops=lambda node, takes, gives: 2.0 * elements(takes[0]) * last_size(takes[0]),
 )
 register(
-    Operation(
-        "MatrixDeterminant",
-        _infer_square,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: torch.linalg.det},
-        differentiable=True,
-        flops=lambda node, takes, gives: 2 / 3 * elements(takes[0]) * last_size(takes[0]),
-    )
+    "MatrixDeterminant",
+    _infer_square,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: torch.linalg.det},
+    differentiable=True,
+    flops=lambda node, takes, gives: 2 / 3 * elements(takes[0]) * last_size(takes[0]),
 )

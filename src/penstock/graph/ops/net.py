@@ -14,7 +14,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import FLOATS, shape_text
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import one_dtype, tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.sizes import elements, last_size
 
 
@@ -26,13 +26,11 @@ def _infer_softmax(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "SoftMax",
-        _infer_softmax,
-        inputs=(1, 1),
-        kernels={"cpu": lambda node: functools.partial(torch.softmax, dim=-1)},
-        differentiable=True,
-    )
+    "SoftMax",
+    _infer_softmax,
+    inputs=(1, 1),
+    kernels={"cpu": lambda node: functools.partial(torch.softmax, dim=-1)},
+    differentiable=True,
 )
 
 
@@ -120,15 +118,13 @@ def _convolution(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "Convolution2D",
-        _infer_convolution,
-        inputs=(2, 2),
-        attributes={"strides": 1, "padding": REQUIRED},
-        kernels={"cpu": _convolution},
-        differentiable=True,
-        flops=_convolution_flops,
-    )
+    "Convolution2D",
+    _infer_convolution,
+    inputs=(2, 2),
+    attributes={"strides": 1, "padding": REQUIRED},
+    kernels={"cpu": _convolution},
+    differentiable=True,
+    flops=_convolution_flops,
 )
 
 
@@ -171,16 +167,14 @@ def _pool(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "MaxPool",
-        _infer_pool,
-        inputs=(1, 1),
-        # indices: whether it also gives where each maximum is; set by gradients, which need it.
-        attributes={**_POOL, "indices": False},
-        kernels={"cpu": _pool},
-        differentiable=True,
-        flops=_pool_flops,
-    )
+    "MaxPool",
+    _infer_pool,
+    inputs=(1, 1),
+    # indices: whether it also gives where each maximum is; set by gradients, which need it.
+    attributes={**_POOL, "indices": False},
+    kernels={"cpu": _pool},
+    differentiable=True,
+    flops=_pool_flops,
 )
 
 
@@ -219,14 +213,12 @@ def _pool_backward(node: Node) -> Any:
 
 
 register(
-    Operation(
-        "MaxPoolBackward",
-        _infer_backward,
-        inputs=(3, 3),
-        attributes=_POOL,
-        kernels={"cpu": _pool_backward},
-        differentiable=True,
-    )
+    "MaxPoolBackward",
+    _infer_backward,
+    inputs=(3, 3),
+    attributes=_POOL,
+    kernels={"cpu": _pool_backward},
+    differentiable=True,
 )
 
 
@@ -270,14 +262,12 @@ def _norm_backward(node: Node) -> Any:
 
 for _name, _size in (("LayerNormBackward", "axes"), ("BatchNormBackward", "eps")):
     register(
-        Operation(
-            _name,
-            _infer_norm_backward,
-            inputs=(4, 6),
-            attributes={_size: REQUIRED, "has": REQUIRED, "wrt": REQUIRED},
-            kernels={"cpu": _norm_backward},
-            differentiable=True,
-        )
+        _name,
+        _infer_norm_backward,
+        inputs=(4, 6),
+        attributes={_size: REQUIRED, "has": REQUIRED, "wrt": REQUIRED},
+        kernels={"cpu": _norm_backward},
+        differentiable=True,
     )
 _aten = torch.ops.aten
 for _name, _kernel in (
@@ -287,11 +277,9 @@ for _name, _kernel in (
     ("Exp", lambda value, cotangent: cotangent * value.conj()),
 ):
     register(
-        Operation(
-            f"{_name}Backward",
-            _infer_backward,
-            inputs=(2, 2),
-            kernels={"cpu": lambda node, kernel=_kernel: kernel},
-            differentiable=True,
-        )
+        f"{_name}Backward",
+        _infer_backward,
+        inputs=(2, 2),
+        kernels={"cpu": lambda node, kernel=_kernel: kernel},
+        differentiable=True,
     )

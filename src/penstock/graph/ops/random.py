@@ -12,7 +12,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import DTYPES, FLOATS, check_shape, is_known, numpy_dtype
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.plan.random import generator_for
 
 
@@ -31,13 +31,11 @@ def _uniform(node: Node, resources: Any) -> Any:
 
 
 register(
-    Operation(
-        "RandomUniform",
-        _infer_uniform,
-        kind="random",
-        attributes={"shape": REQUIRED, "dtype": "float32"},
-        kernels={"cpu": _uniform},
-    )
+    "RandomUniform",
+    _infer_uniform,
+    kind="random",
+    attributes={"shape": REQUIRED, "dtype": "float32"},
+    kernels={"cpu": _uniform},
 )
 
 
@@ -56,7 +54,7 @@ def _shuffle(node: Node, resources: Any) -> Any:
     return kernel
 
 
-register(Operation("Shuffle", _infer_shuffle, kind="random", inputs=(1, 1), kernels={"cpu": _shuffle}))
+register("Shuffle", _infer_shuffle, kind="random", inputs=(1, 1), kernels={"cpu": _shuffle})
 
 
 def _infer_take(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -70,11 +68,5 @@ def _restore_order(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 #: The inverse of a Shuffle: rows into the order that they had before.
 register(
-    Operation(
-        "Unshuffle",
-        _infer_take,
-        inputs=(2, 2),
-        kernels={"cpu": lambda node: _restore_order},
-        differentiable=True,
-    )
+    "Unshuffle", _infer_take, inputs=(2, 2), kernels={"cpu": lambda node: _restore_order}, differentiable=True
 )

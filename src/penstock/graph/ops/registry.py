@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from penstock.graph.errors import MismatchError, UnknownOperationError, nearest
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.sizes import Flops, one_each
 
+P = ParamSpec("P")
 Kind = Literal["pure", "state", "random", "waiting", "control"]
 Infer = Callable[[Node, Sequence[Spec]], Sequence[Spec]]
 #: In the place of a default: the attribute has to be given.
@@ -68,11 +69,17 @@ _OPERATIONS: dict[str, Operation] = {}
 _FAMILIES: dict[str, Callable[[str], Operation | None]] = {}
 
 
-def register(operation: Operation) -> Operation:
-    """Add an operation to the table."""
-    assert operation.name not in _OPERATIONS, f"{operation.name} is there"
-    _OPERATIONS[operation.name] = operation
-    return operation
+def _registering(make: Callable[P, Operation]) -> Callable[P, None]:
+    def register(*arguments: P.args, **fields: P.kwargs) -> None:
+        operation = make(*arguments, **fields)
+        assert operation.name not in _OPERATIONS, f"{operation.name} is there"
+        _OPERATIONS[operation.name] = operation
+
+    return register
+
+
+#: Adds an operation to the table: called as `Operation` is.
+register = _registering(Operation)
 
 
 def register_family(prefix: str, find: Callable[[str], Operation | None]) -> None:

@@ -14,7 +14,7 @@ import torch
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import check_dtype, check_shape, common
 from penstock.graph.model.node import Node, Spec
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 
 
 def stack_of(element: Spec) -> Spec:
@@ -103,18 +103,9 @@ def _infer_add(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
     return [specs[0]]
 
 
+register("StackEmpty", _infer_empty, attributes={"of": REQUIRED}, kernels={"cpu": lambda node: lambda: None})
 register(
-    Operation(
-        "StackEmpty", _infer_empty, attributes={"of": REQUIRED}, kernels={"cpu": lambda node: lambda: None}
-    )
+    "StackPush", _infer_push, inputs=(2, 2), kernels={"cpu": lambda node: lambda stack, value: (value, stack)}
 )
-register(
-    Operation(
-        "StackPush",
-        _infer_push,
-        inputs=(2, 2),
-        kernels={"cpu": lambda node: lambda stack, value: (value, stack)},
-    )
-)
-register(Operation("StackPop", _infer_pop, inputs=(1, 2), kernels={"cpu": lambda node: _pop}))
-register(Operation("GradientSum", _infer_add, inputs=(2, 2), kernels={"cpu": lambda node: add}))
+register("StackPop", _infer_pop, inputs=(1, 2), kernels={"cpu": lambda node: _pop})
+register("GradientSum", _infer_add, inputs=(2, 2), kernels={"cpu": lambda node: add})

@@ -11,7 +11,7 @@ from penstock.graph.model.dtypes import DTYPES, FLOATS, INTEGERS, check_dtype, c
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.arrays import integer
 from penstock.graph.ops.elementwise import NUMBERS, tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 
 SHARED = {"container": "", "shared_name": ""}
 
@@ -29,14 +29,12 @@ def check_texts(node: Node) -> None:
 
 
 register(
-    Operation(
-        "Variable",
-        _infer_variable,
-        kind="state",
-        attributes={"dtype": REQUIRED, "shape": None, **SHARED},
-        kernels={"cpu": lambda node, resources: lambda: resources.variable(node)},
-        flops=None,
-    )
+    "Variable",
+    _infer_variable,
+    kind="state",
+    attributes={"dtype": REQUIRED, "shape": None, **SHARED},
+    kernels={"cpu": lambda node, resources: lambda: resources.variable(node)},
+    flops=None,
 )
 
 
@@ -67,35 +65,29 @@ def _read(variable: Any) -> Any:
 
 
 register(
-    Operation(
-        "Read",
-        _infer_read,
-        kind="state",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: _read},
-        handles=True,
-        flops=None,
-    )
+    "Read",
+    _infer_read,
+    kind="state",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: _read},
+    handles=True,
+    flops=None,
 )
 register(
-    Operation(
-        "Assign",
-        _infer_assign,
-        kind="state",
-        inputs=(2, 2),
-        kernels={"cpu": lambda node, resources: lambda variable, value: variable.assign(value)},
-        handles=True,
-    )
+    "Assign",
+    _infer_assign,
+    kind="state",
+    inputs=(2, 2),
+    kernels={"cpu": lambda node, resources: lambda variable, value: variable.assign(value)},
+    handles=True,
 )
 register(
-    Operation(
-        "AssignAdd",
-        _infer_assign,
-        kind="state",
-        inputs=(2, 2),
-        kernels={"cpu": lambda node, resources: lambda variable, value: variable.assign_add(value)},
-        handles=True,
-    )
+    "AssignAdd",
+    _infer_assign,
+    kind="state",
+    inputs=(2, 2),
+    kernels={"cpu": lambda node, resources: lambda variable, value: variable.assign_add(value)},
+    handles=True,
 )
 
 
@@ -144,23 +136,19 @@ def _restore(node: Node, resources: Any) -> Any:
 
 
 register(
-    Operation(
-        "Save",
-        _infer_save,
-        kind="state",
-        inputs=(1, None),
-        attributes={"names": REQUIRED, "path": REQUIRED},
-        kernels={"cpu": _save},
-    )
+    "Save",
+    _infer_save,
+    kind="state",
+    inputs=(1, None),
+    attributes={"names": REQUIRED, "path": REQUIRED},
+    kernels={"cpu": _save},
 )
 register(
-    Operation(
-        "Restore",
-        _infer_restore,
-        kind="state",
-        attributes={"tensor": REQUIRED, "dtype": REQUIRED, "path": REQUIRED},
-        kernels={"cpu": _restore},
-    )
+    "Restore",
+    _infer_restore,
+    kind="state",
+    attributes={"tensor": REQUIRED, "dtype": REQUIRED, "path": REQUIRED},
+    kernels={"cpu": _restore},
 )
 
 
@@ -200,12 +188,10 @@ for _name, _infer, _more in (
     ("FixedRecords", _infer_reader, {"record_bytes": REQUIRED}),
 ):
     register(
-        Operation(
-            _name,
-            _infer,
-            kind="state",
-            attributes={"files": REQUIRED, **_more},
-            # Looked up in each run: `Session.restore` replaces it.
-            kernels={"cpu": lambda node, resources: lambda: resources.reader(node).read()},
-        )
+        _name,
+        _infer,
+        kind="state",
+        attributes={"files": REQUIRED, **_more},
+        # Looked up in each run: `Session.restore` replaces it.
+        kernels={"cpu": lambda node, resources: lambda: resources.reader(node).read()},
     )

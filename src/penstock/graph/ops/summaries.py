@@ -15,7 +15,7 @@ from penstock.graph.errors import MismatchError
 from penstock.graph.model.dtypes import FLOATS, INTEGERS, Value, fits, shape_text, to_client
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.elementwise import one_dtype, tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 
 _EDGES = 1e-12 * 1.1 ** np.arange(775)
 #: Buckets of histograms: from 1e-12 to 1e20, each a tenth wider than the one before, on both sides of 0.
@@ -58,7 +58,7 @@ def _kernel(node: Node) -> Callable[[Value], Value]:
 
 
 for _name in _SUMMARIES:
-    register(Operation(_name, _infer, inputs=(1, 1), attributes={"tag": REQUIRED}, kernels={"cpu": _kernel}))
+    register(_name, _infer, inputs=(1, 1), attributes={"tag": REQUIRED}, kernels={"cpu": _kernel})
 
 
 def _infer_merge(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
@@ -70,4 +70,4 @@ def _merge(*summaries: Value) -> Value:
     return np.array(b"".join(each.item() for each in summaries), object)
 
 
-register(Operation("MergeSummary", _infer_merge, inputs=(1, None), kernels={"cpu": lambda node: _merge}))
+register("MergeSummary", _infer_merge, inputs=(1, None), kernels={"cpu": lambda node: _merge})

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.aten import refuse_draws
-from penstock.graph.ops.registry import REQUIRED, Operation, operation, register
+from penstock.graph.ops.registry import REQUIRED, operation, register
 from penstock.graph.ops.sizes import filled, one_each
 
 #: A trace takes some 10 ms, the first of a process seconds.
@@ -205,13 +205,11 @@ def _vjp(node: Node) -> Callable[..., Any]:
 
 
 register(
-    Operation(
-        "Vjp",
-        _infer,
-        inputs=(1, None),
-        attributes={"of": REQUIRED, "cotangents": REQUIRED, "wrt": REQUIRED},
-        kernels={"cpu": _vjp},
-        differentiable=True,
-        flops=_flops,
-    )
+    "Vjp",
+    _infer,
+    inputs=(1, None),
+    attributes={"of": REQUIRED, "cotangents": REQUIRED, "wrt": REQUIRED},
+    kernels={"cpu": _vjp},
+    differentiable=True,
+    flops=_flops,
 )

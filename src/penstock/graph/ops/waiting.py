@@ -10,7 +10,7 @@ from penstock.graph.model.dtypes import DTYPES, check_dtype, check_shape, fits
 from penstock.graph.model.node import Node, Spec
 from penstock.graph.ops.arrays import integer
 from penstock.graph.ops.elementwise import tensor_of
-from penstock.graph.ops.registry import REQUIRED, Operation, register
+from penstock.graph.ops.registry import REQUIRED, register
 from penstock.graph.ops.state import SHARED, check_texts, handle_of
 
 
@@ -49,13 +49,11 @@ def _infer_queue(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 for _name, _more in (("FIFOQueue", {}), ("RandomShuffleQueue", {"min_after_dequeue": 0, "seed": None})):
     register(
-        Operation(
-            _name,
-            _infer_queue,
-            kind="state",
-            attributes={"capacity": REQUIRED, "components": REQUIRED, **_more, **SHARED},
-            kernels={"cpu": lambda node, resources: lambda: resources.queue(node)},
-        )
+        _name,
+        _infer_queue,
+        kind="state",
+        attributes={"capacity": REQUIRED, "components": REQUIRED, **_more, **SHARED},
+        kernels={"cpu": lambda node, resources: lambda: resources.queue(node)},
     )
 
 
@@ -86,31 +84,25 @@ def _infer_dequeue(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "Enqueue",
-        _infer_enqueue,
-        kind="waiting",
-        inputs=(1, None),
-        kernels={"cpu": lambda node, resources: lambda waiter, queue, *parts: queue.put(waiter, [parts])},
-    )
+    "Enqueue",
+    _infer_enqueue,
+    kind="waiting",
+    inputs=(1, None),
+    kernels={"cpu": lambda node, resources: lambda waiter, queue, *parts: queue.put(waiter, [parts])},
 )
 register(
-    Operation(
-        "EnqueueMany",
-        _infer_enqueue,
-        kind="waiting",
-        inputs=(2, None),
-        kernels={"cpu": lambda node, resources: lambda waiter, queue, *parts: queue.put_many(waiter, parts)},
-    )
+    "EnqueueMany",
+    _infer_enqueue,
+    kind="waiting",
+    inputs=(2, None),
+    kernels={"cpu": lambda node, resources: lambda waiter, queue, *parts: queue.put_many(waiter, parts)},
 )
 register(
-    Operation(
-        "Dequeue",
-        _infer_dequeue,
-        kind="waiting",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda waiter, queue: queue.take(waiter)},
-    )
+    "Dequeue",
+    _infer_dequeue,
+    kind="waiting",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: lambda waiter, queue: queue.take(waiter)},
 )
 
 
@@ -120,14 +112,12 @@ def _dequeue_many(node: Node, resources: Any) -> Any:
 
 
 register(
-    Operation(
-        "DequeueMany",
-        _infer_dequeue,
-        kind="waiting",
-        inputs=(1, 1),
-        attributes={"n": REQUIRED},
-        kernels={"cpu": _dequeue_many},
-    )
+    "DequeueMany",
+    _infer_dequeue,
+    kind="waiting",
+    inputs=(1, 1),
+    attributes={"n": REQUIRED},
+    kernels={"cpu": _dequeue_many},
 )
 
 
@@ -137,22 +127,18 @@ def _infer_size(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "QueueSize",
-        _infer_size,
-        kind="state",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda queue: queue.size()},
-    )
+    "QueueSize",
+    _infer_size,
+    kind="state",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: lambda queue: queue.size()},
 )
 register(
-    Operation(
-        "QueueClose",
-        _infer_size,
-        kind="state",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda queue: queue.close()},
-    )
+    "QueueClose",
+    _infer_size,
+    kind="state",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: lambda queue: queue.close()},
 )
 
 
@@ -170,29 +156,23 @@ def _infer_locking(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
 
 
 register(
-    Operation(
-        "Mutex",
-        _infer_mutex,
-        kind="state",
-        attributes=SHARED,
-        kernels={"cpu": lambda node, resources: lambda: resources.mutex(node)},
-    )
+    "Mutex",
+    _infer_mutex,
+    kind="state",
+    attributes=SHARED,
+    kernels={"cpu": lambda node, resources: lambda: resources.mutex(node)},
 )
 register(
-    Operation(
-        "MutexAcquire",
-        _infer_locking,
-        kind="waiting",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda waiter, mutex: mutex.acquire(waiter)},
-    )
+    "MutexAcquire",
+    _infer_locking,
+    kind="waiting",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: lambda waiter, mutex: mutex.acquire(waiter)},
 )
 register(
-    Operation(
-        "MutexRelease",
-        _infer_locking,
-        kind="state",
-        inputs=(1, 1),
-        kernels={"cpu": lambda node, resources: lambda mutex: mutex.release()},
-    )
+    "MutexRelease",
+    _infer_locking,
+    kind="state",
+    inputs=(1, 1),
+    kernels={"cpu": lambda node, resources: lambda mutex: mutex.release()},
 )
