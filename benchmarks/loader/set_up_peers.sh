@@ -30,3 +30,14 @@ if [ ! -x "$cache/tables/bin/python" ]; then
     "$cache/tables/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 numpy mosaicml-streaming==0.13.0 tfrecord==1.14.6 \
         litdata==0.2.76 s3torchconnector==1.5.0
 fi
+
+# Streaming imports two names of torchvision, for sets of pictures that no benchmark reads. PyPI's torchvision cannot be
+# imported beside a torch without CUDA: two such names stand in for it.
+if ! "$cache/tables/bin/python" -c "import torchvision" 2>/dev/null; then
+    "$cache/tables/bin/pip" uninstall -q -y torchvision
+    site="$("$cache/tables/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+    mkdir -p "$site/torchvision/transforms"
+    touch "$site/torchvision/__init__.py" "$site/torchvision/transforms/__init__.py"
+    echo "class VisionDataset: pass" >"$site/torchvision/datasets.py"
+    echo "def to_tensor(picture): raise NotImplementedError" >"$site/torchvision/transforms/functional.py"
+fi
