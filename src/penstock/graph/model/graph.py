@@ -23,6 +23,16 @@ from penstock.graph.ops.control import PARALLEL_ITERATIONS
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
+def _operator(op: str, *, swap: bool = False) -> Callable[[Edge, Any], Any]:
+    """Return a method that adds a node to the graph of an edge. swap: the edge is the second input."""
+
+    def apply(self: Edge, other: Any) -> Any:
+        other = other if isinstance(other, Edge) else self.graph.constant(other, dtype=self.dtype)
+        return self.graph.add(op, *((other, self) if swap else (self, other)))
+
+    return apply
+
+
 class Edge:
     """An output of a node, in the program that builds a graph. Arithmetic with it adds nodes."""
 
@@ -52,46 +62,15 @@ class Edge:
     def __repr__(self) -> str:
         return f"<{self.name} {self.spec}>"
 
-    def _with(self, op: str, other: Any, *, swap: bool = False) -> Any:
-        other = other if isinstance(other, Edge) else self.graph.constant(other, dtype=self.dtype)
-        first, second = (other, self) if swap else (self, other)
-        return self.graph.add(op, first, second)
-
-    def __add__(self, other: Any) -> Any:
-        return self._with("Add", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with("Add", other, swap=True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with("Sub", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with("Sub", other, swap=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with("Mul", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with("Mul", other, swap=True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with("Div", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._with("Div", other, swap=True)
-
-    def __matmul__(self, other: Any) -> Any:
-        return self._with("MatMul", other)
+    __add__, __radd__ = _operator("Add"), _operator("Add", swap=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", swap=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", swap=True)
+    __truediv__, __rtruediv__ = _operator("Div"), _operator("Div", swap=True)
+    __matmul__ = _operator("MatMul")
+    __lt__, __gt__ = _operator("Less"), _operator("Greater")
 
     def __neg__(self) -> Any:
         return self.graph.add("Neg", self)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._with("Less", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._with("Greater", other)
 
     def __bool__(self) -> bool:
         raise MismatchError(f"{self.name} has no value before a run: use Graph.cond or Graph.while_loop")

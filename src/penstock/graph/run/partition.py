@@ -16,6 +16,7 @@ from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Endpoint, Node
 from penstock.graph.ops.table import operation
 from penstock.graph.run.reach import inner_nodes, is_replaced, needed_nodes, representatives
+from penstock.graph.run.wanted import Wanted
 from penstock.policy.graph_placement import allows_cpu
 
 BY_HAND = ("Switch", "Merge", "Enter", "Leave", "NextIteration")
@@ -128,19 +129,17 @@ def to_one_device(device: str) -> str:
 def parts_of(
     graph: Graph,
     task: Mapping[str, str],
-    endpoints: Sequence[Endpoint],
-    operations: Sequence[str],
-    fed: Sequence[Endpoint],
+    wanted: Wanted,
     after: Mapping[tuple[str, str], str] | None = None,
     order: Sequence[str] = (),
 ) -> dict[str, Part]:
     """Return the part of each worker in a run.
 
-    task: of each node. endpoints, operations: what is fetched, and what runs besides; fed: what is given.
+    task: of each node.
     after: by node and worker that receives from it, the node there after which it asks for that, where both run.
     order: in which nodes are to run; Sends and Recvs come first, as soon as they can.
     """
-    cut = _Cut(graph, task, endpoints, operations, fed)
+    cut = _Cut(graph, task, wanted)
     for (name, where), other in (after or {}).items():
         cut.delay(name, where, other)
     turn = {name: number for number, name in enumerate(order)}
@@ -155,14 +154,8 @@ def parts_of(
 class _Cut:
     """Follows what a run asks for from worker to worker."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        task: Mapping[str, str],
-        endpoints: Sequence[Endpoint],
-        operations: Sequence[str],
-        fed: Sequence[Endpoint],
-    ) -> None:
+    def __init__(self, graph: Graph, task: Mapping[str, str], wanted: Wanted) -> None:
+        endpoints, operations, fed = wanted
         self.parts: dict[str, Part] = {}
         self._nodes, self._task = graph.nodes, task
         self._fed = {endpoint: number for number, endpoint in enumerate(fed)}

@@ -17,12 +17,8 @@ from penstock.graph.errors import (
     GraphError,
     KernelError,
     MismatchError,
-    NotFoundError,
-    nearest,
 )
-from penstock.graph.model.dtypes import fits, shape_text, to_client, to_value
-from penstock.graph.model.graph import Edge, Graph
-from penstock.graph.model.node import Endpoint, Node, parse_endpoint
+from penstock.graph.model.graph import Graph
 from penstock.graph.run.executor import Step
 from penstock.graph.run.lower import Flat, Lowering
 from penstock.graph.run.partition import check_of_one_process
@@ -30,13 +26,14 @@ from penstock.graph.run.plan import Plan, make_plan
 from penstock.graph.run.reach import Inlined, needed_nodes
 from penstock.graph.run.statistics import Statistics
 from penstock.graph.run.timeline import Lane, timeline_of
+from penstock.graph.run.wanted import Wanted, wanted_of
 from penstock.graph.state.resources import Resources
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
 from penstock.units import is_integer
 
-#: Of a plan: what is fetched, operations, what is fed; whether loops are inlined, and what runs is counted.
-_Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...], bool, bool]
+#: Of a plan: what is asked for; whether loops are inlined, and what runs is counted.
+_Key = tuple[Wanted, bool, bool]
 #: Of the largest chunk that raises glibc's threshold (DEFAULT_MMAP_THRESHOLD_MAX, 32 MiB), less its header and pages.
 _LARGEST_RAISING_BYTES = (32 << 20) - (64 << 10)
 
@@ -135,15 +132,12 @@ class Session:
         Raises: GraphErrors; WaitTimeout; KeyboardInterrupt passes. The session stays usable.
         """
         self._check_open()
-        wanted, arrange = arranged(fetches)
-        places, operations = asked(self.graph, wanted, targets)
-        endpoints = [endpoint for endpoint in places if endpoint is not None]
-        fed, values = fed_values(self.graph, {} if feeds is None else feeds)
+        wanted, values, arrange = wanted_of(self.graph, fetches, feeds, targets)
         # Statistics count each kernel, so loops run node by node.
         timeline = self._timeline if lane is None else None
         counts = statistics is not None or lane is not None or timeline is not None
         inlines = self._inlines and statistics is None
-        plan = self._plan((tuple(endpoints), tuple(operations), tuple(fed), inlines, counts))
+        plan = self._plan((wanted, inlines, counts))
         if timeline is not None:
             lane = timeline.begin()
         step = Step(
@@ -178,9 +172,9 @@ class Session:
                 self._steps.discard(step)
             if timeline is not None and lane is not None:
                 timeline.end(lane)
-        found = dict(zip(dict.fromkeys(endpoints), results, strict=True))
+        found = dict(zip(wanted.endpoints, results, strict=True))
         del results
-        return arrange([None if each is None else to_client(found[each]) for each in places])
+        return arrange(found)
 
     def _plan(self, key: _Key) -> Plan:
         plan = self._plans.get(key)
@@ -194,17 +188,17 @@ class Session:
             return plan
 
     def _made(self, key: _Key) -> Plan:
-        endpoints, operations, fed, inlines, counts = key
+        wanted, inlines, counts = key
         is_part = self.resources.mail is not None
         if not is_part:
-            check_of_one_process(needed_nodes(self.graph.nodes, endpoints, operations, fed)[0])
+            check_of_one_process(needed_nodes(self.graph.nodes, *wanted)[0])
         lowering = Lowering(Inlined() if inlines else None)
-        env = lowering.top(self.graph.scope, endpoints, operations, fed)
-        for place, endpoint in enumerate(dict.fromkeys(endpoints)):
+        env = lowering.top(self.graph.scope, *wanted)
+        for place, endpoint in enumerate(wanted.endpoints):
             node = self.graph.nodes[endpoint.node]
             port = env.find(endpoint)
             spec = node.outputs[endpoint.port]
-            if spec.kind == "variable" and endpoint not in fed:
+            if spec.kind == "variable" and endpoint not in wanted.fed:
                 port = lowering.read(port, spec, node)
             attr = {"fetch": place, "node": node.name, "where": node.where}
             lowering.add("Fetch", [port], attr=attr, name=str(endpoint), counts=False)
@@ -299,98 +293,11 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
-def asked(
-    graph: Graph, wanted: Sequence[Any], targets: Sequence[Any]
-) -> tuple[list[Endpoint | None], list[str]]:
-    """Return the endpoint of each fetch, None where it names an operation, and all operations that a run asks for.
-
-    Raises: NotFoundError; MismatchError for a fetch that is no tensor.
-    """
-    scope = graph.scope
-    places = [_endpoint_of(each) for each in wanted]
-    operations = []
-    targets = [targets] if isinstance(targets, str | Edge | Node) else targets
-    for each, endpoint in zip(wanted, places, strict=True):
-        if endpoint is None:
-            operations.append(_name_of(each))
-            continue
-        spec = scope.find(endpoint)
-        if spec is None:
-            raise NotFoundError(f"fetch {str(endpoint)!r} is not there{nearest(endpoint.node, scope.nodes)}")
-        if spec.kind not in ("tensor", "variable"):
-            raise MismatchError(
-                f"fetch {str(endpoint)!r} is a {spec.kind}, and no tensor", node=endpoint.node
-            )
-    operations += [_name_of(each) for each in targets]
-    for name in operations:
-        if name not in scope.nodes:
-            raise NotFoundError(f"target {name!r} is not there{nearest(name, scope.nodes)}")
-    return places, operations
-
-
-def fed_values(graph: Graph, feeds: Mapping[Any, Any]) -> tuple[list[Endpoint], list[Any]]:
-    """Return the endpoints that are fed, and copies of what is. Raises: NotFoundError, MismatchError."""
-    endpoints, values = [], []
-    if not isinstance(feeds, Mapping):
-        raise MismatchError(f"feeds are arrays by edge or text, and this is {feeds!r:.80}")
-    for key, array in feeds.items():
-        endpoint = key.endpoint if isinstance(key, Edge) else parse_endpoint(str(key))
-        spec = graph.scope.find(endpoint)
-        if spec is None:
-            raise NotFoundError(f"feed {str(endpoint)!r} is not there{nearest(endpoint.node, graph.nodes)}")
-        node = graph.nodes[endpoint.node]
-        try:
-            if spec.kind not in ("tensor", "variable"):
-                raise MismatchError(f"its output is a {spec.kind}, which cannot be fed")
-            value = to_value(array, spec.dtype)
-            if not fits(spec.shape, tuple(value.shape)):
-                raise MismatchError(
-                    f"{shape_text(tuple(value.shape))} is fed, and its shape is {shape_text(spec.shape)}"
-                )
-        except MismatchError as error:
-            raise MismatchError(error.text, node=node.name, where=node.where) from None
-        if endpoint in endpoints:
-            raise MismatchError("it is fed twice", node=node.name, where=node.where)
-        endpoints.append(endpoint)
-        values.append(value)
-    return endpoints, values
-
-
 def _bare(error: GraphError) -> GraphError:
     if error.__cause__ is not None:
         traceback.clear_frames(error.__cause__.__traceback__)
     traceback.clear_frames(error.__traceback__)
     return error.with_traceback(None)
-
-
-def _endpoint_of(given: Any) -> Endpoint | None:
-    """Return the endpoint that a fetch names, or None if it names an operation."""
-    if isinstance(given, Edge):
-        return given.endpoint
-    if isinstance(given, Node):
-        return None
-    if isinstance(given, Endpoint):
-        return given
-    if not isinstance(given, str):
-        raise MismatchError(f"a fetch is {given!r:.80}; give an edge, a node or a text")
-    return parse_endpoint(given) if ":" in given else None
-
-
-def _name_of(given: Any) -> str:
-    if isinstance(given, Edge):
-        return given.endpoint.node
-    return given.name if isinstance(given, Node) else str(given).partition(":")[0]
-
-
-def arranged(fetches: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the fetches as a list, and what arranges their values as they are."""
-    if isinstance(fetches, Mapping):
-        return list(fetches.values()), lambda values: dict(zip(fetches, values, strict=True))
-    if isinstance(fetches, list):
-        return fetches, lambda values: values
-    if isinstance(fetches, tuple) and not isinstance(fetches, Endpoint):
-        return list(fetches), tuple
-    return [fetches], lambda values: values[0]
 
 
 def _check_finite(flat: Flat, outputs: Sequence[Any]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock.graph.errors import GraphError, MismatchError
 from penstock.graph.model.graph import Graph
-from penstock.graph.model.node import Endpoint
 from penstock.graph.run.partition import Part, holds_state, parts_of, task_of
 from penstock.graph.run.statistics import Statistics
+from penstock.graph.run.wanted import Wanted
 from penstock.graph.tools.costs import read_costs
 from penstock.graph.tools.placing import place_nodes, placed_nodes
 from penstock.graph.workers.config import SessionConfig
@@ -30,8 +30,6 @@ from penstock.policy.graph_search import rivals
 from penstock.policy.graph_trial import PlacementTrial
 from penstock.units import format_seconds
 
-#: What a run asks for: endpoints, operations, and what is fed.
-Key = tuple[tuple[Endpoint, ...], tuple[str, ...], tuple[Endpoint, ...]]
 #: Of what is fed.
 Shapes = tuple[tuple[int, ...], ...]
 #: Latency and bytes a second, by pair of tasks or of devices.
@@ -101,9 +99,9 @@ class SessionPlacement:
         self._options = {"regions": config.regions, "check_finite": config.check_finite}
         self._costs: dict[str, dict[str, Any]] = {}
         self._parts = 0
-        self._cuts: dict[tuple[Key, int], Cut] = {}
+        self._cuts: dict[tuple[Wanted, int], Cut] = {}
         #: Of what `learn` ran last, until its fastest placement is known.
-        self._trials: dict[Key, PlacementTrial] = {}
+        self._trials: dict[Wanted, PlacementTrial] = {}
         self._has_learned = False
         self._placement: Placement | None = None
         self._device: dict[str, str] = {}
@@ -191,34 +189,34 @@ class SessionPlacement:
 
     # -- Steps -----------------------------------------------------------------------------------------------
 
-    def begin(self, key: Key) -> Cut:
+    def begin(self, wanted: Wanted) -> Cut:
         """Return what each worker runs of a step, until `end`.
 
         A step of a trial runs under one of its placements. A trial whose graph has got new nodes since is over.
         """
         with self._graph.lock:
-            trial = self._trials.get(key)
+            trial = self._trials.get(wanted)
             if trial is not None and len(trial.placements[0].device) < len(self._graph.nodes):
                 self._forget()
                 trial = None
             turn = 0 if trial is None else trial.begin()
-            cut = self._cuts.get((key, turn))
+            cut = self._cuts.get((wanted, turn))
             if cut is None:
                 placement = self.placement() if trial is None else trial.placements[turn]
                 task = {name: task_of(each) for name, each in placement.device.items()}
                 order = list(placement.finish_seconds)
-                parts = parts_of(self._graph, task, *key, self._receives(placement), order)
+                parts = parts_of(self._graph, task, wanted, self._receives(placement), order)
                 self._parts += 1
                 for where, part in parts.items():
                     self._requests.tell(
                         where,
                         {"kind": "part", "part": self._parts, **self._options, **sent_nodes(part.nodes)},
                     )
-                cut = self._cuts[key, turn] = Cut(self._parts, parts, placement.device, trial, turn)
+                cut = self._cuts[wanted, turn] = Cut(self._parts, parts, placement.device, trial, turn)
             cut.runs += 1
             return cut
 
-    def end(self, key: Key, cut: Cut, seconds: float | None) -> None:
+    def end(self, wanted: Wanted, cut: Cut, seconds: float | None) -> None:
         """Count a run of a cut as ended; with the last step of a trial, nodes without a state go where it was fastest.
 
         seconds: None for a step that failed.
@@ -226,10 +224,10 @@ class SessionPlacement:
         with self._graph.lock:
             cut.runs -= 1
             self._drop(cut)
-            if cut.trial is None or not cut.parts or self._trials.get(key) is not cut.trial:
+            if cut.trial is None or not cut.parts or self._trials.get(wanted) is not cut.trial:
                 return
             if (found := cut.trial.end(cut.turn, seconds)) is not None:
-                del self._trials[key]
+                del self._trials[wanted]
                 self.drop_cuts()
                 self._device |= found.device
                 self._placement = found
@@ -274,7 +272,7 @@ class SessionPlacement:
             with self._graph.lock:
                 self._forget()
             run(statistics)
-            learned = [key for key, _ in self._cuts]
+            learned = [wanted for wanted, _ in self._cuts]
         finally:
             self._options = before
             self.drop_cuts()
@@ -303,7 +301,7 @@ class SessionPlacement:
             if self._config.objective == "search" and not self._config.is_lossy:
                 best = self.placement()
                 if others := rivals(best, self._nodes(), self._joined(), fixed=fixed):
-                    self._trials = {key: PlacementTrial([best, *others]) for key in learned}
+                    self._trials = {each: PlacementTrial([best, *others]) for each in learned}
         return self.costs()
 
     def _between_devices(self, found: Links) -> Links:

@@ -18,8 +18,8 @@ from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Endpoint
 from penstock.graph.run.partition import task_of
 from penstock.graph.run.reach import inner_nodes
-from penstock.graph.run.session import arranged, asked, fed_values
 from penstock.graph.run.statistics import Statistics
+from penstock.graph.run.wanted import wanted_of
 from penstock.graph.state.resources import check_state
 from penstock.graph.state.saves import Saves, saving
 from penstock.graph.state.tensors import read_state, write_state
@@ -121,24 +121,21 @@ class WorkerSession:
         finds their state at rest; it waits lost_seconds for that at most, as a kernel is not interrupted.
         """
         self._requests.check_open()
-        wanted, arrange = arranged(fetches)
-        places, operations = asked(self.graph, wanted, targets)
-        endpoints = list(dict.fromkeys(endpoint for endpoint in places if endpoint is not None))
-        fed, values = fed_values(self.graph, {} if feeds is None else feeds)
+        wanted, values, arrange = wanted_of(self.graph, fetches, feeds, targets)
         self._requests.recover(self._begin_anew)
+        endpoints, fed = wanted.endpoints, wanted.fed
         found: dict[Endpoint, Any] = {
             endpoint: to_client(value)
             for endpoint, value in zip(fed, values, strict=True)
             if endpoint in endpoints
         }
-        key = tuple(endpoints), tuple(operations), tuple(fed)
-        cut = self._placement.begin(key)
+        cut = self._placement.begin(wanted)
         begin, took = time.perf_counter(), None
         try:
             answers = self._step(cut, fed, values, statistics, timeout_seconds) if cut.parts else {}
             took = time.perf_counter() - begin
         finally:
-            self._placement.end(key, cut, took)
+            self._placement.end(wanted, cut, took)
         if statistics is None:
             shapes = tuple(tuple(value.shape) for value in values)
             self._placement.notice_pace(cut, shapes, answers, took)
@@ -147,12 +144,12 @@ class WorkerSession:
             found.update({endpoints[place]: value for place, value in results})
             if statistics is not None:
                 _count(statistics, task, answer["statistics"], cut.device)
-        return arrange([None if each is None else to_client(found[each]) for each in places])
+        return arrange(found)
 
     def _step(
         self,
         cut: Cut,
-        fed: list[Endpoint],
+        fed: Sequence[Endpoint],
         values: list[Any],
         statistics: Statistics | None,
         timeout_seconds: float | None,
