@@ -46,6 +46,7 @@ from penstock.errors import ClosedError, StagingError, no_thread, printable
 from penstock.flow import waits
 from penstock.flow.batches import MADE, Departure, StagedBatch
 from penstock.flow.copying import CopyAhead
+from penstock.flow.garbage import no_collection
 from penstock.flow.groups import QUICK_SAMPLES, GroupWork, failed_and_bytes
 from penstock.flow.lock_use import HELD_SECONDS, LateWakes, LockUse, RunDelay, ask_for_lock
 from penstock.flow.patience import Patience
@@ -333,6 +334,7 @@ class Engine:
             self._staging.guard(batch.slot)
         return batch
 
+    @no_collection  # samples that are there at once would wake it, and it frees none of them
     def make(
         self,
         epoch: int,
@@ -362,7 +364,8 @@ class Engine:
         self._at[CONSUMER] = int(whole.samples[0]), begin
         self._consumer_waits, maker.is_making = (epoch, step, begin), True
         made: list[StagedBatch] = []
-        missed, nbytes, reading_seconds = list[int](), 0, 0.0
+        missed: list[int] = []
+        nbytes, reading_seconds = 0, 0.0
         size = samples.shape[1]
         try:
             for first in range(0, len(samples), in_array):

@@ -240,7 +240,8 @@ def failed_and_bytes(data: list[Any] | Pieces) -> tuple[list[int], int]:
     """Return which samples failed, by index, and what the others take; 0 where that is not known."""
     if isinstance(data, Pieces):
         return [], data.joined.nbytes
-    kinds, missed = set(map(type, data)), list[int]()
+    kinds = set(map(type, data))
+    missed: list[int] = []
     if Failed in kinds:
         missed = [index for index, each in enumerate(data) if isinstance(each, Failed)]
     if kinds - {Failed} != {np.ndarray}:

@@ -278,7 +278,8 @@ class EpochLoop:
     def _wait_for_batch(self, begun: Pass, epoch: int, own: OwnThread | None) -> Any:
         giver, ended, has_skipped_batch = own or self._engine, self._parts.ended, False
         while self.position[0] == epoch:
-            step, skipped, fitted = self.position[1], list[SkippedSample](), 0.0
+            step, fitted = self.position[1], 0.0
+            skipped: list[SkippedSample] = []  # `list[SkippedSample]()` takes 0.3 us more
             if own is not None and (ready := own.ready(self.position)) is not None:
                 batch, samples = ready
             else:

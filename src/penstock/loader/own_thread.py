@@ -10,7 +10,6 @@ makes itself, and wait there with what their slots hold: a turn is a range of st
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
 import time
@@ -25,7 +24,6 @@ from penstock.flow.batches import MADE, StagedBatch
 from penstock.flow.engine import Engine
 from penstock.loader.collating import CollatingDecoder, nbytes_of
 from penstock.loader.config import LoaderConfig
-from penstock.loader.dataset import SampleDecoder
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.on_device import made
 from penstock.loader.setup import Setup
@@ -111,10 +109,6 @@ class OwnThread:
         self._sample_seconds = math.inf
         #: How many times some were made.
         self._times = 0
-        # Samples that are there at once wake the collector of garbage from so many objects on; it frees none of them.
-        objects = decoder.sample_objects if isinstance(decoder, SampleDecoder) else 1
-        waking = gc.get_threshold()[0] if gc.isenabled() else 0
-        self._most_samples = min(_AT_ONCE, waking // objects) if waking else _AT_ONCE
         #: How many steps are made together: each has its own array where a function collates, else all have one.
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
         #: What the largest batch took that a function made here, of those that were looked at; None before.
@@ -227,13 +221,13 @@ class OwnThread:
         begin = self._clock()
         samples = self._samples_from(place)
         collates = isinstance(self._decoder, CollatingDecoder)
-        at_once = 1 if collates else self._most_samples // samples.shape[1]
+        at_once = 1 if collates else max(1, _AT_ONCE // samples.shape[1])
         make = partial(
             self._engine.make,
             *place,
             samples,
             self._steps_in_array,
-            max(1, at_once),
+            at_once,
             self._fetcher,
             self._decoder,
         )
