@@ -49,8 +49,10 @@ class Training:
         self.store: Store = steady
         #: (end, number, move, seconds)
         self.moves: list[tuple[float, int, Move, float]] = []
-        self.begun = 0
-        self.slots = slots
+        #: (end, number, load)
+        self.loads: list[tuple[float, int, Load]] = []
+        self.begun, self.decode_seconds = 0, 0.0
+        self.slots = self.most_wanted = slots
         #: Complete batches, by number; the next one that the training takes, and the slot of the one that it has.
         self.ready: dict[int, Ready] = {}
         self.next, self.held = 0, -1
@@ -67,24 +69,36 @@ class Training:
                     end = self.store(self.now)
                     heapq.heappush(self.moves, (end, self.begun, move, end - self.now))
                 case Load() as load:
-                    own = sum(origin == SOURCE for origin in load.origins)
-                    reads = [OwnRead(SOURCE, own, own * LATENCY_SECONDS)] if own else []
-                    to_do += self.scheduler.loaded(load, {}, reads, self.now, 1e-3, 1e-3)
+                    self.begun += 1
+                    heapq.heappush(self.loads, (self.now + self.decode_seconds, self.begun, load))
+                    if not self.decode_seconds:
+                        to_do += self._loaded()
                 case Ready() as ready:
                     self.ready[ready.batch] = ready
+
+    def _loaded(self) -> list[Instruction]:
+        end, _, load = heapq.heappop(self.loads)
+        self.now = max(self.now, end)
+        own = sum(origin == SOURCE for origin in load.origins)
+        reads = [OwnRead(SOURCE, own, own * LATENCY_SECONDS)] if own else []
+        return self.scheduler.loaded(load, {}, reads, self.now, 1e-3, 1e-3)
 
     def go_on(self, store: Store, seconds: float) -> float:
         """Run for this long on a store; return the share of the time that the training waited."""
         self.store, begin, before = store, self.now, self.waited
         while self.now < begin + seconds:
             takes = max(self.now, self.asks) if self.next in self.ready else np.inf
-            if self.moves and self.moves[0][0] <= takes:
+            moved, loaded = (each[0][0] if each else np.inf for each in (self.moves, self.loads))
+            if loaded <= min(moved, takes):
+                self._obey(self._loaded())
+            elif moved <= takes:
                 end, _, move, lasted = heapq.heappop(self.moves)
                 self.now = max(self.now, end)
                 self._obey(self.scheduler.moved(move, lasted, [], self.now))
             else:
                 self._take(takes)
             assert self.scheduler.slots_in_use <= max(self.scheduler.slots_wanted, self.settled[-1] * 2)
+            self.most_wanted = max(self.most_wanted, self.scheduler.slots_wanted)
         return (self.waited - before) / (self.now - begin)
 
     def _take(self, now: float) -> None:
@@ -128,7 +142,7 @@ def test_slots_that_gain_nothing_are_tried_ever_more_rarely_and_soon_where_the_t
         found = []
         for _ in range(100 * seconds):
             now, waited = now + 0.01 + wait, waited + wait
-            ahead.freed(now, waited)
+            ahead.freed(now, waited, has_idled=True)
             found.append(ahead.slots)
         return sum(before < after for before, after in pairwise(found))
 
@@ -137,6 +151,19 @@ def test_slots_that_gain_nothing_are_tried_ever_more_rarely_and_soon_where_the_t
     assert 0 < tries_in(20, 0.01) <= first
     assert tries_in(100, 0.0) == 0
     assert ahead.settled == ahead.slots == 8
+
+
+def test_no_more_batches_are_read_ahead_where_all_decode_threads_are_busy_all_the_time() -> None:
+    """They would take memory, and come no sooner."""
+    training = Training(16, 64)
+    training.decode_seconds = 0.1
+
+    assert training.go_on(steady, 40.0) > 0.5
+    assert training.most_wanted == 16
+    # Now threads wait for the store.
+    training.decode_seconds = 0.0
+    assert training.go_on(slow, 40.0) > 0.5
+    assert training.most_wanted == 32
 
 
 def test_a_caller_that_keeps_batches_gets_all_slots_that_there_are() -> None:

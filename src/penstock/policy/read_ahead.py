@@ -1,7 +1,7 @@
 """How many batch slots are in use: as many as spare the training waits, and no more.
 
 More batches ahead bridge the times in which a store answers late. Where the store, or decoding, is slower on the whole,
-they bring nothing. Only trying tells which it is.
+they bring nothing. Where all decode threads had work all the time, it is decoding; else only trying tells which it is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ _OTHER_WINDOWS, _OTHER_WAIT = 3, 2.0
 
 @dataclass(slots=True)
 class _Sums:
-    """Of batches that were taken: how many, the time from one to the next, and what the training waited of it."""
+    """Of batches that were taken: how many, the time from one to the next, and what the training waited of it.
+
+    has_idled: whether a decode thread had no work at some time.
+    """
 
     batches: int = 0
     seconds: float = 0.0
     waited: float = 0.0
+    has_idled: bool = False
 
     def add(self, batches: int, seconds: float, waited: float) -> None:
         self.batches += batches
@@ -68,14 +72,18 @@ class ReadAhead:
         """How many may be in use now."""
         return self._candidate if self._candidate is not None and self._is_trying else self.settled
 
-    def freed(self, now: float, stall_seconds: float) -> None:
-        """Take note that the training has released a batch, and has waited so long in all."""
+    def freed(self, now: float, stall_seconds: float, *, has_idled: bool) -> None:
+        """Take note that the training has released a batch, and has waited so long in all.
+
+        has_idled: whether a decode thread has had no work at some time since the last call.
+        """
         before, self._before = self._before, (now, stall_seconds)
         if self._filling or before is None:
             self._filling = max(0, self._filling - 1)
             return
         window = self._window
         window.add(1, now - before[0], stall_seconds - before[1])
+        window.has_idled |= has_idled
         if window.batches < _WINDOW_BATCHES * self.slots or window.seconds < _WINDOW_SECONDS:
             return
         self._window = _Sums()
@@ -91,7 +99,8 @@ class ReadAhead:
         self._pause = max(0, self._pause - 1)
         if self._other_windows == _OTHER_WINDOWS:
             self._pause, self._pause_windows = 0, _FIRST_PAUSE
-        if self._pause or self.settled == self._most or window.waited < _WORTH_TRYING * window.seconds:
+        waits = window.has_idled and window.waited >= _WORTH_TRYING * window.seconds
+        if self._pause or self.settled == self._most or not waits:
             return
         self._with_settled, self._with_candidate, self._pairs = _Sums(), _Sums(), 0
         self._candidate = min(2 * self.settled, self._most)

@@ -298,6 +298,8 @@ class Scheduler:
         #: Whether all threads that may load have had work since the last Load ended, and all that may read since the
         #: last move did. A pause of the training, in which they run out of it, says nothing about them.
         self._were_busy = self._readers_were_busy = False
+        #: Whether one of them has had none since the last slot was freed.
+        self._has_idled = False
         #: None where their number is fixed.
         self._readers = ThreadCount(limits.readers, limits.most_readers) if limits.most_readers else None
         self._slots = self._most_wanted = limits.slots
@@ -332,7 +334,8 @@ class Scheduler:
         """
         if self._read_ahead is None:
             return self._event(now, decisions.FREED, slot)
-        self._read_ahead.freed(now, stall_seconds)
+        self._read_ahead.freed(now, stall_seconds, has_idled=self._has_idled)
+        self._has_idled = False
         self._most_wanted = max(self._most_wanted, self._read_ahead.slots)
         self._unused_slots.append(slot)
         return self._use_slots(self._read_ahead.slots, now)
@@ -621,7 +624,9 @@ class Scheduler:
                 self._read(self._call(decisions.GO_ON, 0, 0, 0, 0.0), now, out)
         if self._dropping is not None:
             self._drop(self._dropping, now, out)
-        self._were_busy &= self._ints[decisions.LOADS] >= threads
+        are_busy = self._ints[decisions.LOADS] >= threads
+        self._were_busy &= are_busy
+        self._has_idled |= not are_busy
         self._readers_were_busy &= self._ints[decisions.MOVES] >= self._ints[decisions.READERS]
         return out
 
