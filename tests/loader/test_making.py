@@ -21,7 +21,7 @@ from tests.store.tar_files import npy, write
 from tests.store.web_server import serving
 
 from penstock.errors import ConfigError
-from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped
+from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped, opened
 from penstock.loader.skips import BadSample, SkipList
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
@@ -140,6 +140,21 @@ def test_a_member_that_is_bad_is_named_and_left_out(tmp_path: Path) -> None:
     assert sample == 3
     assert "a.tar: 3.npy, taken as npy" in error
     assert batch["npy"].tolist() == [[key, key + 1] for key in (0, 1, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+def test_files_that_are_mounted_over_the_network_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    content = {f"{number:03}.cls": b"%d" % number for number in range(SAMPLES)}
+    samples = TarSamples(write(tmp_path / "a.tar", content))
+    monkeypatch.setattr(opened, "is_on_network", lambda path: is_far)
+    lines: list[str] = []
+
+    found = epochs_of(samples, report=lines.append, shuffle=False)
+
+    assert [number for batch in found for number in batch["cls"].tolist()] == EPOCHS * list(range(SAMPLES))
+    assert any("to keep all samples for later epochs" in line for line in lines) is is_far
 
 
 class Held:

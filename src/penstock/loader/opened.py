@@ -31,9 +31,10 @@ from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
 from penstock.policy.merge import runs_of
-from penstock.store import JsonLines, Numeric, Selection, Source, extents_of, open_source
+from penstock.store import JsonLines, Numeric, PackedFiles, Selection, Source, extents_of, open_source
 from penstock.store.calls import Calls
 from penstock.store.mixing import Mixed, sources_in
+from penstock.store.mounts import is_on_network
 from penstock.store.object_store import without_secrets
 from penstock.store.remote import objects_in
 from penstock.store.selection import unselected
@@ -115,17 +116,17 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
     return samples
 
 
-def stored_for(config: LoaderConfig, dataset: MapDataset) -> Source | None:
+def stored_for(config: LoaderConfig, dataset: MapDataset, calls: Calls) -> Source | None:
     """Return the source of a data set's samples, whose bytes the loader reads and keeps; None where the data set does.
 
-    It does so of an address, and where an argument asks for it.
+    It does so of bytes that are on other hosts, and where an argument asks for it.
     Raises: ConfigError where one does and a sample is empty, which nothing can be kept of.
     """
     stored = stored_of(dataset)
     if stored is None or config.why_not_stored:
         return None
     asked = config.asks_for_stored
-    if not asked and not any(map(objects_in, sources_in(stored))):
+    if not asked and not any(_is_far(each, calls) for each in sources_in(stored)):
         return None
     if stored.sizes_bytes.all():
         return stored
@@ -136,6 +137,14 @@ def stored_for(config: LoaderConfig, dataset: MapDataset) -> Source | None:
             "with source.select(...)"
         )
     return None
+
+
+def _is_far(source: Source, calls: Calls) -> bool:
+    """Return whether a source reads an address, or a file system that is mounted over the network."""
+    if objects_in(source) is not None:
+        return True
+    files = source.files[:1] if isinstance(source, PackedFiles) else ()
+    return any(calls.one(path, partial(is_on_network, path)) for path in files)
 
 
 class Opened(NamedTuple):

@@ -265,7 +265,7 @@ def drafted(
 ) -> Draft:
     """Do the first part of `set_up`. closing: closes the disks that are opened."""
     source, plan = opened = opened or open_run(config, calls)
-    stored = source if isinstance(source, Source) else stored_for(config, source)
+    stored = source if isinstance(source, Source) else stored_for(config, source, calls)
     machine, memory_bytes = read_machine(config.machine, calls), _memory_bytes(config.memory, is_taken=runs)
     policy, rank = config.loading_policy, config.rank or 0
     if runs and (line := _left_out(config, machine)):

@@ -6,7 +6,6 @@ What it returns a loader takes as it takes those of any data set: with `ragged=`
 
 from __future__ import annotations
 
-import copy
 import json
 import threading
 from abc import ABC, abstractmethod
@@ -77,9 +76,7 @@ def over(data: Any, source: Source) -> Any:
     """Return some of the samples of a data set that has `stored_of`. source: a selection of that."""
     if isinstance(data, ReadSamples):
         return data.over(source)
-    part = copy.copy(data)
-    part.source = over(data.source, source)
-    return part
+    return mapped(over(data.source, source), data.function)
 
 
 def kind_of(data: Any) -> str:

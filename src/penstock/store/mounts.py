@@ -53,6 +53,12 @@ def mount_of(path: str | os.PathLike[str], mounts: Iterable[Mount]) -> Mount | N
     return max(enumerate(holding), key=lambda each: (len(each[1].point), each[0]))[1] if holding else None
 
 
+def is_on_network(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path lies on a file system whose bytes are on other hosts, or may be."""
+    mount = mount_of(path, mounted())
+    return mount is not None and is_network(mount.kind)
+
+
 def _unescaped(text: str) -> str:
     for code, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, letter)
