@@ -553,41 +553,63 @@ class Communicator:
         self.tag += 1
         return MpiCarrier(self.own, self.tag, SAMPLE_BYTES)
 
-    def play(self, seconds: float) -> int:
+    def play(self, in_flight: int, seconds: float) -> int:
         """MPI's own messages, of as many bytes as a request and an answer with samples have: blocking calls alone."""
-        request, answer = bytearray(8 * GROUP), np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
+        answer = np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
+        return self.ask(answer, in_flight, seconds) if not self.rank else self.answer(answer, in_flight)
+
+    def ask(self, answer: NDArray[np.uint8], in_flight: int, seconds: float) -> int:
+        """Return how many samples came; so many requests are on their way, and as many receives have begun."""
+        places = [answer, *(answer.copy() for _ in range(in_flight - 1))]
+        coming, request = [], bytearray(8 * GROUP)
         count, until = 0, time.perf_counter() + seconds
-        while not self.rank and time.perf_counter() < until:
+
+        def begin(place: NDArray[np.uint8]) -> None:
+            coming.append((self.own.Irecv([place, place.size, self.mpi.BYTE], 1, 2), place))
             self.own.Send([request, len(request), self.mpi.BYTE], 1, 2)
-            self.own.Recv([answer, answer.size, self.mpi.BYTE], 1, 2)
-            count += GROUP
-        if not self.rank:
-            self.own.Send([request, 0, self.mpi.BYTE], 1, 2)
-        status = self.mpi.Status()
-        while self.rank:
+
+        for place in places:
+            begin(place)
+        while coming:
+            came, place = coming.pop(0)
+            came.Wait()
+            if time.perf_counter() < until:
+                count += GROUP
+                begin(place)
+        self.own.Send([request, 0, self.mpi.BYTE], 1, 2)
+        return count
+
+    def answer(self, answer: NDArray[np.uint8], in_flight: int) -> int:
+        """Answer until an empty request comes; that many answers may be on their way."""
+        status, request, going = self.mpi.Status(), bytearray(8 * GROUP), []
+        while True:
             self.own.Recv([request, len(request), self.mpi.BYTE], 0, 2, status)
             if not status.Get_count(self.mpi.BYTE):
                 break
-            self.own.Send([answer, answer.size, self.mpi.BYTE], 0, 2)
-        return count
+            going.append(self.own.Isend([answer, answer.size, self.mpi.BYTE], 0, 2))
+            if len(going) == in_flight:
+                going.pop(0).Wait()
+        self.mpi.Request.Waitall(going)
+        return 0
 
 
 def compare_mpi(seconds: float, repeats: int) -> None:
     """Print on rank 0 what samples are fetched at, MPI's own messages, and what it takes to wait for some."""
     pipe = Communicator()
-    rates: dict[str, list[tuple[float, float]]] = {"fetched": [], "sent": []}
+    #: Of fetching, and of MPI's messages by how many are on their way.
+    rates: dict[int, list[float]] = {0: [], 1: [], IN_FLIGHT: []}
+    costs: dict[int, list[float]] = {each: [] for each in rates}
     for _ in range(repeats):
         shelf = kept_samples() if pipe.rank else Nothing()
-        for what, play in (
-            ("fetched", partial(ask_for_samples, seconds, pipe, shelf, pipe.new_carrier(), not pipe.rank)),
-            ("sent", partial(pipe.play, seconds)),
-        ):
+        fetch = partial(ask_for_samples, pipe=pipe, shelf=shelf, carrier=pipe.new_carrier())
+        for in_flight in rates:
             exchanged(pipe, None)
             before = time.process_time()
-            count = play()
+            count = pipe.play(in_flight, seconds) if in_flight else fetch(seconds, is_reader=not pipe.rank)
             used = time.process_time() - before
             both = used + exchanged(pipe, used)
-            rates[what].append((count * SAMPLE_BYTES / 1e6 / seconds, both))
+            rates[in_flight].append(count * SAMPLE_BYTES / 1e6 / seconds)
+            costs[in_flight].append(1e3 * both / (rates[in_flight][-1] * seconds) if count else math.inf)
     if pipe.rank:
         return
     waiting = pipe.new_carrier()
@@ -595,14 +617,12 @@ def compare_mpi(seconds: float, repeats: int) -> None:
     before = time.thread_time()
     waiting.receive(seconds)
     idle = (time.thread_time() - before) / seconds
-    fetched, sent = (median(rate for rate, _ in rates[what]) for what in ("fetched", "sent"))
-    costs = [
-        median(1e3 * used / (rate * seconds) for rate, used in rates[what]) for what in ("fetched", "sent")
-    ]
+    fetched, alone, together = map(median, rates.values())
     print(
         f"{pipe.mpi.Get_library_version().split(chr(10))[0][:40]!r}: {GROUP} samples of 100 kB a request, {IN_FLIGHT} "
-        f"requests on their way: {fetched:,.0f} MB/s, MPI alone {sent:,.0f} MB/s (ratio {fetched / sent:.2f}); "
-        f"{costs[0]:.2f} and {costs[1]:.2f} CPU seconds a GB; {100 * idle:.2f} % of a core while waiting"
+        f"requests on their way: {fetched:,.0f} MB/s; MPI alone {together:,.0f} MB/s, {alone:,.0f} with one on its way "
+        f"(ratios {fetched / together:.2f} and {fetched / alone:.2f}); CPU seconds a GB: "
+        f"{', '.join(f'{median(each):.2f}' for each in costs.values())}; {100 * idle:.2f} % of a core while waiting"
     )
 
 

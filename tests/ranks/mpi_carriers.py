@@ -70,6 +70,30 @@ with patch.object(carrier_mpi, "MOST_BYTES", 1 << 20), patch.object(carrier_mpi,
     one.close()
 both("messages")
 
+# A long message comes into memory of an earlier one, but not while anybody has a part of that.
+two = carrier(2)
+if rank == 0:
+    for number in range(4):
+        assert two.ask(names[1], [np.full(1 << 18, number, np.uint8).data])
+        two.receive(None)
+else:
+
+    def next_long() -> np.ndarray:
+        ((_, who, (part,)),) = two.receive(None)
+        assert two.answer(who, [b"next"])
+        return np.frombuffer(part, np.uint8)[1 << 10 :]
+
+    first, second = next_long(), next_long()
+    assert (first == 0).all()
+    assert (second == 1).all()
+    place = first.ctypes.data
+    del first
+    assert next_long().ctypes.data == place
+    assert (next_long() == 3).all()
+    assert (second == 1).all()
+two.close()
+both("memory")
+
 # Samples are read, and a rank that is stopped, also with a long message under way, costs time and is used again.
 with (
     patch("penstock.policy.peer_patience.LEAST_SECONDS", patient(3)),
@@ -77,7 +101,7 @@ with (
 ):
     shelf = Shelf(100 + rank, [0, 2, 3] if rank else [])
     far = FarRank(100 + other, 3 if other else 0)
-    peers = RemotePeers(carrier(2), shelf, {names[other]: far}, SIZES, checksum_of, math.inf)
+    peers = RemotePeers(carrier(3), shelf, {names[other]: far}, SIZES, checksum_of, math.inf)
 
     def read(*samples: int) -> list[bytes | None]:
         found = peers.read(names[1], np.array(samples, np.int64))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import select
+import struct
+import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,9 +28,13 @@ MOST_BYTES = 1 << 30
 #: Between two looks at most. An idle rank so uses less than 1 % of a core, on a busy machine, too.
 _MOST_PAUSE_SECONDS = 0.025
 #: Memory of so many long messages is used again: new pages cost as much as copying does.
-_SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 4, 128 << 10, 16 << 20
+_SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 8, 128 << 10, 8 << 20
+#: References to memory that nobody has: of the list, and the one that is counted.
+_REFERENCES = 2
 #: What is under way for longer is to or from a rank that has stopped.
 _COPYING_SECONDS = 1.0
+#: MPI copies only when it is called, and maybe 8 kB a call: calls before anything else is looked at.
+_MOST_CALLS = 100
 #: Messages to one process that it has not begun to receive; more are not sent.
 _MOST_WAITING = 1000
 #: How long the last messages may take at the end.
@@ -42,8 +48,9 @@ class _UnderWay(NamedTuple):
 
     request: Any
     process: int
-    data: Any
+    data: NDArray[np.uint8]
     began: float
+    is_sent: bool
 
 
 class MpiCarrier(Wakeable):
@@ -62,10 +69,11 @@ class MpiCarrier(Wakeable):
         #: By rank, its process in the communicator, and the other way round.
         self._process_of: dict[int, int] = {}
         self._rank_of: dict[int, int] = {}
-        self._sending: list[_UnderWay] = []
-        self._receiving: list[_UnderWay] = []
+        #: Oldest first.
+        self._under_way: list[_UnderWay] = []
         self._waiting: Counter[int] = Counter()
-        self._spare: list[NDArray[np.uint8]] = []
+        #: Memory of messages; free once nothing else refers to it.
+        self._spare: deque[NDArray[np.uint8]] = deque(maxlen=_SPARE_BUFFERS)
         #: When a message came or went last.
         self._busy_at = time.monotonic()
         self.offer = {"process": communicator.Get_rank()}
@@ -87,12 +95,9 @@ class MpiCarrier(Wakeable):
         """Wait for messages, so long at most, or until `wake`. Returns: rank, whom to answer (None: nobody), parts."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
-            self._finish_sends()
-            found = self._arrived()
-            now = time.monotonic()
-            if found:
-                self._busy_at = now
+            if found := self._arrived():
                 return found
+            now = time.monotonic()
             pause = self._pause(now)
             left = pause if until is None else until - now
             if left < 0 or self._is_woken(min(pause, left)):
@@ -101,36 +106,40 @@ class MpiCarrier(Wakeable):
     def close(self) -> None:
         """Give what is under way a moment to end. Once, when no thread uses it."""
         until = time.monotonic() + _LINGER_SECONDS
-        while self._sending or self._receiving:
-            self._finish_sends()
+        while self._under_way and time.monotonic() < until:
             self._arrived()
-            if time.monotonic() > until:
-                break
             time.sleep(LEAST_PAUSE_SECONDS)
-        _given_up.extend([*self._sending, *self._receiving])
+        _given_up.extend(self._under_way)
         os.close(self._wake)
 
     def _send(self, process: int, kind: int, parts: Sequence[Any]) -> bool:
-        arrays = [np.frombuffer(part, np.uint8) for part in parts if len(part)]
-        head = np.array([kind, len(parts), *(len(part) for part in parts)], "<u8")
-        nbytes = head.nbytes + sum(map(len, parts))
+        lengths = [len(part) for part in parts]
+        head = struct.pack(f"<{2 + len(parts)}Q", kind, len(parts), *lengths)
+        nbytes = len(head) + sum(lengths)
         if nbytes > self._most_bytes or self._waiting[process] >= _MOST_WAITING:
             return False
-        spare = next((number for number, each in enumerate(self._spare) if each.size >= nbytes), None)
-        data = np.empty(nbytes, np.uint8) if spare is None else self._spare.pop(spare)
-        np.concatenate([head.view(np.uint8), *arrays], out=data[:nbytes])
-        self._busy_at = time.monotonic()
+        data = self._memory_for(nbytes)
+        arrays = [np.frombuffer(part, np.uint8) for part in (head, *parts) if len(part)]
+        np.concatenate(arrays, out=data[:nbytes])
         request = self._communicator.Isend([data, nbytes, MPI.BYTE], process, self._tag)
-        self._sending.append(_UnderWay(request, process, data, self._busy_at))
+        self._begin(request, process, data, is_sent=True)
         self._waiting[process] += 1
         return True
 
-    def _finish_sends(self) -> None:
-        for ended in _take_ended(self._sending):
-            self._waiting[ended.process] -= 1
-            is_long = _LEAST_SPARE_BYTES <= ended.data.size <= _MOST_SPARE_BYTES
-            if is_long and len(self._spare) < _SPARE_BUFFERS:
-                self._spare.append(ended.data)
+    def _begin(self, request: Any, process: int, data: NDArray[np.uint8], *, is_sent: bool) -> None:
+        self._busy_at = time.monotonic()
+        self._under_way.append(_UnderWay(request, process, data, self._busy_at, is_sent))
+
+    def _memory_for(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return memory for a message, of so many bytes at least: that of an earlier one which nobody has any more."""
+        for number in range(len(self._spare)):
+            if self._spare[number].size >= nbytes and sys.getrefcount(self._spare[number]) == _REFERENCES:
+                return self._spare[number]
+        if not _LEAST_SPARE_BYTES <= nbytes <= _MOST_SPARE_BYTES:
+            return np.empty(nbytes, np.uint8)
+        made = np.empty(1 << (nbytes - 1).bit_length(), np.uint8)
+        self._spare.append(made)
+        return made
 
     def _arrived(self) -> list[tuple[int, Any, list[Any]]]:
         """Return messages that have come; begin to receive those that are coming."""
@@ -138,23 +147,46 @@ class MpiCarrier(Wakeable):
         while (found := self._communicator.Improbe(tag=self._tag, status=status)) is not None:
             if (nbytes := status.Get_count(MPI.BYTE)) > self._most_bytes:
                 continue  # never received: into too little memory, Open MPI 5.0 writes past its end
-            data = np.empty(nbytes, np.uint8)
+            data = self._memory_for(nbytes)[:nbytes]
             request = found.Irecv([data, nbytes, MPI.BYTE])
-            self._receiving.append(_UnderWay(request, status.Get_source(), data, time.monotonic()))
+            self._begin(request, status.Get_source(), data, is_sent=False)
         messages = []
-        for each in _take_ended(self._receiving):
-            process, opened = each.process, _opened(each.data)
-            rank = self._rank_of.get(process)
+        for each in self._take_ended():
+            process = each.process
+            if each.is_sent:
+                self._waiting[process] -= 1
+                continue
+            rank, opened = self._rank_of.get(process), _opened(each.data)
             if rank is not None and opened is not None:
                 kind, parts = opened
                 messages.append((rank, process if kind == _ASKS else None, parts))
         return messages
 
+    def _take_ended(self) -> list[_UnderWay]:
+        """Take what MPI has ended out of what is under way, without what failed."""
+        if self._is_copying():
+            has_ended = self._under_way[0].request.Get_status
+            for _ in range(_MOST_CALLS):
+                if has_ended():
+                    break
+        ended: list[_UnderWay] = []
+        rest: list[_UnderWay] = []
+        for each in self._under_way:
+            try:
+                (ended if each.request.Test() else rest).append(each)
+            except MPI.Exception:  # too long, or its process has ended: as if it had not been sent
+                ended.append(each._replace(data=np.empty(0, np.uint8)))
+        if ended:
+            self._under_way, self._busy_at = rest, time.monotonic()
+        return ended
+
+    def _is_copying(self) -> bool:
+        """Return whether something has just begun to be sent or received."""
+        return bool(self._under_way) and time.monotonic() - self._under_way[-1].began < _COPYING_SECONDS
+
     def _pause(self, now: float) -> float:
-        """Return how long to sleep before the next look: not at all while MPI copies, for which it has to be called."""
-        if any(now - each.began < _COPYING_SECONDS for each in (*self._sending[-1:], *self._receiving[-1:])):
-            return 0.0
-        return min((now - self._busy_at) / 8, _MOST_PAUSE_SECONDS)
+        """Return how long to sleep before the next look: not at all while MPI copies."""
+        return 0.0 if self._is_copying() else min((now - self._busy_at) / 8, _MOST_PAUSE_SECONDS)
 
     def _is_woken(self, seconds: float) -> bool:
         """Sleep; return whether `wake` was called."""
@@ -169,19 +201,6 @@ class MpiCarrier(Wakeable):
 
 #: Messages to and from ranks that have stopped: MPI may still read or write what they have.
 _given_up: list[_UnderWay] = []
-
-
-def _take_ended(under_way: list[_UnderWay]) -> list[_UnderWay]:
-    """Take what MPI has ended out of a list; return it, without what failed."""
-    ended: list[_UnderWay] = []
-    rest: list[_UnderWay] = []
-    for each in under_way:
-        try:
-            (ended if each.request.Test() else rest).append(each)
-        except MPI.Exception:  # too long, or its process has ended: as if it had not been sent
-            ended.append(each._replace(data=np.empty(0, np.uint8)))
-    under_way[:] = rest
-    return ended
 
 
 def _opened(data: NDArray[np.uint8]) -> tuple[int, list[memoryview]] | None:

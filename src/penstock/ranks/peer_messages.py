@@ -79,11 +79,8 @@ def answered(
 ) -> list[Any]:
     """Return the parts of an ANSWER. found: of each id, its bytes and their checksum; None for what is not there."""
     records = np.empty((ids.size, ANSWER_COLUMNS), np.int64)
-    records[:, 0], records[:, 1], records[:, 2] = ids, ABSENT, 0
-    parts: list[Any] = [b""] * ids.size
-    for index, each in enumerate(found):
-        if each is not None:
-            data, checksum = each
-            records[index, 1], parts[index] = data.size, data.reshape(-1).data
-            records[index, 2:].view(np.uint64)[0] = checksum
+    records[:, 0] = ids
+    records[:, 1] = [ABSENT if each is None else each[0].size for each in found]
+    records[:, 2] = np.array([0 if each is None else each[1] for each in found], np.uint64).view(np.int64)
+    parts = [b"" if each is None else each[0].reshape(-1).data for each in found]
     return [packed(Message(ANSWER, number, generation, records.ravel())), *parts]

@@ -237,16 +237,20 @@ class RemotePeers:
     ) -> list[Bytes | DataError]:
         found: list[Bytes | DataError] = []
         absent = wrong = 0
-        checksums = records[:, 2].view(np.uint64).tolist()
         is_fit = records.shape[0] == ids.size == len(parts) and bool((records[:, 0] == ids).all())
-        for index, (sample, size) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
-            if is_fit and records[index, 1] == ABSENT:
+        if not is_fit:
+            records, parts = np.zeros((ids.size, ANSWER_COLUMNS), np.int64), [None] * ids.size
+        sent, checksums = records[:, 1].tolist(), records[:, 2].view(np.uint64).tolist()
+        for sample, size, sent_size, checksum, part in zip(
+            ids.tolist(), sizes.tolist(), sent, checksums, parts, strict=True
+        ):
+            if sent_size == ABSENT:
                 absent += 1
                 found.append(DataError(f"rank {rank} does not have sample {sample} as it announced"))
                 continue
-            data = np.frombuffer(parts[index], np.uint8) if is_fit else None
-            expected = size if size >= 0 else records[index, 1]
-            if data is not None and data.size == expected and self._checksum_of(data) == checksums[index]:
+            data = np.frombuffer(part, np.uint8) if is_fit else None
+            expected = size if size >= 0 else sent_size
+            if data is not None and data.size == expected and self._checksum_of(data) == checksum:
                 data.flags.writeable = False
                 found.append(data)
             else:
