@@ -126,12 +126,15 @@ class Pipes:
 
 
 def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> dict[str, Any]:
-    """Return what one rank's epochs took, and how many samples this process read; making the loader is of the first."""
+    """Return what one rank's epochs took, and making its loader, and how many samples this process read."""
     own = Ranks(pipes)
     seconds, waits = [], []
     own.all_gather("the begin", None)
-    began = time.perf_counter()
+    asked = time.perf_counter()
     with batches_of(job, source, made, own) as loader:
+        making = time.perf_counter() - asked
+        own.all_gather("the loader", None)
+        began = time.perf_counter()
         for _ in range(EPOCHS):
             waited, asked, batches = 0.0, began, iter(loader)
             while True:
@@ -148,7 +151,13 @@ def run_rank(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) 
             waits.append(waited)
             began += seconds[-1]
         predicted = predicted_epochs(loader, job) if own.rank == 0 else []
-    return {"reads": made.reads, "seconds": seconds, "waits": waits, "predicted": predicted}
+    return {
+        "reads": made.reads,
+        "making": making,
+        "seconds": seconds,
+        "waits": waits,
+        "predicted": predicted,
+    }
 
 
 def predicted_epochs(loader: Any, job: dict[str, Any]) -> list[tuple[float, float]]:

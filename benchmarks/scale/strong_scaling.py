@@ -8,11 +8,11 @@ The store is one wire of 50 MB/s behind 5 ms, for all ranks together. Each rank 
 which takes --step-seconds; ranks end each step together, so that N ranks need a Nth of the steps. All ranks together
 have memory for 1.2 times the data set; `hash-home, disk` has it on local disks instead, as a cache on the nodes' drives
 does (HVAC, a cache group of JuiceFS). Where each is alone, a rank keeps what it reads most often; by the split "local",
-too. Printed for each: seconds of the first epoch, and the median of later ones, and both as rank 0 predicts them
-(`Loader.predict`); how many times faster later ones are than those of DataLoader with 4 workers on as many ranks; the
-share of them that the slowest rank waits; reads of the store a sample over the run, and simulated ("-": reads of
-DataLoader's worker processes are not counted, no run of DataLoader is predicted). Counts hold on a busy machine,
-seconds do not.
+too. Printed for each: seconds in which the slowest rank makes its loader, before any epoch; those of the first epoch,
+and the median of later ones, and both as rank 0 predicts them (`Loader.predict`); how many times faster later ones are
+than those of DataLoader with 4 workers on as many ranks; the share of them that the slowest rank waits; reads of the
+store a sample over the run, and simulated ("-": reads of DataLoader's worker processes are not counted, no run of
+DataLoader is predicted). Counts hold on a busy machine, seconds do not.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def measured(name: str, ranks: int, samples: int, step_seconds: float) -> dict[s
         of_ranks = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     later = [(each["seconds"][k], each["waits"][k]) for each in of_ranks for k in range(1, EPOCHS)]
     found = {
+        "making": max(each["making"] for each in of_ranks),
         "first": max(each["seconds"][0] for each in of_ranks),
         "later": median(seconds for seconds, _ in later),
         "stall": max(waited / seconds for seconds, waited in later),
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for each in ("first", "later")
             )
             print(
-                f"{ranks} ranks, {name:22}: first epoch {first}, later {later}, {times}"
+                f"{ranks} ranks, {name:22}: made in {row['making']:.2f} s, first epoch {first}, later {later}, {times}"
                 f"waits {100 * row['stall']:5.1f} %; {reads} reads a sample, {simulated} simulated",
                 flush=True,
             )
