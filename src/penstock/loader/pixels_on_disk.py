@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
@@ -21,7 +23,7 @@ from penstock.store.group import Bytes
 from penstock.store.write_behind import WriteBehind
 
 #: In front of a picture, whose size no other place knows: rows and columns.
-_HEAD = np.dtype("<i4")
+_HEAD = struct.Struct("<ii")
 HEAD_BYTES = CropForm.HEAD_BYTES
 #: Behind pixels: compiled loops may read a few bytes on, which weigh nothing.
 _SPARE_BYTES = 64
@@ -54,6 +56,8 @@ class PixelsOnDisks:
             number: tier for number, tier in kept.tiers.items() if number in kept.in_form
         }
         self._copied, self._shape = kept.copied, shape
+        #: What each takes; 0 for pictures.
+        self._bytes = 0 if shape is None else math.prod(shape)
         self._tier_of = placement.tier_of
 
     def has_tier(self, number: int) -> bool:
@@ -84,17 +88,18 @@ class PixelsOnDisks:
         there = np.flatnonzero(sizes >= 0)
         memory, begins, failed = tier.read(ids[there], sizes[there] + _SPARE_BYTES, memory_for)
         wrong = dict(failed)
-        found: list[Pixels | Failed] = [
-            Failed(DataError(f"sample {each} is on no disk as pixels")) for each in samples
-        ]
-        for place, index in enumerate(there.tolist()):
-            pixels = self._unpacked(memory[begins[place] : begins[place] + sizes[index]])
+        found: list[Pixels | Failed | None] = [None] * len(samples)
+        for place, (index, size) in enumerate(zip(there.tolist(), sizes[there].tolist(), strict=True)):
+            pixels = self._unpacked(memory[begins[place] : begins[place] + size])
             if place in wrong:
                 found[index] = Failed(wrong[place])
             elif pixels is not None:
                 pixels.flags.writeable = False
                 found[index] = pixels
-        return found
+        return [
+            Failed(DataError(f"sample {sample} is on no disk as pixels")) if each is None else each
+            for sample, each in zip(samples, found, strict=True)
+        ]
 
     def find(self, sample: int) -> Pixels | None:
         """Return a sample that a disk has, whichever shall keep it."""
@@ -115,7 +120,7 @@ class PixelsOnDisks:
     def _unpacked(self, content: Bytes) -> Pixels | None:
         """Return the picture; None for bytes that are none."""
         if self._shape is not None:
-            return content.reshape(self._shape) if content.size == np.prod(self._shape) else None
+            return content.reshape(self._shape) if content.size == self._bytes else None
         rows, columns = head_of(content)
         if content.size < HEAD_BYTES or content.size != HEAD_BYTES + 3 * rows * columns:
             return None
@@ -124,14 +129,14 @@ class PixelsOnDisks:
 
 def write_head(content: Bytes, rows: int, columns: int) -> None:
     """Write what is in front of a picture."""
-    content[:HEAD_BYTES] = np.array([rows, columns], _HEAD).view(np.uint8)
+    _HEAD.pack_into(content.data, 0, rows, columns)
 
 
 def head_of(content: Bytes) -> tuple[int, int]:
     """Return rows and columns, as `write_head` wrote them; zeros of what is too short to have any."""
     if content.size < HEAD_BYTES:
         return 0, 0
-    rows, columns = np.frombuffer(content[:HEAD_BYTES].tobytes(), _HEAD).tolist()
+    rows, columns = _HEAD.unpack_from(content.data)
     return rows, columns
 
 

@@ -49,6 +49,12 @@ def _widen(regions: Any, shrink: Any, box: Any) -> None:
     regions[at + _RIGHT] = max(regions[at + _RIGHT], right)
 
 
+@inlined
+def _address_of(array: Any) -> Any:
+    """Return where the items of an array are, of the address of its object."""
+    return array_at(array + ARRAY, (1,), np.int64)[DATA]
+
+
 @entry
 def make_crops(
     functions: Any,
@@ -69,7 +75,8 @@ def make_crops(
     functions to scratch: as for `_group_kernels`. height, width: of a crop.
     files: int64[3, n], of each the address of the array object that holds it, the sample, and how many crops;
         overwritten: in front of the first line, which ones were left.
-    targets: int64[n, most], addresses of the crops, uint8[height, width, 3]; some of a file that was left are written.
+    targets: int64[n, most], addresses of the array objects that hold the crops, uint8[height, width, 3]; some of a file
+        that was left are written.
     Returns: how many were left.
     """
     count, regions = 0, stack_zeros(np.int64, 16)
@@ -110,7 +117,7 @@ def make_crops(
                         found.resampling,
                         taps,
                         scratch,
-                        array_at(targets[k, ahead], (height, width, 3), np.uint8),
+                        array_at(_address_of(targets[k, ahead]), (height, width, 3), np.uint8),
                         True,
                     )
         if not is_done:
@@ -136,8 +143,7 @@ def _writer(value: Any) -> Any:
             if row < 0 or row >= out.shape[0]:
                 left += 1
                 continue
-            address = array_at(crops[0, k] + ARRAY, (1,), np.int64)[DATA]
-            pixels, image = array_at(address, (height, 3 * width), np.uint8), out[row]
+            pixels, image = array_at(_address_of(crops[0, k]), (height, 3 * width), np.uint8), out[row]
             for line in range(height):
                 source = pixels[line]
                 if channels_last:

@@ -69,7 +69,7 @@ class GroupPass:
         height, width, _ = crops[0][0].shape
         targets = np.zeros((len(crops), max(map(len, crops))), np.int64)
         for row, each in enumerate(crops):
-            targets[row, : len(each)] = [crop.ctypes.data for crop in each]
+            targets[row, : len(each)] = list(map(id, each))
         about = samples, list(map(len, crops))
         loop = CROP_KERNELS["make_crops"].ask()
         return self._run(loop, (height, width), data, about, (epoch, targets), scratch)
