@@ -78,6 +78,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
             r"images/s .* ms of CPU an image$": 12,
             r"^.* / stored: .* times less$": 3,
             r"^.* / stored, on a disk: .* predicted ": 4,
+            r"the first epoch, which writes: .* s, predicted .* for the start$": 4,
         },
     ),
     (

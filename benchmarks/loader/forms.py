@@ -14,11 +14,13 @@ Where FFCV is installed (set_up_peers.sh) its `raw` and `proportion` files stand
 of all or half of the pictures; their bytes, in the page cache, are printed.
 
 Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
-and batches are compared. The second epoch is not timed either, in which the last of what the first made is written.
+and batches are compared. The second epoch is not timed either, in which the last of what the first made is written; the
+first is, apart. Beside it stand what is predicted and, as no prediction has it, what the start takes: by how much the
+first epoch is longer than others where no disk keeps anything.
 
-Beside the ratio stands the one that is predicted (`Loader.predict`) from the rate of the plain path, from how fast
-threads finish crops that lie in memory: normalise them into a batch, and nothing else; and of a disk from how fast
-threads read as many bytes from it.
+Beside the ratio, and the first epoch, stands what is predicted (`Loader.predict`) from the rate of the plain path, from
+how fast threads finish crops that lie in memory: normalise them into a batch, and nothing else; and of a disk from how
+fast threads read as many bytes from it, and write them.
 
 --only: parts to run: crops, decoded, validation, disk, ffcv.
 
@@ -35,7 +37,7 @@ import statistics
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -128,17 +130,19 @@ def checksum(*run: Any) -> int:
     return value
 
 
-def measure(*run: Any) -> tuple[float, float]:
-    """Return images per second and processor milliseconds per image, of the timed epochs."""
-    images, seconds, processor_seconds, untimed = 0, 0.0, 0.0, untimed_epochs(*run)
+def measure(*run: Any) -> tuple[float, float, float]:
+    """Return images per second and processor milliseconds per image, of the timed epochs; the former of the first."""
+    images, seconds, processor_seconds, untimed, first = 0, 0.0, 0.0, untimed_epochs(*run), 0.0
     for number, epoch in enumerate(epochs_of(*run)):
         begin, worked = time.perf_counter(), processor_time()
         count = sum(len(labels) for _, labels in epoch)
+        took = time.perf_counter() - begin
+        first = first or count / took
         if untimed <= number < epoch.plan.epochs - 1:
             images += count
-            seconds += time.perf_counter() - begin
+            seconds += took
             processor_seconds += processor_time() - worked
-    return images / seconds, 1000 * processor_seconds / images
+    return images / seconds, 1000 * processor_seconds / images, first
 
 
 def untimed_epochs(*run: Any) -> int:
@@ -159,6 +163,16 @@ def finished_crops(
             yield BATCH * crops[0].nbytes
 
 
+def finishing_curve(threads: int) -> Curve:
+    """Return the bytes of crops a second that one thread finishes, and as many together as there are processors for."""
+    return Curve(tuple((count, finishing_rate(count)) for count in sorted({1, at_once(threads)})))
+
+
+def at_once(threads: int) -> int:
+    """Return how many of so many threads compute at once."""
+    return min(threads, len(os.sched_getaffinity(0)))
+
+
 def finishing_rate(threads: int) -> float:
     """Return the bytes of crops a second that so many threads finish together."""
     pipeline = compile_pipeline(VALIDATION, seed=0)
@@ -171,31 +185,56 @@ def finishing_rate(threads: int) -> float:
     return repeat_until(time.perf_counter() + _MEASURED_SECONDS, time.perf_counter, works)
 
 
-def reading_curve(folder: Path, nbytes: int, threads: int) -> Curve:
-    """Return the bytes/s at which one thread, and so many, read samples of one size from a disk, a batch at a time."""
-    sizes = np.full(_CROPS, nbytes, np.int64)
-    with closing(DiskTier(folder, int(sizes.sum()), bytes(16), sizes)) as tier:
-        READ_SAMPLES.wait()
-        for sample in range(_CROPS):
-            tier.put(sample, bytes(nbytes))
+def with_curves(disk: StorageClass, folder: Path, nbytes: int, threads: int) -> StorageClass:
+    """Return a disk with the bytes/s at which threads read samples of one size from it, a batch at a time, and write.
 
-        def read() -> Iterator[int]:
-            order, into = np.random.default_rng(0).permutation(_CROPS), np.empty(BATCH * nbytes, np.uint8)
-            while True:
-                for first in range(0, _CROPS, BATCH):
-                    assert not tier.read_group(
-                        order[first : first + BATCH], into, nbytes * np.arange(BATCH + 1)
-                    )
-                    yield into.size
+    threads: that read: one, as many of these as compute at once, and all. So many write as the disk says.
+    """
+    content = bytes(nbytes)
 
-        def rate(count: int) -> float:
-            return repeat_until(time.perf_counter() + _MEASURED_SECONDS, time.perf_counter, [read] * count)
+    def in_tier(name: str, work: Callable[[DiskTier, int], Iterator[int]], count: int) -> float:
+        # Each thread has samples of its own, and writes most of them for the first time.
+        sizes = np.full(_CROPS * count, nbytes, np.int64)
+        with closing(DiskTier(folder / name, int(sizes.sum()), bytes(16), sizes)) as tier:
+            works = [partial(work, tier, number) for number in range(count)]
+            return repeat_until(time.perf_counter() + _MEASURED_SECONDS, time.perf_counter, works)
 
-        return Curve(tuple((count, rate(count)) for count in sorted({1, threads})))
+    def write(tier: DiskTier, number: int) -> Iterator[int]:
+        samples = range(number * _CROPS, (number + 1) * _CROPS)
+        while True:
+            for sample in samples:
+                assert tier.put(sample, content)
+                yield nbytes
+            tier.evict(np.array(samples))
+
+    def read(tier: DiskTier, number: int) -> Iterator[int]:
+        samples, into = number * _CROPS + np.arange(_CROPS), np.empty(BATCH * nbytes, np.uint8)
+        for sample in samples.tolist():
+            tier.put(sample, content)
+        order = np.random.default_rng(number).permutation(samples)
+        while True:
+            for first in range(0, _CROPS, BATCH):
+                some = order[first : first + BATCH]
+                assert not tier.read_group(some, into, nbytes * np.arange(BATCH + 1))
+                yield into.size
+
+    READ_SAMPLES.wait()
+    reading, writing = (
+        Curve(
+            tuple(
+                (count, in_tier(f"{what.__name__} {count}", what, count))
+                for count in sorted({1, at_once(most), most})
+            )
+        )
+        for what, most in ((read, threads), (write, disk.writing_threads))
+    )
+    return replace(disk, read=reading, write=writing)
 
 
-def predicted_rate(stored_rate: float, costs: Curve, disk: StorageClass | None, *run: Any) -> float:
-    """Return images per second of the timed epochs, as predicted by what decoding each time reaches.
+def predicted_rates(
+    stored_rate: float, costs: Curve, disk: StorageClass | None, *run: Any
+) -> tuple[float, float]:
+    """Return images per second of the timed epochs, and of the first, as predicted by what decoding each time reaches.
 
     costs: of finishing crops. disk: that keeps pixels, with what it costs.
     """
@@ -210,9 +249,9 @@ def predicted_rate(stored_rate: float, costs: Curve, disk: StorageClass | None, 
     )
     with loader_of(*run) as loader:
         predicted = loader.predict(machine=machine, step_seconds=0.0).epochs()
-    epochs = predicted[untimed_epochs(*run) : -1]
-    seconds = sum(epoch.stall_seconds + epoch.own_seconds for epoch in epochs)
-    return len(sizes) * len(epochs) / seconds
+    seconds = [epoch.stall_seconds + epoch.own_seconds for epoch in predicted]
+    timed = seconds[untimed_epochs(*run) : -1]
+    return len(sizes) * len(timed) / sum(timed), len(sizes) / seconds[0]
 
 
 def processor_time() -> float:
@@ -233,13 +272,13 @@ def compare(
     sides = {each: (images, transforms, each, memory, threads) for each in ("stored", keep)}
     if checksum(*sides["stored"]) != checksum(*sides[keep]):
         raise SystemExit(f"batches with keep={keep!r} are others than without")
-    found: dict[str, list[tuple[float, float]]] = {each: [] for each in sides}
+    found: dict[str, list[tuple[float, float, float]]] = {each: [] for each in sides}
     order = random.Random(0)
     for _ in range(rounds):
         for each in order.sample(sorted(sides), len(sides)):
             found[each].append(measure(*sides[each]))
     for each, figures in found.items():
-        rates, milliseconds = map(list, zip(*figures, strict=True))
+        rates, milliseconds, _ = map(list, zip(*figures, strict=True))
         print(
             f"{each:14} {spread(rates, ',.0f'):>28} images/s {spread(milliseconds, '.3f'):>26} ms of CPU an image"
         )
@@ -247,16 +286,17 @@ def compare(
     rates = [ours[0] / plain[0] for ours, plain in pairs]
     work = [plain[1] / ours[1] for ours, plain in pairs]
     wanted = "" if keep == "crops" else f", wanted {TARGET}"
-    stored_rate = statistics.median(rate for rate, _ in found["stored"])
-    costs = Curve.flat(finishing_rate(threads))
-    wanted += f", predicted {predicted_rate(stored_rate, costs, None, *sides[keep]) / stored_rate:.2f}"
+    stored_rate = statistics.median(rate for rate, *_ in found["stored"])
+    costs = finishing_curve(threads)
+    wanted += f", predicted {predicted_rates(stored_rate, costs, None, *sides[keep])[0] / stored_rate:.2f}"
     print(f"{keep} / stored: images/s {spread(rates, '.2f')}{wanted}; CPU {spread(work, '.2f')} times less\n")
 
 
 def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds: int, threads: int) -> None:
     """Time a disk that keeps samples as stored, one that keeps pixels, and the next run over the latter, in turns."""
     each_bytes = 3 * SIZE * SIZE if keep == "crops" else picture_bytes(images)
-    nbytes = sum(1 for _ in images.glob("*/*.jpg")) * (each_bytes if keep == "crops" else 2 * each_bytes)
+    count = sum(1 for _ in images.glob("*/*.jpg"))
+    nbytes = count * (each_bytes if keep == "crops" else 2 * each_bytes)
 
     def run_on(path: str, form: str) -> tuple[StorageClass, tuple[Any, ...]]:
         fast, read = Curve.flat(5e9), Curve.flat(DISK_BYTES_PER_SECOND)
@@ -267,9 +307,11 @@ def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds
         machine = Machine(SharedStore(None, fast, threads=8), (*memory, disk))
         return disk, (images, transforms, form, OTHER_BYTES, threads, machine)
 
-    found: dict[str, list[tuple[float, float]]] = {}
-    values = set[int]()
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    values, starts = set[int](), list[float]()
     for _ in range(rounds):
+        rate, _, first = measure(images, transforms, "stored", OTHER_BYTES, threads)
+        starts.append(count / first - count / rate)
         with tempfile.TemporaryDirectory() as folder:
             for name, form in (("stored", "stored"), (keep, keep), (f"{keep}, started again", keep)):
                 _, run = run_on(f"{folder}/{form}", form)
@@ -278,21 +320,36 @@ def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds
     if len(values) > 1:
         raise SystemExit(f"batches with keep={keep!r} on a disk are others than without")
     for name, figures in found.items():
-        rates, milliseconds = map(list, zip(*figures, strict=True))
+        rates, milliseconds, _ = map(list, zip(*figures, strict=True))
         print(
             f"{name:24} {spread(rates, ',.0f'):>24} images/s {spread(milliseconds, '.3f'):>24} ms of CPU an image"
         )
-    stored_rate = statistics.median(rate for rate, _ in found["stored"])
-    with tempfile.TemporaryDirectory() as folder:
-        disk, run = run_on(f"{folder}/disk", keep)
-        disk = replace(disk, read=reading_curve(Path(folder) / "read", each_bytes, threads))
-        predicted = predicted_rate(stored_rate, Curve.flat(finishing_rate(threads)), disk, *run)
+    stored_rate = statistics.median(rate for rate, *_ in found["stored"])
+    costs, predicted = finishing_curve(threads), dict[str, tuple[float, float]]()
+    for form in ("stored", keep):
+        with tempfile.TemporaryDirectory() as folder:
+            disk, run = run_on(f"{folder}/{form}", form)
+            written_bytes = each_bytes if form == keep else mean_bytes(images)
+            disk = with_curves(disk, Path(folder), written_bytes, threads)
+            predicted[form] = predicted_rates(stored_rate, costs, disk, *run)
     for name in (keep, f"{keep}, started again"):
         ratios = [ours[0] / plain[0] for ours, plain in zip(found[name], found["stored"], strict=True)]
         print(
-            f"{name} / stored, on a disk: images/s {spread(ratios, '.2f')}, predicted {predicted / stored_rate:.2f}"
+            f"{name} / stored, on a disk: images/s {spread(ratios, '.2f')}, predicted "
+            f"{predicted[keep][0] / stored_rate:.2f}"
+        )
+    for form, (_, rate) in predicted.items():
+        firsts = spread([count / first for *_, first in found[form]], ".2f")
+        print(
+            f"{form}, the first epoch, which writes: {firsts} s, predicted {count / rate:.2f}, and "
+            f"{spread(starts, '.2f')} for the start"
         )
     print()
+
+
+def mean_bytes(images: Path) -> int:
+    """Return what a picture takes as stored, in the mean."""
+    return round(statistics.mean(each.stat().st_size for each in images.glob("*/*.jpg")))
 
 
 def picture_bytes(images: Path) -> int:

@@ -14,10 +14,10 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle, Sequential
 from penstock.policy import Extents, StagingLimits, decisions
-from penstock.policy.forms import CROP_SHARE, CropForm
+from penstock.policy.forms import CROP_SHARE, READ_PIXELS_SHARE, WHOLE_SHARE, CropForm
 from penstock.policy.loading import Job
 from penstock.simulate import loading, predict
-from penstock.trace import SOURCE, Cause, Kind, Spans, Trace
+from penstock.trace import SOURCE, Cause, EpochMetrics, Kind, Spans, Trace
 
 MEMORY = Curve(((1, 1e12),))
 BIG = 10**12
@@ -353,22 +353,28 @@ def test_each_further_crop_costs_its_share_of_a_decoding_and_each_that_is_used_i
     assert decoding["end"].max() == pytest.approx(expected, rel=1e-6)
 
 
-@for_each(("processors", "copying_seconds"), [(math.inf, 0.0), (1, 0.1)], ids=["unknown", "one"])
+@for_each(
+    ("processors", "copying_seconds", "each"),
+    [(math.inf, 0.1, 0.5), (1, 0.1, 0.5), (1, 0.5, 0.5), (1, 0.7, 0.7)],
+    ids=["unknown", "one", "one that does all", "one that is slower than it was"],
+)
 def test_crops_on_a_disk_cost_their_read_in_place_of_decoding(
-    processors: float, copying_seconds: float, monkeypatch: pytest.MonkeyPatch
+    processors: float, copying_seconds: float, each: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight samples of 100 bytes, a batch each. Memory has crops of four, a disk of 200 bytes/s those of the others.
 
     Decoding takes a second each, once: 8 s; then a worker reads crops of 100 bytes from the disk, 0.5 s each. Where
-    processors are known, it copies them at 1,000 bytes/s.
+    processors are known, a part of that is copying: it takes a processor, and the rest does not.
     """
-    monkeypatch.setattr(loading, "_READ_BYTE_SECONDS", 1e-3)
+    monkeypatch.setattr(loading, "_READ_BYTE_SECONDS", copying_seconds / 100)
+    monkeypatch.setattr(loading, "_WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(loading, "_WRITE_BYTE_SECONDS", 0.0)
     monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", 0.0)
     samples, epochs = 8, 3
     plan = AccessPlan(Sequential(samples), 1, epochs)
     limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
     on = machine(read=MEMORY, preprocess=100.0, tier_bytes=400)
-    disk = StorageClass("disk", 400, 1, Curve(((1, 200.0),)), backend="filesystem", path="/disk")
+    disk = StorageClass("disk", 400, 1, Curve.flat(200.0), MEMORY, backend="filesystem", path="/disk")
     on = replace(on, storage=(*on.storage, disk), processors=processors)
 
     trace = predict(
@@ -378,7 +384,99 @@ def test_crops_on_a_disk_cost_their_read_in_place_of_decoding(
     )
 
     decoding = trace.spans[trace.spans["kind"] == Kind.DECODE]
-    assert decoding["end"].max() == pytest.approx(8.0 + (0.5 + copying_seconds) * 4 * (epochs - 1), rel=1e-6)
+    assert decoding["end"].max() == pytest.approx(8.0 + each * 4 * (epochs - 1), rel=1e-6)
+
+
+def written_to_a_disk(
+    epochs: int,
+    limits: StagingLimits,
+    preprocess: float = math.inf,
+    processors: float = math.inf,
+    write: float = 25.0,
+) -> Trace:
+    """Return a run of four samples of 100 bytes, a batch each, from a store of 100 bytes/s; a disk of 200 keeps all."""
+    disk = StorageClass(
+        "disk", 400, 1, Curve.flat(200.0), Curve.flat(write), backend="filesystem", path="/disk"
+    )
+    on = machine(read=Curve.flat(100.0), preprocess=preprocess)
+    on = replace(on, storage=(on.storage[0], disk), processors=processors)
+    return run(AccessPlan(Sequential(4), 1, epochs), on, np.full(4, 100), limits)
+
+
+def test_a_disk_is_written_behind_those_who_bring_samples_at_the_rate_it_has() -> None:
+    """A sample comes each second, and takes four to be written: of two at a time, others find no space to wait."""
+    limits = StagingLimits(slots=4, readers=1, decoders=2, undecoded_bytes=BIG)
+
+    some = written_to_a_disk(2, replace(limits, unwritten_bytes=200))
+    every = written_to_a_disk(2, limits)
+
+    first, second = some.epochs()
+    assert first.stall_seconds == pytest.approx(4.0)  # nobody waits for a write
+    assert (first.reads_by_place, second.reads_by_place) == ({SOURCE: 4}, {SOURCE: 2})
+    assert [each.reads_by_place for each in every.epochs()] == [{SOURCE: 4}, {}]
+    assert second.hits_by_place == {1: 2}
+    # The disk is written from 1 to 5 s, and then read before it is written again.
+    hits = np.sort(every.spans[every.spans["kind"] == Kind.HIT]["end"])
+    assert hits[0] == pytest.approx(5.5)
+
+
+@for_each(("processors", "seconds"), [(math.inf, 4.0), (2, 4.0), (1, 7.0)], ids=["unknown", "two", "one"])
+def test_writing_to_a_disk_takes_a_processor_where_that_is_shared(
+    processors: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding a sample takes a second, and so does writing one: three are decoded while others are written."""
+    monkeypatch.setattr(loading, "_WRITE_SECONDS", 0.4)
+    monkeypatch.setattr(loading, "_WRITE_BYTE_SECONDS", 0.6e-2)
+    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", 0.0)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+
+    trace = written_to_a_disk(1, limits, preprocess=100.0, processors=processors, write=1e12)
+
+    decodes = trace.spans[trace.spans["kind"] == Kind.DECODE]
+    assert decodes["end"].max() - decodes["start"].min() == pytest.approx(seconds, rel=1e-3)
+
+
+def test_whole_pictures_are_made_and_written_when_they_are_first_decoded() -> None:
+    """Four pictures of 1,000 bytes of pixels, 100 as stored, each a second to decode, and half of one more to keep."""
+    on = machine(read=MEMORY, preprocess=100.0, tier_bytes=1)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG, unwritten_bytes=1000)
+    form = CropForm(1000, is_decoded=True, disks=1)
+
+    def epochs(write: float) -> list[EpochMetrics]:
+        disk = StorageClass("disk", BIG, 1, MEMORY, Curve.flat(write), backend="filesystem", path="/disk")
+        job = Job(
+            AccessPlan(Sequential(4), 1, 2),
+            np.full(4, 100),
+            replace(on, storage=(*on.storage, disk)),
+            form=form,
+        )
+        return predict(job, limits=limits, step_seconds=0.0).epochs()
+
+    # The first is written from 1 + WHOLE_SHARE on for ten seconds; or all are before the next is there.
+    first, second = epochs(write=100.0)
+    assert first.stall_seconds == pytest.approx(4 * (1 + WHOLE_SHARE), rel=1e-6)
+    assert (second.reads_by_place, second.hits_by_place) == ({SOURCE: 3}, {2: 1})
+    _, quick = epochs(write=1e12)
+    assert quick.stall_seconds == pytest.approx(4 * READ_PIXELS_SHARE, rel=1e-6)
+
+
+@for_each(
+    ("load_cost", "seconds"), [(0.05, 0.2), (0.15, 0.25)], ids=["memory waits longer", "a Load is longer"]
+)
+def test_what_a_load_costs_passes_while_others_have_the_memory(
+    load_cost: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crops of 100 bytes, one a batch: 1,000 bytes/s are written to batches, by one thread or by two at once."""
+    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", load_cost)
+    limits = StagingLimits(slots=4, readers=1, decoders=2, undecoded_bytes=BIG)
+    on = replace(machine(read=MEMORY, preprocess=1e9, tier_bytes=BIG), processors=2, decode_threads=2)
+    on = replace(on, storage=(replace(on.storage[0], write=Curve.flat(1000.0)), on.storage[1]))
+
+    job = Job(AccessPlan(Sequential(4), 1, 2), np.full(4, 100), on, form=CropForm(100))
+    spans = predict(job, limits=limits, step_seconds=0.0).spans
+
+    used = spans[(spans["kind"] == Kind.DECODE) & (spans["epoch"] == 1)]
+    assert used["end"] - used["start"] == pytest.approx(seconds, rel=1e-6)
 
 
 def test_a_store_answers_no_more_requests_than_it_can() -> None:

@@ -48,8 +48,6 @@ LocalDisk = str | os.PathLike[str] | Mapping[str, str | int]
 _UNKNOWN_BYTES_PER_SECOND, _UNKNOWN_LATENCY_SECONDS, _THREADS = 500e6, 1e-4, 4
 #: Smaller samples, on average, follow each other on a disk: an eighth of it would be lost to what lies between them.
 _LEAST_PADDED_BYTES = 16 << 10
-#: A machine may have measured that more fill a tier faster; they take turns at the interpreter.
-_MOST_WRITING_THREADS = 16
 
 
 def check_local_disk(local_disk: object) -> None:
@@ -377,7 +375,7 @@ def kept_on(
         if placement.spares is None:
             _make_room(disk.tier, placement.tier_of, number, first, int(kept_bytes[own].sum()))
         held[number] = disk.tier.held()
-        threads = min(disk.storage.threads, _MOST_WRITING_THREADS)
+        threads = disk.storage.writing_threads
         tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads, is_shared=is_shared)
         # What memory keeps is lost when the process ends: a disk with space to spare has it for the next run. Where
         # samples are dropped, that space is for others.

@@ -434,6 +434,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
                 samples.served_bytes,
             ),
             most_slots=_most_slots(config, budget),
+            unwritten_bytes=draft.queue_bytes // max(1, len(draft.disks)),
         ),
         cpus=draft.cpus,
         decoders_because=threads.decoders_because,

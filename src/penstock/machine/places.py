@@ -40,6 +40,7 @@ class Rate:
 
 #: Storage classes of these names are local disks, whatever their backend.
 DISK_NAMES = ("ssd", "nvme", "disk")
+_MOST_WRITING_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,11 @@ class StorageClass:
             raise ConfigError(
                 f"path is {self.path!r}, but backend 'memory' has none: drop it or use 'filesystem'"
             )
+
+    @property
+    def writing_threads(self) -> int:
+        """How many threads write samples to it: more than a few take turns at the interpreter."""
+        return min(self.threads, _MOST_WRITING_THREADS)
 
     @property
     def is_memory(self) -> bool:

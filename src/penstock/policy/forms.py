@@ -31,6 +31,12 @@ CROP_SHARE = 0.2
 #: What making a crop of decoded pixels takes, as a share of decoding and making it. Measured: processor time of epochs
 #: of 2,000 such photographs, the pixels in memory, with one thread and with three: 0.25.
 PIXELS_SHARE = 0.25
+#: What decoding a picture as a whole, and keeping its pixels, adds to decoding a crop. Measured: processor time of
+#: a first epoch of such photographs, less that of one without `keep=`: 0.51 of an epoch's.
+WHOLE_SHARE = 0.5
+#: The same of pixels that were just read from a disk, and so are in the processor's caches; reading comes besides.
+#: Measured: 0.21, eight at a time, and 0.24 of those in memory, by one thread.
+READ_PIXELS_SHARE = 0.21
 #: What a thread decodes of photographs where nobody measured it. Measured: docs/benchmarks.md.
 _PHOTOGRAPH_BYTES_PER_SECOND = 150e6
 #: A disk has some samples in a form and the others as stored where that saves this share of an epoch's waits, or more.
@@ -88,6 +94,18 @@ class CropForm:
     def left_share(self) -> float:
         """What using a kept sample takes, as a share of decoding it, beside writing a crop's bytes to the batch."""
         return PIXELS_SHARE if self.is_decoded else 0.0
+
+    @property
+    def left_of_disk(self) -> float:
+        """The same of a sample that is read from a disk, beside reading it."""
+        return READ_PIXELS_SHARE if self.is_decoded else 0.0
+
+    @property
+    def more_share(self) -> float:
+        """What is made beside the crop of one epoch takes, as a share of decoding: each further crop, or the pixels."""
+        if self.is_decoded:
+            return WHOLE_SHARE
+        return CROP_SHARE if self.epochs else 0.0
 
     @property
     def space_share(self) -> float:

@@ -71,6 +71,7 @@ class StagingLimits:
     loads_all: whether a `Load` takes all that a step has left: all of its samples where nothing else reads them.
     read_together: samples that a reader reads from the source together, as many as are queued: readers read all that
         comes from there, however fast that is, as they may have it decoded elsewhere. 0: nothing is.
+    unwritten_bytes: of samples that wait to be written to a tier that is no memory; more are not kept there.
     Raises: ConfigError naming the field.
     """
 
@@ -85,6 +86,7 @@ class StagingLimits:
     most_readers: int = 0
     read_together: int = 0
     most_slots: int = 0
+    unwritten_bytes: int = decisions.ANY_NUMBER
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
@@ -97,6 +99,7 @@ class StagingLimits:
             "most_readers",
             "most_slots",
             "read_together",
+            "unwritten_bytes",
         ):
             check_count(f"limits.{name}", getattr(self, name), 0)
 

@@ -7,7 +7,8 @@ nothing is decided here. A rank has actors, each with one event to come at most:
     its readers   obey moves
     its decoders  obey Loads: read by themselves, then decode
     its wires     one for each origin: the source, its link to other ranks, the tiers
-    its processors  that decoders share while they decode, each of them on one at most
+    its processors  that decoders and writers share while they compute, each of them on one at most
+    its writers   of each tier that is no memory: write what tiers keep, behind those who bring it
 
 The reads of a rank from one place each wait out its latency in parallel and then share its wire. The bytes under way
 flow at the rate that so many reads get together, those of the read that came first before the others. Dividing the
@@ -23,12 +24,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from penstock.policy.decisions import (
+    ABSENT,
     COMES_MORE,
     COMING,
     COMING_BEGINS,
     COMING_EPOCH,
     COMING_NUMBER,
     COMING_SIZE,
+    COPY_STATE,
     COPY_TIER,
     ENTRY_ORIGIN,
     EXPECTED_ENTRIES,
@@ -48,6 +51,7 @@ from penstock.policy.decisions import (
     OK,
     OUT,
     PLACE_COLUMNS,
+    PRESENT,
     READY,
     RUN,
     SLOT_PLACES,
@@ -112,18 +116,22 @@ READER_THREAD, DECODER_THREAD = 2, 3
     CROP_BYTES,  #: of a crop that tier 1 keeps in place of a sample; 0: it keeps samples as stored
     EPOCHS,  #: of the run: crops are made of no later ones
     PROMISES,  #: 1: ranks wait for what others have promised to read
+    MOST_UNWRITTEN,  #: bytes that may wait to be written to a tier: what finds no space is not kept
     CLOCK_NUMBERS,
-) = range(21)
-# Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes; what each further
-# crop adds to a decoding, as a share of it, and what using a kept sample leaves of it; what reading one from a disk
-# takes of a processor, as bytes that are decoded meanwhile; of a step for each sample and byte; of one read on the
+) = range(22)
+# Floats of the clock: seconds of decoding for each byte; of finishing a crop, for each of its bytes, where as many do
+# as compute at once, and where one does alone; what each further crop adds to a decoding, as a share of it, and what
+# using a kept sample leaves of it that is in memory, and one that was read from a disk; what reading that takes of a
+# processor, as bytes that are decoded meanwhile; of a step for each sample and byte; of one read on the
 # store's wire, for each client; when the first batch is asked for; what time it is; how many processors each rank has,
-# and seconds of one for each Load.
+# and seconds of one for each Load, for each sample that is written to a tier, and for each of its bytes.
 (
     DECODE_BYTE,
     CROP_BYTE,
+    CROP_ALONE,
     MORE_CROPS,
     LEFT_SHARE,
+    LEFT_OF_DISK,
     DISK_READ,
     STEP_SAMPLE,
     STEP_BYTE,
@@ -132,8 +140,10 @@ READER_THREAD, DECODER_THREAD = 2, 3
     NOW,
     PROCESSORS,
     LOAD_COST,
+    WRITE_COST,
+    WRITE_BYTE_COST,
     CLOCK_FLOATS,
-) = range(13)
+) = range(17)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -173,9 +183,11 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     FROM_HERE,  #: where the reads from the place of now began
     ITEMS,  #: where they are: entries or rows of the instruction, then samples to read, then their origins
     MOST_ITEMS,
+    WRITES,  #: items that are written to a tier; behind those above are samples, then tiers
     COUNT,  #: items of the instruction
     FIRST_SAMPLE,
-    BYTES,  #: of a Load's samples that are decoded, each further crop that is made of one counted as its share
+    BYTES,  #: of a Load's samples that are decoded, each further crop that is made of one counted as its share; or that
+    #: a writer writes now
     CROPS,  #: of a Load, that are finished
     SLOT_OF,  #: of a Load, else -1
     CODE,  #: the step, counted over the run, or -1 - step for a fill
@@ -186,17 +198,22 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     WAITERS,  #: how many
     TAKES_TIME,  #: 1: of a wire whose reads take any
     RATES,  #: floats: bytes/s of so many reads together; the store's are the clock's
+    IS_WRITTEN,  #: 1: of the wire of a tier that has writers
+    IDLE_WRITER,  #: first of a list of its writers, -1 for none
+    UNWRITTEN,  #: bytes that wait to be written over it, or are being written
+    UNTAKEN,  #: of these, those that no writer has
+    UNTAKEN_SAMPLES,  #: and how many samples these are
+    WRITES_TO,  #: of a writer: its wire
     ACTOR_COLUMNS,
-) = range(27)
-# Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; what it
-# takes to write into tiers; the bytes of its read; of a wire: bytes of the first read that are to come, as of when, the
-# latency of its reads, and what it takes to write a byte; of processors: how long each that computes has done so if it
+) = range(34)
+# Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; the bytes
+# of its read; of a wire: bytes of the first read that are to come, as of when, the latency of its reads, and how many
+# bytes are read in the time in which one is written; of processors: how long each that computes has done so if it
 # began at the start, as of when, and of a worker: at which such time it is through.
 (
     TIME,
     BEGAN,
     SINCE,
-    STORING_SECONDS,
     READ_BYTES,
     REST,
     AS_OF,
@@ -205,12 +222,13 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     COMPUTED,
     THROUGH_AT,
     ACTOR_FLOAT_COLUMNS,
-) = range(12)
-A_CONSUMER, A_WORKER, A_WIRE, ALL_PROCESSORS = 0, 1, 2, 3
+) = range(11)
+A_CONSUMER, A_WORKER, A_WIRE, ALL_PROCESSORS, A_WRITER = 0, 1, 2, 3, 4
 NOWHERE, GOES_AT_ONCE = -1, -2
-# Phases of a consumer, and of a worker.
+# Phases of a consumer, and of a worker; a writer has the first, FETCHING while its bytes flow, and DECODING while it
+# computes.
 STARTS, ASKING, WAITS, COMPUTES, RESTS, PREPARES = range(6)
-BEGINS, WAITING, FETCHING, SENDING, STORING, DECODING = range(6)
+BEGINS, WAITING, FETCHING, SENDING, DECODING = range(5)
 # Columns of `reads`.
 FROM_STORE, FROM_TIER, FROM_PEER = 0, 1, 2
 
@@ -282,7 +300,9 @@ def run(s: State, c: Clock) -> int:
             elif w[actor + ROLE] == ALL_PROCESSORS:
                 worker = _end_of_work(w, g, actor, now)
             rank = w[worker + RANK]
-            if _go_on(s, c, rank, worker, now):
+            if w[worker + ROLE] == A_WRITER:
+                _write_on(c, rank, worker, now)
+            elif _go_on(s, c, rank, worker, now):
                 what = LOADED if w[worker + SLOT_OF] >= 0 else MOVED
                 slot, count, seconds = _over(s, c, rank, worker, now)
                 if w[worker + GIVES_TO] >= 0:
@@ -290,8 +310,10 @@ def run(s: State, c: Clock) -> int:
         while what != NOTHING:
             size = event(s, what, w[rank + DECIDES], slot, count, 0, seconds)
             kept = 0
-            if w[PROMISES] != 0 and (what in (MOVED, LOADED)):
-                kept = _list_kept(s, c, rank, worker)
+            if what in (MOVED, LOADED):
+                _write_behind(s, c, rank, worker, now)
+                if w[PROMISES] != 0:
+                    kept = _list_kept(s, c, rank, worker)
             _obey(s, c, rank, size, now)
             if kept > 0:
                 _announce(s, c, rank, kept, now)
@@ -472,59 +494,10 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
         what, count, number, where = m[at], m[at + 1], m[at + 2], m[at + 3]
         at += HEAD
         if what == MOVE:
-            worker = w[rank + IDLE_READER]
-            w[rank + IDLE_READER] = w[worker + NEXT]
-            items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
-            for k in range(count):
-                w[items + k] = m[at + k]
-                w[items + most + k] = m[at + count + k]
-                w[items + 2 * most + k] = where
-            w[worker + GIVES_TO] = -1
-            c.floats[w[worker + ACTOR_FLOATS] + STORING_SECONDS] = 0.0
-            if where == STAGING:
-                w[worker + GIVES_TO] = peer_of(w[ORIGINS] - 2, m[at + 2 * count])
-            elif number < 0:  # what a batch waits for is written beside
-                _expect_to_store(s, c, rank, worker, at + count, at + 2 * count, count)
+            _begin_move(s, c, rank, at, now)
             at += 3 * count
-            w[worker + READS] = count
-            w[worker + SLOT_OF] = -1
-            w[worker + CODE] = -1 - w[rank + COMING_STEP]
-            if number >= 0:
-                w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
-            _begin(c, worker, count, w[items + most], now)
         elif what in (LOAD, RUN):
-            worker = w[rank + IDLE_DECODER]
-            w[rank + IDLE_DECODER] = w[worker + NEXT]
-            items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
-            code: int = w[w[rank + STEPS] + number % w[rank + RING]]
-            nbytes, crops, own = 0, 0, 0
-            for k in range(count):
-                w[items + k] = m[at + k]
-                origin = m[at + 2 * count + k]
-                if is_in_form(s, w[rank + DECIDES], origin):
-                    crops += 1
-                    nbytes += int(s.sizes[m[at + count + k]] * c.floats[LEFT_SHARE])
-                    if 1 < origin <= w[ORIGINS] - 2:
-                        nbytes += int(c.floats[DISK_READ])
-                else:
-                    more = _bytes_of_more_crops(s, c, rank, m[at + count + k], c.epoch_of[code])
-                    nbytes += s.sizes[m[at + count + k]] + more
-                    crops += more > 0  # of those made together this epoch's is finished, too
-                if origin != STAGING:
-                    own += 1
-                else:
-                    origin = m[m[at + 4 * count + k] + ENTRY_ORIGIN]
-                column = FROM_STORE if origin == SOURCE else FROM_TIER
-                c.reads[w[rank + ROW], FROM_PEER if origin > w[ORIGINS] - 2 else column] += 1
-            w[worker + READS] = own
-            w[worker + GIVES_TO] = -1
-            if own > 0:
-                _list_own_reads(m, w, worker, at + count, count)
-            w[worker + BYTES] = nbytes
-            w[worker + CROPS] = crops
-            w[worker + SLOT_OF] = where
-            w[worker + CODE] = code
-            _begin(c, worker, count, m[at + count], now)
+            _begin_load(s, c, rank, at, now)
             at += 5 * count
         elif what == READY:
             w[w[rank + COMPLETE] + number % w[rank + RING]] = where
@@ -544,29 +517,87 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
             at += count
 
 
+def _begin_move(s: State, c: Clock, rank: int, at: int, now: float) -> None:
+    """Let a reader begin what an instruction says. at: of its items."""
+    m, w = s.ints, c.ints
+    count, number, where = m[at - HEAD + 1], m[at - HEAD + 2], m[at - HEAD + 3]
+    worker = w[rank + IDLE_READER]
+    w[rank + IDLE_READER] = w[worker + NEXT]
+    items, most = w[worker + ITEMS], w[worker + MOST_ITEMS]
+    w[worker + WRITES] = 0
+    for k in range(count):
+        sample, rest = m[at + count + k], m[at + 2 * count + k]
+        w[items + k] = m[at + k]
+        w[items + most + k] = sample
+        w[items + 2 * most + k] = where
+        # What is kept in a form, whoever decodes it makes.
+        if where != STAGING and not is_in_form(s, w[rank + DECIDES], rest):
+            _note_write(w, rank, worker, sample, rest)
+    w[worker + GIVES_TO] = peer_of(w[ORIGINS] - 2, m[at + 2 * count]) if where == STAGING else -1
+    w[worker + READS] = count
+    w[worker + SLOT_OF] = -1
+    w[worker + CODE] = -1 - w[rank + COMING_STEP]
+    if number >= 0:
+        w[worker + CODE] = w[w[rank + STEPS] + number % w[rank + RING]]
+    _begin(c, worker, count, w[items + most], now)
+
+
+def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
+    """Let a decoder begin what an instruction says. at: of its items."""
+    m, w = s.ints, c.ints
+    count, number, where = m[at - HEAD + 1], m[at - HEAD + 2], m[at - HEAD + 3]
+    worker, decides = w[rank + IDLE_DECODER], w[rank + DECIDES]
+    w[rank + IDLE_DECODER] = w[worker + NEXT]
+    code: int = w[w[rank + STEPS] + number % w[rank + RING]]
+    nbytes, crops, own = 0, 0, 0
+    w[worker + WRITES] = 0
+    for k in range(count):
+        w[w[worker + ITEMS] + k] = m[at + k]
+        sample, origin = m[at + count + k], m[at + 2 * count + k]
+        if is_in_form(s, decides, origin):
+            crops += 1
+            if 1 < origin <= w[ORIGINS] - 2:
+                nbytes += int(s.sizes[sample] * c.floats[LEFT_OF_DISK] + c.floats[DISK_READ])
+            else:
+                nbytes += int(s.sizes[sample] * c.floats[LEFT_SHARE])
+        else:
+            more = _bytes_of_more_crops(s, c, rank, sample, c.epoch_of[code])
+            nbytes += s.sizes[sample] + more
+            crops += more > 0  # of those made together this epoch's is finished, too
+            _note_write(w, rank, worker, sample, max(_made_for(s, decides, sample), m[at + 3 * count + k]))
+        if origin != STAGING:
+            own += 1
+        else:
+            origin = m[m[at + 4 * count + k] + ENTRY_ORIGIN]
+        column = FROM_STORE if origin == SOURCE else FROM_TIER
+        c.reads[w[rank + ROW], FROM_PEER if origin > w[ORIGINS] - 2 else column] += 1
+    w[worker + READS] = own
+    w[worker + GIVES_TO] = -1
+    if own > 0:
+        _list_own_reads(m, w, worker, at + count, count)
+    w[worker + BYTES] = nbytes
+    w[worker + CROPS] = crops
+    w[worker + SLOT_OF] = where
+    w[worker + CODE] = code
+    _begin(c, worker, count, m[at + count], now)
+
+
 def _bytes_of_more_crops(s: State, c: Clock, rank: int, sample: int, epoch: int) -> int:
-    """Return how many bytes of a sample take as long to decode as the crops that are made of it for later epochs."""
+    """Return how many bytes of a sample take as long to decode as what is made of it beside its crop of this epoch."""
     decides = c.ints[rank + DECIDES]
-    epochs = s.ints[decides + FORM_EPOCHS]
-    if epochs == 0:
+    epochs, crops = s.ints[decides + FORM_EPOCHS], 1
+    if c.floats[MORE_CROPS] == 0.0 or _made_for(s, decides, sample) == STAGING:
         return 0
-    copy = own_copy(s, decides, sample)
-    if copy < 0 or s.copies[copy, COPY_TIER] != 1:
-        return 0
-    crops = min(epochs_left(epochs, epoch, sample), c.ints[EPOCHS] - 1 - epoch)
+    if epochs > 0:
+        crops = min(epochs_left(epochs, epoch, sample), c.ints[EPOCHS] - 1 - epoch)
     return int(s.sizes[sample] * crops * c.floats[MORE_CROPS])
 
 
-def _expect_to_store(
-    s: State, c: Clock, rank: int, worker: int, samples: int, rests: int, count: int
-) -> None:
-    """Say how long a fill takes to write what tiers are to keep. samples, rests: where `count` of each are."""
-    m, w, g = s.ints, c.ints, c.floats
-    for k in range(count):
-        if m[rests + k] != STAGING:
-            wire = w[rank + WIRES] + (m[rests + k] - SOURCE) * ACTOR_COLUMNS
-            seconds = s.sizes[m[samples + k]] * g[w[wire + ACTOR_FLOATS] + WRITE_BYTE]
-            g[w[worker + ACTOR_FLOATS] + STORING_SECONDS] += seconds
+def _made_for(s: State, decides: int, sample: int) -> int:
+    """Return the tier that keeps a sample in a form, which whoever decodes it makes; STAGING where none does."""
+    copy = own_copy(s, decides, sample)
+    tier: int = STAGING if copy < 0 else s.copies[copy, COPY_TIER]
+    return tier if tier > STAGING and is_in_form(s, decides, tier) else STAGING
 
 
 def _list_own_reads(m: Ints, w: Ints, worker: int, at: int, count: int) -> None:
@@ -614,8 +645,6 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
             rank,
         )
         return True
-    if w[worker + PHASE] == STORING:
-        return True
     done, reads = w[worker + READ_SO_FAR], w[worker + READS]
     places = w[worker + ITEMS] + 2 * w[worker + MOST_ITEMS]
     if w[worker + PHASE] == FETCHING and _send(w, g, rank, worker, w[places + done], now):
@@ -649,16 +678,14 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
         _join(w, g, _wire(w, rank, w[places + done]), worker, now)
         return False
     if w[worker + SLOT_OF] < 0:
-        storing: float = g[w[worker + ACTOR_FLOATS] + STORING_SECONDS]
-        w[worker + PHASE] = STORING
-        if storing > 0.0:
-            _push(w, g, worker, now + storing)
-        return storing == 0.0
+        return True
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
-    decoding, finishing = w[worker + BYTES] * g[DECODE_BYTE], w[worker + CROPS] * w[CROP_BYTES] * g[CROP_BYTE]
+    decoding, crop_bytes = w[worker + BYTES] * g[DECODE_BYTE], w[worker + CROPS] * w[CROP_BYTES]
+    # Several that write at once wait for memory: whoever does something else leaves it to the others.
+    finishing = max(g[LOAD_COST] + crop_bytes * g[CROP_ALONE], crop_bytes * g[CROP_BYTE])
     processors = w[rank + WIRES] + w[ORIGINS] * ACTOR_COLUMNS
-    _begin_work(w, g, processors, worker, g[LOAD_COST] + decoding + finishing, now)
+    _begin_work(w, g, processors, worker, decoding + finishing, now)
     return False
 
 
@@ -766,6 +793,66 @@ def _over(s: State, c: Clock, rank: int, worker: int, now: float) -> tuple[int, 
     w[worker + NEXT] = w[rank + idle]
     w[rank + idle] = worker
     return max(slot, 0), count, now - c.floats[w[worker + ACTOR_FLOATS] + BEGAN]
+
+
+# -- Writers -------------------------------------------------------------------------------------------------
+
+
+def _note_write(w: Ints, rank: int, worker: int, sample: int, tier: int) -> None:
+    """A tier is to have a sample of a worker's instruction once that is over."""
+    if tier > STAGING and w[_wire(w, rank, tier) + IS_WRITTEN] != 0:
+        most = w[worker + MOST_ITEMS]
+        at = w[worker + ITEMS] + 3 * most + w[worker + WRITES]
+        w[at] = sample
+        w[at + most] = tier
+        w[worker + WRITES] += 1
+
+
+def _write_behind(s: State, c: Clock, rank: int, worker: int, now: float) -> None:
+    """Let what a worker has brought wait to be written; what finds no space is not kept."""
+    w, decides = c.ints, c.ints[rank + DECIDES]
+    most = w[worker + MOST_ITEMS]
+    at = w[worker + ITEMS] + 3 * most
+    for k in range(w[worker + WRITES]):
+        sample, wire = w[at + k], _wire(w, rank, w[at + most + k])
+        nbytes = w[CROP_BYTES] if is_in_form(s, decides, w[at + most + k]) else s.sizes[sample]
+        if w[wire + UNWRITTEN] + nbytes > w[MOST_UNWRITTEN]:
+            copy = own_copy(s, decides, sample)
+            if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
+                s.copies[copy, COPY_STATE] = ABSENT
+            continue
+        w[wire + UNWRITTEN] += nbytes
+        w[wire + UNTAKEN] += nbytes
+        w[wire + UNTAKEN_SAMPLES] += 1
+        if w[wire + IDLE_WRITER] >= 0:
+            writer = w[wire + IDLE_WRITER]
+            w[wire + IDLE_WRITER] = w[writer + NEXT]
+            _write_on(c, rank, writer, now)
+
+
+def _write_on(c: Clock, rank: int, writer: int, now: float) -> None:
+    """Let a writer go on: its bytes go to the disk, then it computes, and takes more or is idle."""
+    w, g = c.ints, c.floats
+    wire = w[writer + WRITES_TO]
+    if w[writer + PHASE] == FETCHING:
+        w[writer + PHASE] = DECODING
+        processors = w[rank + WIRES] + w[ORIGINS] * ACTOR_COLUMNS
+        _begin_work(w, g, processors, writer, g[WRITE_COST] + w[writer + BYTES] * g[WRITE_BYTE_COST], now)
+        return
+    if w[writer + PHASE] == DECODING:
+        w[wire + UNWRITTEN] -= w[writer + BYTES]
+    if w[wire + UNTAKEN_SAMPLES] == 0:
+        w[writer + PHASE] = BEGINS
+        w[writer + NEXT] = w[wire + IDLE_WRITER]
+        w[wire + IDLE_WRITER] = writer
+        return
+    # Of those that wait, which one makes no difference.
+    w[writer + BYTES] = w[wire + UNTAKEN] // w[wire + UNTAKEN_SAMPLES]
+    w[wire + UNTAKEN] -= w[writer + BYTES]
+    w[wire + UNTAKEN_SAMPLES] -= 1
+    w[writer + PHASE] = FETCHING
+    g[w[writer + ACTOR_FLOATS] + READ_BYTES] = w[writer + BYTES] * g[w[wire + ACTOR_FLOATS] + WRITE_BYTE]
+    _join(w, g, wire, writer, now)
 
 
 # -- Wires ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ one in a real run is eight milliseconds' work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from penstock.plan.frequency import last_batches
 from penstock.policy import AllExtents, StagingLimits, decisions
 from penstock.policy.decision_state import EVENT, keep_in_form, new_state, parts_of, views_of
 from penstock.policy.decisions import State
-from penstock.policy.forms import CROP_SHARE, CropForm
+from penstock.policy.forms import CropForm
 from penstock.policy.loading import Job, LoadingPolicy
 from penstock.policy.placement import Kept
 from penstock.policy.runnable import placement_of, shared_by
@@ -42,8 +43,13 @@ _WORTH_LOADING_READS = 2_000
 #: page cache. Measured: run after run beside one that has all in memory, 50 us for pictures of 617 KB, 12 us for crops
 #: of 150 KB.
 _READ_BYTE_SECONDS = 1 / 12e9
+#: And writing a sample, and each of its bytes: it is copied to wait, and to the page cache, and a checksum is made.
+#: Measured: processor time of a `WriteBehind`: 93 us for 104 KB, 120 for 150, 280 for 620, and more beside decoding.
+_WRITE_SECONDS, _WRITE_BYTE_SECONDS = 0.1e-3, 1 / 2.5e9
 #: Spans after which the clock returns, for them to be taken; also how often Ctrl-C is noticed.
 _LOOSE_SPANS = 1 << 16
+#: Of a byte on a wire: less is none.
+_LEAST_SECONDS = 1e-15
 
 
 #: The module whose part "run" is the compiled clock.
@@ -203,9 +209,8 @@ def run_in_virtual_time(
     numbers[:, decisions.LOADS_ALLOWED] = limits.decoders
     if agreed.stages == _clock.STORE_ON_DEMAND:
         numbers[:, decisions.STAGES_UNTIL] = -1
-    clock = _new_clock(
-        read, machine, limits, agreed, int(numbers[0, decisions.GROUP_SIZE]), step_seconds, has_spans
-    )
+    group = int(numbers[0, decisions.GROUP_SIZE])
+    clock = _new_clock(read, machine, limits, agreed, group, step_seconds, has_spans, form)
     if form is not None:
         _keep_in_form(state, clock, machine, form, maps_peers=agreed.maps_peers)
     spans = np.empty((0, clock.spans.shape[1]), np.int64)
@@ -275,10 +280,11 @@ def _keep_in_form(state: State, clock: Clock, machine: Machine, form: CropForm, 
     clock.ints[_clock.EPOCHS] = clock.epoch_of[-1] + 1
     if not form.is_decoded:
         clock.floats[_clock.CROP_BYTE] = 1 / machine.staging_rate()
-    clock.floats[_clock.LEFT_SHARE] = form.left_share
+        clock.floats[_clock.CROP_ALONE] = 1 / machine.write_rate(0, 1)
+    clock.floats[_clock.LEFT_SHARE], clock.floats[_clock.LEFT_OF_DISK] = form.left_share, form.left_of_disk
     if machine.processors < np.inf:
         clock.floats[_clock.DISK_READ] = form.crop_bytes * _READ_BYTE_SECONDS / machine.write_seconds(1)
-    clock.floats[_clock.MORE_CROPS] = CROP_SHARE
+    clock.floats[_clock.MORE_CROPS] = form.more_share
 
 
 def _load_before(
@@ -323,47 +329,42 @@ def _new_clock(
     group: int,
     step_seconds: NDArray[np.float64] | None,
     has_spans: bool,
+    form: CropForm | None,
 ) -> Clock:
     c = _clock
     ranks, steps, origins = len(read.ranks), read.steps.size, len(machine.storage) + 1
     workers = limits.readers + limits.decoders
-    actors = 1 + workers + origins + 1
+    writers = [0 if tier.is_memory else tier.writing_threads for tier in machine.storage[1:]]
+    actors = 1 + workers + origins + 1 + sum(writers)
     ranks_at = c.CLOCK_NUMBERS
     actors_at = ranks_at + ranks * c.RANK_COLUMNS
     items_at = actors_at + ranks * actors * c.ACTOR_COLUMNS
-    rings_at = items_at + ranks * workers * 3 * group
+    rings_at = items_at + ranks * workers * 5 * group
     heap_at = rings_at + ranks * 2 * limits.slots
     at_once_at = heap_at + ranks * actors
     w = np.zeros(at_once_at + ranks * actors, np.int64)
     # Those of other ranks may read a tier, too.
-    most = ranks * workers if agreed.reads_peers else workers
-    rates, store = _rates(machine, most, workers)
+    most = (ranks * workers if agreed.reads_peers else workers) + max(writers, default=0)
+    rates, store = _rates(machine, most, workers, form)
     rates_at = c.CLOCK_FLOATS
     store_at = rates_at + rates.size
     rank_floats_at = store_at + store.size
     actor_floats_at = rank_floats_at + ranks * c.RANK_FLOAT_COLUMNS
     g = np.zeros(actor_floats_at + ranks * actors * c.ACTOR_FLOAT_COLUMNS)
     g[rates_at:store_at], g[store_at:rank_floats_at] = rates.ravel(), store.ravel()
-    g[c.DECODE_BYTE] = machine.write_seconds(1)
-    g[c.REQUEST] = machine.source.request_seconds
-    g[c.PROCESSORS], g[c.LOAD_COST] = (
-        machine.processors,
-        decisions.LOAD_COST_SECONDS if machine.processors < np.inf else 0.0,
-    )
-    if step_seconds is None:
-        assert machine.compute is not None, "the caller has seen to it"
-        g[c.STEP_SAMPLE], g[c.STEP_BYTE] = machine.compute.seconds(1, 0), machine.compute.seconds(0, 1)
-
+    _set_costs(g, machine, step_seconds)
     w[rings_at:heap_at] = -1
     begins = _Begins(ranks_at, actors_at, items_at, rings_at, rates_at, rank_floats_at, actor_floats_at)
     _set_ranks(w, begins, read.ranks, limits, actors)
-    wires = _set_actors(w, begins, limits, group, origins, most)
-    _set_wires(wires, g, machine)
+    wires = _set_actors(w, begins, limits, group, writers, most)
+    _set_wires(wires, g, machine, rates)
 
     w[c.HEAP], w[c.AT_ONCE_RING], w[c.AT_ONCE_SIZE] = heap_at, at_once_at, ranks * actors
     w[c.AT_STEP], w[c.RUNNING] = -1, ranks
     w[c.ORIGINS], w[c.STAGES] = origins, agreed.stages
     w[c.PROMISES] = agreed.promised is not None
+    # Where others wait for what a rank keeps, it is written by whoever brings it if there is no space to wait.
+    w[c.MOST_UNWRITTEN] = decisions.ANY_NUMBER if agreed.reads_peers else limits.unwritten_bytes
     w[c.STORE_RATES], w[c.STORE_COLUMNS] = store_at, workers + 1
     # One rank of many, alone: the others read as much as it does.
     w[c.IS_SHARED], w[c.CLIENTS] = ranks > 1, machine.ranks if ranks == 1 else 0
@@ -391,6 +392,24 @@ def _new_clock(
         span_seconds=spans.view(np.float64),
         spans=spans,
     )
+
+
+def _set_costs(
+    floats: NDArray[np.float64], machine: Machine, step_seconds: NDArray[np.float64] | None
+) -> None:
+    """Write what decoding takes, a request to the store and, unless it was given, a step."""
+    c = _clock
+    floats[c.DECODE_BYTE], floats[c.REQUEST] = machine.write_seconds(1), machine.source.request_seconds
+    floats[c.PROCESSORS] = machine.processors
+    floats[c.LOAD_COST] = _processor_seconds(machine, decisions.LOAD_COST_SECONDS)
+    floats[c.WRITE_COST] = _processor_seconds(machine, _WRITE_SECONDS)
+    floats[c.WRITE_BYTE_COST] = _processor_seconds(machine, _WRITE_BYTE_SECONDS)
+    if step_seconds is None:
+        assert machine.compute is not None, "the caller has seen to it"
+        floats[c.STEP_SAMPLE], floats[c.STEP_BYTE] = (
+            machine.compute.seconds(1, 0),
+            machine.compute.seconds(0, 1),
+        )
 
 
 class _Begins(NamedTuple):
@@ -426,14 +445,15 @@ def _set_ranks(
 
 
 def _set_actors(
-    w: NDArray[np.int64], at: _Begins, limits: StagingLimits, group: int, origins: int, most: int
+    w: NDArray[np.int64], at: _Begins, limits: StagingLimits, group: int, writers: Sequence[int], most: int
 ) -> NDArray[np.int64]:
-    """Write the consumer, workers and wires of each rank; return the wires, int64[ranks, origins, columns].
+    """Write the consumer, workers, wires and writers of each rank; return the wires, int64[ranks, origins, columns].
 
-    group: the most samples of a worker's. most: reads that may share a wire.
+    group: the most samples of a worker's. writers: of each tier. most: actors that may share a wire.
     """
-    c, workers = _clock, limits.readers + limits.decoders
-    actors = 1 + workers + origins + 1
+    c, workers, origins = _clock, limits.readers + limits.decoders, len(writers) + 2
+    first_wire, first_writer = 1 + workers, 1 + workers + origins + 1
+    actors = first_writer + sum(writers)
     every = w[at.actors : at.items].reshape(-1, actors, c.ACTOR_COLUMNS)
     ranks = len(every)
     begins = (at.actors + np.arange(ranks * actors) * c.ACTOR_COLUMNS).reshape(ranks, actors)
@@ -445,27 +465,43 @@ def _set_actors(
     busy = every[:, 1 : 1 + workers]
     busy[:, :, c.ROLE] = c.A_WORKER
     busy[:, :, c.NEXT] = begins[:, 2 : 2 + workers]
-    busy[:, :, c.ITEMS] = (at.items + np.arange(ranks * workers) * 3 * group).reshape(ranks, workers)
+    busy[:, :, c.ITEMS] = (at.items + np.arange(ranks * workers) * 5 * group).reshape(ranks, workers)
     busy[:, :, c.MOST_ITEMS] = group
-    every[:, -1, c.ROLE] = c.ALL_PROCESSORS
-    wires = every[:, 1 + workers : -1]
+    every[:, first_writer - 1, c.ROLE] = c.ALL_PROCESSORS
+    wires = every[:, first_wire : first_wire + origins]
+    for wire, count in enumerate(writers, start=first_wire + 2):
+        own = slice(first_writer, first_writer + count)
+        every[:, own, c.ROLE], every[:, own, c.WRITES_TO] = c.A_WRITER, begins[:, wire, None]
+        every[:, wire, c.IS_WRITTEN], every[:, wire, c.IDLE_WRITER] = count > 0, -1
+        for writer in range(first_writer, first_writer + count):
+            every[:, writer, c.NEXT], every[:, wire, c.IDLE_WRITER] = (
+                every[:, wire, c.IDLE_WRITER],
+                begins[:, writer],
+            )
+        first_writer += count
     wires[:, :, c.ROLE] = c.A_WIRE
     wires[:, :, c.ORIGIN] = np.arange(origins) + SOURCE
     wires[:, :, c.RATES] = at.rates + np.arange(origins) * (most + 1)
     return wires
 
 
-def _rates(machine: Machine, most: int, workers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rates(
+    machine: Machine, most: int, workers: int, form: CropForm | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return bytes a second by reads at once: of each origin, [origins, most + 1], and of the store by clients as well.
 
     Of the network every number of reads gets all, as each rank has a link of its own; beyond the points of its curve a
     tier gives no more.
+    form: in which tiers keep samples. What workers compute to read these is no time of the wire.
     """
     rates = np.zeros((len(machine.storage) + 1, most + 1))
     rates[1] = machine.network_bytes_per_second
     for tier in range(1, len(machine.storage)):
+        copying = _READ_BYTE_SECONDS if form is not None and form.is_in(tier) else 0.0
         for reads in range(1, most + 1):
-            rates[tier + 1, reads] = reads * machine.local_rate(tier, reads)
+            rates[tier + 1, reads] = _without_copying(
+                machine, reads * machine.local_rate(tier, reads), reads, copying
+            )
     store = np.zeros((machine.ranks + 1, workers + 1))
     for reads in range(1, workers + 1):
         for clients in range(1, machine.ranks + 1):
@@ -473,10 +509,27 @@ def _rates(machine: Machine, most: int, workers: int) -> tuple[NDArray[np.float6
     return rates, store
 
 
-def _set_wires(wires: NDArray[np.int64], floats: NDArray[np.float64], machine: Machine) -> None:
+def _processor_seconds(machine: Machine, seconds: float) -> float:
+    """Return so many seconds of a processor, none where it is not known how many are shared."""
+    return seconds if machine.processors < np.inf else 0.0
+
+
+def _without_copying(machine: Machine, rate: float, users: int, byte_seconds: float) -> float:
+    """Return what a disk gives so many users together that were seen to get `rate`, with what they compute for it.
+
+    byte_seconds: that a byte takes of a processor. Several wait for the disk while others compute: it has no more.
+    """
+    byte_seconds = _processor_seconds(machine, byte_seconds)
+    waiting = min(users, machine.processors) / rate - byte_seconds if byte_seconds else math.inf
+    return 1 / max(min(1 / rate, waiting), _LEAST_SECONDS)
+
+
+def _set_wires(
+    wires: NDArray[np.int64], floats: NDArray[np.float64], machine: Machine, rates: NDArray[np.float64]
+) -> None:
     """Say of each rank's ways to the origins how long a read waits there, and what a byte takes to write.
 
-    Where bytes cost nothing, a tier in memory, they are decoded where they lie.
+    Where bytes cost nothing, a tier in memory, they are decoded where they lie. rates: as of `_rates`.
     """
     c = _clock
     tiers = machine.storage[1:]
@@ -484,10 +537,13 @@ def _set_wires(wires: NDArray[np.int64], floats: NDArray[np.float64], machine: M
     wires[:, :, c.TAKES_TIME] = [1, machine.network_bytes_per_second < np.inf, *takes_time]
     latencies = [machine.source.latency_seconds, 0.0, *(tier.latency_seconds for tier in tiers)]
     floats[wires[:, :, c.ACTOR_FLOATS] + c.LATENCY] = latencies
-    for number, is_slow in enumerate(takes_time, start=1):
-        if is_slow:
-            each_byte = 1 / machine.write_rate(number, machine.storage[number].threads)
-            floats[wires[:, number + 1, c.ACTOR_FLOATS] + c.WRITE_BYTE] = each_byte
+    for number, tier in enumerate(tiers, start=1):
+        if not tier.is_memory:
+            users = tier.writing_threads
+            rate = _without_copying(
+                machine, users * machine.write_rate(number, users), users, _WRITE_BYTE_SECONDS
+            )
+            floats[wires[:, number + 1, c.ACTOR_FLOATS] + c.WRITE_BYTE] = rates[number + 1, users] / rate
 
 
 def _take_spans(clock: Clock, spans: NDArray[np.int64]) -> None:
