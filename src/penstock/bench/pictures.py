@@ -11,7 +11,7 @@ from penstock.bench.loaders import OWN, Work
 from penstock.bench.saving import SavingResult, SavingResults
 from penstock.bench.traffic import Flow
 from penstock.bench.training import TrainingResult, TrainingResults
-from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, stack_bars, style_axes
+from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, stack_bars
 from penstock.units import format_count
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def draw_input(found: InputRates) -> Figure:
     sizes = sorted({each.batch_size for each in found.results})
     figure = new_figure(1.4 + 4.4 * len(works), 4.4)
     for axes, work in zip(figure.subplots(1, len(works), squeeze=False)[0], works, strict=True):
-        style_axes(axes)
         for loader, colour in _COLOUR_OF.items():
             for marker, size in zip(_MARKERS, sizes, strict=False):
                 own = [
@@ -77,14 +76,12 @@ def draw_training(found: TrainingResults) -> Figure:
         places = np.arange(len(own), dtype=np.float64)
         stall = np.array([each.stall_seconds for each in own])
         rest = np.array([each.run_seconds.median for each in own]) - stall
-        style_axes(column[0])
         parts = [("computing", rest, Colour.PALE), ("waiting for input", stall, Colour.RED)]
         stack_bars(column[0], places, parts, 0.6)
         names = [_prefetch(each) for each in own]
         column[0].set_xticks(places, names, fontsize=8.5)
         name_axes(column[0], f"batches of {size}", y="run (s)")
         column[0].legend(frameon=False, fontsize=8.5)
-        style_axes(column[1])
         pair = found.cost_of_io(size) or own[:1]
         for each, colour in zip(pair, (Colour.FAINT, Colour.BLUE), strict=False):
             _draw_flow(column[1], each.flow, colour, _prefetch(each))
@@ -123,14 +120,12 @@ def draw_saving(found: SavingResults) -> Figure:
     saving = [each for each in found.results if each.way.saver]
     none = next(each for each in found.results if not each.way.saver).run_seconds.median
     places = np.arange(len(saving), dtype=np.float64)
-    style_axes(top)
     lost = np.array([max(0.0, each.run_seconds.median - none) for each in saving])
     parts = [("without saves", np.full(len(saving), none), Colour.PALE), ("for saves", lost, Colour.RED)]
     stack_bars(top, places, parts, 0.6)
     top.set_xticks(places, [f"{each.way.saver}\n{_PLACES[each.way.place]}" for each in saving], fontsize=8.5)
     name_axes(top, f"{format_count(found.saves, 'save')} in {found.steps} steps", y="run (s)")
     top.legend(frameon=False, fontsize=8.5)
-    style_axes(bottom)
     for colour, each in zip((Colour.FAINT, Colour.ORANGE, Colour.BLUE), _over_time(found), strict=False):
         _draw_flow(bottom, each.flow, colour, f"{each.way.saver}, {_PLACES[each.way.place]}")
         bottom.axvline(each.last_run_seconds, color=colour, ls=":", lw=1.2)

@@ -100,7 +100,6 @@ def draw_panels(
     figure = new_figure(*size or (1.4 + 4.2 * len(panels), 4.4))
     row = figure.subplots(1, len(panels), squeeze=False, sharex=is_shared, sharey=is_shared)[0]
     for axes, panel in zip(row, panels, strict=True):
-        style_axes(axes)
         name_axes(axes, panel.title, panel.below, x=x_label)
         for series in panel.series:
             series.draw(axes)
@@ -156,8 +155,14 @@ def style_axes(axes: Axes, *, grid: Literal["x", "y"] = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def name_axes(axes: Axes, title: str = "", below: str = "", *, x: str = "", y: str = "") -> None:
-    """Name axes at their left; `below` stands under the title in smaller letters, x and y along the axes."""
+def name_axes(
+    axes: Axes, title: str = "", below: str = "", *, x: str = "", y: str = "", grid: Literal["x", "y"] = "y"
+) -> None:
+    """Style axes, and name them at their left; `below` stands under the title in smaller letters, x and y along them.
+
+    grid: as of `style_axes`.
+    """
+    style_axes(axes, grid=grid)
     axes.set_title(
         title,
         fontsize=11.5 if below else 11,

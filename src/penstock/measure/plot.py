@@ -95,7 +95,6 @@ def draw(runs: Sequence[tuple[str, Trace]]) -> Figure:
     )
     strips = [_stall_by_column(trace) for _, trace in runs]
     for (name, trace), metrics, strip, bars_axes, strip_axes in zip(runs, epochs, strips, *axes, strict=True):
-        style_axes(bars_axes)
         style_axes(strip_axes)
         name_axes(bars_axes, name, _waited(metrics), x="epoch")
         _draw_epochs(bars_axes, metrics)

@@ -22,7 +22,6 @@ from penstock.measure.picture import (
     name_axes,
     new_figure,
     save_picture,
-    style_axes,
 )
 from penstock.recordings.blocks import BLOCK_BYTES, BlockString, Phase, Recording
 
@@ -79,7 +78,6 @@ def draw_blocks(strings: Sequence[tuple[str, BlockString]]) -> Figure:
     figure = new_figure(width, 4.4)
     all_axes = figure.subplots(1, len(strings), squeeze=False, sharey=True, sharex=True)[0]
     for axes, (name, string) in zip(all_axes, strings, strict=True):
-        style_axes(axes)
         every = _draw_points(axes, string)
         name_axes(axes, name, x="logical time (references)" + (f", 1 of {every} drawn" if every > 1 else ""))
         # Both count things: marks between them would be rounded to wrong ones.

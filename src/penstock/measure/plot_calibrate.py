@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.measure.file_rates import MeasuredCurve
-from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure, style_axes
+from penstock.measure.picture import Colour, count_in_wholes, name_axes, new_figure
 from penstock.measure.thorough import ThoroughCalibration
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def draw_calibration(found: ThoroughCalibration) -> Figure:
 
 
 def _draw(axes: Axes, curves: Sequence[MeasuredCurve]) -> None:
-    style_axes(axes)
     for curve, colour in zip(curves, _COLOURS, strict=False):
         spreads = [spread for _, spread in curve.points]
         medians = [spread.median / 1e6 for spread in spreads]

@@ -15,7 +15,6 @@ from penstock.measure.picture import (
     name_axes,
     new_figure,
     stack_bars,
-    style_axes,
 )
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
@@ -33,8 +32,6 @@ def draw_comparison(comparison: RunComparison) -> Figure:
     """Return stall per epoch by cause, predicted next to measured, and how it grew step by step."""
     figure = new_figure(max(6.4, min(12.0, 3.0 + 0.5 * len(comparison.epochs))), 6.0)
     epochs, steps = figure.subplots(2, 1, height_ratios=[1.6, 1.0])
-    style_axes(epochs)
-    style_axes(steps)
     predicted, measured = comparison.stall_seconds
     run_seconds = comparison.run_seconds[1]
     title = f"stall predicted {format_seconds(predicted)}, measured {format_seconds(measured)}"

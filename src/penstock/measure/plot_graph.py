@@ -34,8 +34,7 @@ def draw_graph(trace: Trace) -> Figure:
         raise ConfigError("no step of the graph has ended, so there is nothing to draw")
     figure = new_figure(7.4, 3.4 + 0.4 * len(found.workers))
     above, below = figure.subplots(2, 1, gridspec_kw={"height_ratios": [0.6 + 0.4 * len(found.workers), 2.0]})
-    for axes in (above, below):
-        style_axes(axes)
+    style_axes(below)
     places = np.arange(len(found.workers))[::-1]
     parts = [
         (str(doing), np.array([each.doing.get(doing, 0.0) for each in found.workers]), colour)

@@ -13,7 +13,6 @@ from penstock.measure.picture import (
     mark_starts,
     name_axes,
     new_figure,
-    style_axes,
     write,
 )
 from penstock.simulate.layout import LayoutComparison, LayoutOption, Name
@@ -47,7 +46,6 @@ def draw_layout(comparison: LayoutComparison) -> Figure:
 
 
 def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
-    style_axes(axes, grid="x")
     options = comparison.options[::-1]
     places = np.arange(len(options))
     rewriting = np.array([option.once_seconds for option in options])
@@ -61,11 +59,10 @@ def _draw_bars(axes: Axes, comparison: LayoutComparison) -> None:
     axes.set_yticks(places, [TITLES[option.name] for option in options])
     axes.set_xlim(0.0, 1.2 * max(option.run_seconds for option in options) or 1.0)
     title = f"{comparison.epochs} epochs on the store's wire"
-    name_axes(axes, title, x="time (s); hatched: writing the data set anew")
+    name_axes(axes, title, x="time (s); hatched: writing the data set anew", grid="x")
 
 
 def _draw_lines(axes: Axes, comparison: LayoutComparison) -> None:
-    style_axes(axes)
     epochs = np.arange(1, _last_epoch(comparison) + 1)
     for option in comparison.options:
         seconds = [option.seconds_after(int(count)) for count in epochs]

@@ -85,7 +85,6 @@ def draw_policies(scenario: str, runs: Sequence[PolicyRuns]) -> Figure:
         edges, means = _columns(stall)
         stalls.stairs(means, edges, baseline=None, color=colour, ls=dash, lw=1.1)
     for axes in (progress, stalls):
-        style_axes(axes)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)

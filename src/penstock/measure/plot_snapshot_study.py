@@ -13,7 +13,6 @@ from penstock.measure.picture import (
     count_in_wholes,
     name_axes,
     new_figure,
-    style_axes,
 )
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
@@ -64,7 +63,6 @@ def draw_study(study: SnapshotStudy, runs: Sequence[StoredRun]) -> Figure:
 def _draw_likeness(axes: Axes, study: SnapshotStudy) -> None:
     import matplotlib
 
-    style_axes(axes)
     places = range(1, len(study.names))
     colours = matplotlib.colormaps["viridis"](np.linspace(0.9, 0.05, len(_SAME_BITS)))
     lowest = 100.0
@@ -96,7 +94,6 @@ def _name_snapshots(axes: Axes, study: SnapshotStudy) -> None:
 
 
 def _draw_exponents(axes: Axes, study: SnapshotStudy) -> None:
-    style_axes(axes)
     if not study.exponents:
         name_axes(axes, "Exponents", "these tensors have none")
         return
@@ -114,7 +111,6 @@ def _draw_exponents(axes: Axes, study: SnapshotStudy) -> None:
 
 
 def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
-    style_axes(axes)
     places = range(len(study.names))
     for method in _TIMED:
         stored = study.sizes.stored_bytes(method, TIMED_SNAP_DIS)
@@ -132,7 +128,6 @@ def _draw_storage(axes: Axes, study: SnapshotStudy) -> None:
 def _draw_seconds(axes: Axes, study: SnapshotStudy) -> None:
     from penstock.checkpoint.codecs import DEFAULT
 
-    style_axes(axes)
     for codec, method in {**_CODECS, DEFAULT: OWN_METHOD.name}.items():
         parameters, seconds = study.tensor_seconds[codec].T
         axes.plot(parameters, 1e3 * seconds, ls="none", marker="o", ms=4, alpha=0.7, color=COLOUR_OF[method])

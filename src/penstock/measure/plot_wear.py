@@ -13,7 +13,6 @@ from penstock.measure.picture import (
     count_in_wholes,
     name_axes,
     new_figure,
-    style_axes,
     write,
 )
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, StoredRun
@@ -77,7 +76,6 @@ def draw_erases(axes: Axes, runs: Sequence[StoredRun]) -> None:
 
 
 def _draw_bars(axes: Axes, runs: Sequence[StoredRun], heights: Sequence[float | None]) -> None:
-    style_axes(axes)
     distances = list(dict.fromkeys(run.snap_dis for run in runs))
     methods = list(dict.fromkeys(run.method for run in runs))
     width = 0.84 / len(methods)
@@ -110,7 +108,6 @@ def draw_blocks(result: WearResult, name: str) -> Figure:
     """Return how many blocks were erased how often."""
     figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
-    style_axes(axes)
     bins = result.wear.histogram()
     width = bins[0][1] - bins[0][0] + 1
     axes.bar(

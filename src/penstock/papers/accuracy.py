@@ -12,7 +12,6 @@ from penstock.measure.picture import (
     count_in_wholes,
     name_axes,
     new_figure,
-    style_axes,
 )
 from penstock.measure.plot_bundles import scale_by_ratio
 from penstock.papers.catalog import Repeated, Result
@@ -58,7 +57,6 @@ def draw_accuracy(study: Study) -> Figure:
 
 def _draw_error(axes: Axes, study: Study) -> None:
     """Errors on a logarithmic scale, which shows both what is lost by a hair and what is lost altogether."""
-    style_axes(axes)
     rows = compare(study)
     for numbering in study.numberings:
         own = [row for row in rows if row.numbering == numbering]
@@ -96,7 +94,6 @@ def _draw_error(axes: Axes, study: Study) -> None:
 
 
 def _draw_epochs(axes: Axes, study: Study, numbering: str) -> None:
-    style_axes(axes)
     epochs = np.arange(1, study.epochs + 1)
     shown = [ratio for ratio in study.ratios if ratio in (1.0, 0.5, 0.1, 0.02)] or study.ratios[:4]
     shown = list(dict.fromkeys([*shown, study.ratios[-1]]))

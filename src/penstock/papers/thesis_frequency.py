@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.measure.picture import Colour, name_axes, new_figure, style_axes
+from penstock.measure.picture import Colour, name_axes, new_figure
 from penstock.papers.catalog import Repeated, Result
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.frequency import readers_of_epoch
@@ -71,7 +71,6 @@ def draw_histogram(expected: NDArray[np.float64], counted: NDArray[np.int64]) ->
     """Return bars of the samples that a rank reads so often, below the line of what is expected."""
     figure = new_figure(7.0, 4.2)
     axes = figure.subplots()
-    style_axes(axes)
     shown = np.flatnonzero((counted > 0) | (expected > 0.01))
     reads = np.arange(shown[0], shown[-1] + 1)
     counted, expected = counted[reads], expected[reads]
