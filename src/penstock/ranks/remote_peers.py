@@ -286,11 +286,12 @@ class RemotePeers:
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                now = time.monotonic()
-                for rank, who, parts in self._carrier.receive(self._due(now)):
+                wait = self._due(time.monotonic())
+                for rank, who, parts in self._carrier.receive(wait):
                     self._handle(rank, who, parts)
                 self._send_asked()
-                self._send_probes(time.monotonic())
+                if wait == 0.0:  # a look at each of many ranks, not after each message
+                    self._send_probes(time.monotonic())
                 self._spread_news()
             for follower in self._followers.values():
                 self._carrier.answer(follower.who, [packed(self._said(LEAVE))])
