@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -45,13 +46,13 @@ from penstock.errors import ConfigError, DataError, WaitTimeout
 from penstock.flow.engine import Engine
 from penstock.flow.lock_use import LockUse
 from penstock.flow.work import Brought, Request
-from penstock.loader import Loader, LoaderConfig, switching
+from penstock.loader import Loader, LoaderConfig, SourceSamples, switching
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
 from penstock.loader.processes import Processes, _Process
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.policy import Load
-from penstock.store import open_source
+from penstock.store import JsonLines, open_source
 from penstock.trace import read_trace
 from penstock.trace.schema import SOURCE
 
@@ -440,6 +441,32 @@ def test_they_take_turns_with_the_python_transforms_of_a_folder_too(
                 np.testing.assert_array_equal(images, others)
                 np.testing.assert_array_equal(labels, same)
         assert skipped == {(each.name, each.error) for each in loader.skipped}
+
+
+@pytest.mark.usefixtures("turns_without_end")
+def test_they_take_turns_with_what_a_data_set_makes_of_stored_bytes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switching, "_COMPARED", 2)
+    monkeypatch.setattr(switching, "_COMPARED_EVERY", 3)
+    lines = [
+        json.dumps({"n": number, "text": f"row {number}"}) if number != 7 else "no" for number in range(50)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    samples = SourceSamples(JsonLines(tmp_path / "a.jsonl")).map(worker_data.of_line)
+    arguments: Any = {"epochs": None, "shuffle": False, "memory": "64 MiB", "seed": 1, "on_error": "skip"}
+    found, pids = list[Any](), set[str]()
+    with load(samples, policy="frequency", **arguments) as loader:
+        while len(pids) < 3 or len(found) < 4:
+            found.append(list(map(copied, loader)))
+            pids |= {pid for batch in found[-1] for pid in batch["pid"]}
+        skipped = {(each.sample, each.name) for each in loader.skipped}
+
+    with load(samples, workers="threads", **arguments) as loader:
+        for batches in found:
+            for batch, other in zip(batches, loader, strict=True):
+                assert_same(batch, other)
+        assert skipped == {(each.sample, each.name) for each in loader.skipped}
 
 
 @pytest.mark.usefixtures("turns_without_end")

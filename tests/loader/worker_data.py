@@ -36,6 +36,11 @@ class Mixed:
         }
 
 
+def of_line(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
+    """Return what `Mixed` has, of a line of JSON."""
+    return sample | {"draw": rng.random(3), "pid": f"{os.getpid()} {os.getpgid(0)}"}
+
+
 class SlowlyImported(Mixed):
     """A process has it once a file is there."""
 

@@ -59,7 +59,7 @@ class DatasetFetcher:
     """
 
     def __init__(self, dataset: MapDataset, seed: int = 0, optional: Defaults | None = None) -> None:
-        self._dataset, self._seed = dataset, seed
+        self.dataset, self._seed = dataset, seed
         self._optional = optional or None
         self._get = SampleCode(dataset.__getitem__, seed, DRAWS)
         #: Makes a sample of a number alone; None where there is more to do.
@@ -75,7 +75,7 @@ class DatasetFetcher:
 
     def __reduce__(self) -> Any:
         """Pickle what it was made of: a worker process has a copy."""
-        return DatasetFetcher, (self._dataset, self._seed, self._optional)
+        return DatasetFetcher, (self.dataset, self._seed, self._optional)
 
     @property
     def draws(self) -> bool:
@@ -89,10 +89,10 @@ class DatasetFetcher:
 
     @property
     def place(self) -> str:
-        return kind_of(self._dataset)
+        return kind_of(self.dataset)
 
     def describe(self, sample: int) -> str:
-        return describe_sample(self._dataset, sample)
+        return describe_sample(self.dataset, sample)
 
     def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:
         """Return the first of some samples that can be had, with its number. calls: what it is fetched with.

@@ -11,19 +11,24 @@ from penstock.flow.staging import Field
 from penstock.flow.work import Brought, Request, without_failed
 from penstock.loader.beside import Beside
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder
-from penstock.loader.source_samples import lending
+from penstock.loader.source_samples import lending, stored_of
 from penstock.policy import Load
-from penstock.store import Source
 
 
 class MakingDecoder:
     """A `Decoder` of stored bytes: a data set makes samples of them, and another decoder batches of these.
 
-    source: that the bytes are of, `stored_of` the data set. fetcher: of the data set. decoder: of its samples.
+    fetcher: of a data set that has `stored_of`, whose bytes these are. decoder: of its samples.
     """
 
-    def __init__(self, source: Source, fetcher: DatasetFetcher, decoder: SampleDecoder) -> None:
+    def __init__(self, fetcher: DatasetFetcher, decoder: SampleDecoder) -> None:
+        source = stored_of(fetcher.dataset)
+        assert source is not None, "it was asked before"
         self._source, self._fetcher, self._decoder = source, fetcher, decoder
+
+    def __reduce__(self) -> Any:
+        """Pickle what it was made of: a worker process has a copy of the data set, and of its source."""
+        return MakingDecoder, (self._fetcher, self._decoder)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -50,3 +55,11 @@ class MakingDecoder:
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self._decoder.finish(slot, arrays, rows)
+
+    def take(self, slot: int, rows: Sequence[int]) -> Any:
+        """See `MovableDecoder`."""
+        return self._decoder.take(slot, rows)
+
+    def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
+        """See `MovableDecoder`."""
+        self._decoder.put(slot, rows, what)

@@ -531,7 +531,7 @@ def samples_of_data_set(
             assert isinstance(decoder, SampleDecoder), "what a function makes of samples is not read for it"
             extents, near = _places(stored, machine, plan.ranks, calls)
             reads = _reads(stored, near, budget, disks, sharing, runs=runs)
-            return SourceFetcher(*reads), MakingDecoder(stored, fetcher, decoder), extents
+            return SourceFetcher(*reads), MakingDecoder(fetcher, decoder), extents
         if not row or not (budget.tier_bytes or disks.tiers):
             return fetcher, decoder, None
         memory = MemoryTier(budget.tier_bytes) if budget.tier_bytes else None

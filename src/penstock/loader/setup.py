@@ -175,7 +175,8 @@ class Setup:
 
         Processes keep no rows, crops or pictures, and mix no images: as with workers=n.
         """
-        is_movable = isinstance(self.fetcher, DatasetFetcher) or type(self.decoder) is ImageDecoder
+        is_made = isinstance(self.fetcher, DatasetFetcher) or isinstance(self.decoder, MakingDecoder)
+        is_movable = is_made or type(self.decoder) is ImageDecoder
         return is_movable and self.calls_python and self.limits.most_decoders > 0 and self.cpus > 1
 
     @property
