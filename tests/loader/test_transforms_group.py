@@ -20,6 +20,7 @@ from penstock.loader.transforms import (
     CenterCrop,
     Normalize,
     Pipeline,
+    RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
@@ -305,12 +306,19 @@ def test_a_group_whose_buffers_the_user_gave_no_memory_for_is_left() -> None:
     assert by_group(pipeline, data, np.arange(3), scratch)[1] == [0, 1, 2]
 
 
-def test_steps_before_a_callable_are_done_by_the_group_with_the_bits_of_one_picture() -> None:
-    def negative(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return 255 - picture
+def negative(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return 255 - picture
 
-    steps = [RandomResizedCrop((20, 30)), RandomHorizontalFlip(), negative, ToTensor()]
-    pipeline = compile_pipeline(steps, 5)
+
+@for_each(
+    "behind",
+    [
+        (negative, ToTensor()),
+        (ToTensor(), Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)), RandomErasing(1.0)),
+    ],
+)
+def test_steps_before_a_callable_are_done_by_the_group_with_the_bits_of_one_picture(behind: Any) -> None:
+    pipeline = compile_pipeline([RandomResizedCrop((20, 30)), RandomHorizontalFlip(), *behind], 5)
     rows = [2, 0, 1]
     data = [jpeg(90 + 9 * number, 120) for number in range(3)]
     data[1] = b"damaged"

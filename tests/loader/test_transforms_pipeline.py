@@ -518,6 +518,29 @@ def test_transforms_that_cannot_follow_each_other_are_refused(steps, options, te
         compile_pipeline(steps, 0, **options)
 
 
+def test_numbers_before_a_callable_are_those_that_numpy_computes() -> None:
+    """From the stored picture, from a callable's, and from one that is no picture; before `Normalize` and behind it."""
+    picture = np.asarray(scene(8, 9))
+    tensor = picture.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (MEAN, STD))
+
+    def same(value: NDArray[Any]) -> NDArray[Any]:
+        return value
+
+    def flipped(value: NDArray[Any]) -> NDArray[Any]:
+        return value[::-1]
+
+    for steps, expected in (
+        ([ToTensor(), same], tensor),
+        ([ToTensor(), Normalize(MEAN, STD), same], (tensor - mean) / std),
+        ([flipped, ToTensor(), Normalize(MEAN, STD), same], (tensor[:, ::-1] - mean) / std),
+        ([lambda value: value.astype(np.float32), ToTensor(), same], 255 * tensor),
+    ):
+        pipeline = compile_pipeline([CenterCrop((8, 9)), *steps], 0)
+        pipeline.probe(png(scene(8, 9)))
+        assert np.array_equal(run(pipeline, png(scene(8, 9))), expected)
+
+
 def test_a_picture_step_behind_a_callable_that_returns_something_else_says_what_it_got() -> None:
     pipeline = compile_pipeline([lambda value: value.astype(np.float32), Resize((4, 4))], 0)
     with pytest.raises(ConfigError, match=r"was given float32\[8, 9, 3\]"):

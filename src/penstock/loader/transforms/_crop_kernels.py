@@ -178,7 +178,12 @@ def _to_uint8(parameters: Any, channel: Any, byte: Any) -> Any:
     return byte
 
 
-_WRITERS = {"crops_to_float32": _to_float32, "crops_to_table": _to_table, "crops_to_uint8": _to_uint8}
+_WRITERS = {
+    "crops_to_float32": _to_float32,
+    "crops_to_table": _to_table,
+    "crops_to_uint8": _to_uint8,
+    "crops_to_numbers": _to_table,
+}
 
 
 def compile_part(name: str) -> MachineCode:

@@ -74,6 +74,8 @@ CROP_SIGNATURES = {
     "crops_to_float32": _writer_signature("float32", "float32[:]", "float32[:]"),
     "crops_to_table": _writer_signature("uint16", "uint16[:, :]"),
     "crops_to_uint8": _writer_signature("uint8"),
+    # Of float32 that a table holds for each byte: what a callable behind ToTensor gets.
+    "crops_to_numbers": _writer_signature("float32", "float32[:, :]"),
 }
 CROP_KERNELS = {
     name: Part(

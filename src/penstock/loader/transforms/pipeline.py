@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.loader.transforms.augment import AUGMENTS
+from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws, draw_crops
 from penstock.loader.transforms.foreign import (
@@ -51,9 +53,8 @@ from penstock.loader.transforms.stages import (
     is_rgb,
     name_of,
     normalize_array,
-    normalize_stage,
+    numbers_stage,
     picture_stage,
-    tensor_stage,
     to_tensor_array,
 )
 from penstock.loader.transforms.steps import (
@@ -226,7 +227,7 @@ class Pipeline:
                 else call_stage(step, place, self._keys[place], None)
                 for place, step in enumerate(transforms)
             )
-        to_array, to_tensor = Sink("uint8", "NHWC"), Sink("float32", "NCHW", (ToTensor(),))
+        to_array = Sink("uint8", "NHWC")
         if self.dtype in IMAGE_DTYPES:
             self._sink = Sink(self.dtype, self.layout, self._tail)
         stages: list[Stage] = []
@@ -236,10 +237,12 @@ class Pipeline:
         self._step_keys: list[int] = []
         column = 0
         for place, step in enumerate(transforms):
-            if isinstance(step, ToTensor):
-                stages.append(tensor_stage(to_tensor))
-            elif isinstance(step, Normalize):
-                stages.append(normalize_stage(step))
+            if isinstance(step, ToTensor | Normalize):
+                if place == 0 or not isinstance(transforms[place - 1], ToTensor | Normalize):
+                    behind = takewhile(
+                        lambda each: isinstance(each, ToTensor | Normalize), transforms[place:]
+                    )
+                    stages.append(numbers_stage(list(behind), to_array))
             elif isinstance(step, PictureStep):
                 self._step_numbers.append(in_numbers(step, column))
                 self._step_keys.append(self._keys[place])
@@ -273,6 +276,8 @@ class Pipeline:
             importlib.import_module("cv2")
         if self.dtype in IMAGE_DTYPES:
             self._sink.prepare()
+        if self._has_tensor and not any(isinstance(step, ToTensor) for step in self._tail):
+            CROP_KERNELS["crops_to_numbers"].ask()
         for group_pass in (self._group_pass, self._front_pass):
             if group_pass is not None:
                 group_pass.prepare()

@@ -7,14 +7,15 @@ returned. Stages are made once per pipeline and hold no state; the thread's buff
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, DataError
 from penstock.loader.transforms.augment import AUGMENTS
+from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import Decoders
 from penstock.loader.transforms.draws import Draws, log_ratio
 from penstock.loader.transforms.foreign import (
@@ -56,6 +57,7 @@ from penstock.loader.transforms.steps import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
+    ToTensor,
 )
 from penstock.plan.random import generator_for
 
@@ -172,10 +174,10 @@ class Image:
         pixels = self.source.decode(box, shrink)
         sink.write(pixels, self.geometry, out, scratch.blended)
 
-    def settled(self, sink: Sink, scratch: Scratch) -> NDArray[np.uint8]:
-        """Return the picture so far as a new array uint8[rows, columns, 3]."""
+    def settled(self, sink: Sink, scratch: Scratch, itemsize: int = 1) -> NDArray[np.uint8]:
+        """Return the picture so far as a new array uint8[rows, columns, 3]. itemsize: of what a step makes of it."""
         array = np.empty((*self.geometry.size, 3), np.uint8)
-        self.write(sink, array, scratch, _COPIES * array.nbytes)
+        self.write(sink, array, scratch, _COPIES * itemsize * array.nbytes)
         return array
 
 
@@ -323,22 +325,37 @@ _PIL_ADVICE = (
 )
 
 
-def tensor_stage(to_tensor: Sink) -> Stage:
-    """Return the stage of a `ToTensor` that a callable follows."""
+def numbers_stage(steps: Sequence[ToTensor | Normalize], to_array: Sink) -> Stage:
+    """Return the stage of `ToTensor` and of `Normalize` behind it, or behind a callable, which a callable follows.
+
+    Numbers of a picture are looked up, bit for bit as NumPy computes them: 0.1 ms for 224 x 224 where that takes 0.5.
+    """
+
+    def computed(value: Value) -> NDArray[np.float32]:
+        for step in steps:
+            value = to_tensor_array(value) if isinstance(step, ToTensor) else normalize_array(value, step)
+        return cast(NDArray[np.float32], value)
+
+    #: float32[3, 256]: what becomes of each byte.
+    table = None
+    if isinstance(steps[0], ToTensor):
+        every_byte = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2)
+        table = np.ascontiguousarray(computed(every_byte)[:, 0])
 
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if isinstance(value, Image):
-            tensor = np.empty((3, *value.geometry.size), np.float32)
-            value.write(to_tensor, tensor, scratch, _COPIES * tensor.nbytes)
-            return tensor
-        return to_tensor_array(value)
+            value = value.settled(to_array, scratch, np.dtype(np.float32).itemsize)
+        picture = as_picture(value)
+        loop = CROP_KERNELS["crops_to_numbers"].ask() if table is not None and is_rgb(picture) else None
+        if loop is None:
+            return computed(value)
+        picture = np.ascontiguousarray(picture)
+        height, width, _ = picture.shape
+        numbers = np.empty((1, 3, height, width), np.float32)
+        loop((table,), False, height, width, np.array([[id(picture)], [0]]), numbers)
+        return numbers[0]
 
     return run
-
-
-def normalize_stage(step: Normalize) -> Stage:
-    """Return the stage of a `Normalize` that follows a callable."""
-    return lambda value, draws, index, scratch: normalize_array(value, step)
 
 
 def to_tensor_array(value: Value) -> NDArray[np.float32]:
