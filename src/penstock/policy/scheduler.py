@@ -238,6 +238,8 @@ class Scheduler:
     """
 
     _readers: ThreadCount | FollowingCount | None
+    _loop: Loop | None
+    _bound: Callable[..., int] | None
 
     def __init__(
         self,
@@ -258,8 +260,7 @@ class Scheduler:
         #: Samples that a slot has space for.
         self._slot_size = limits.steps * plan.max_local_batch(rank)
         #: The compiled form of `decisions.event`, once there is one; and bound to the state.
-        self._loop: Loop | None = None
-        self._bound: Callable[..., int] | None = None
+        self._loop = self._bound = None
         #: None where tiers drop nothing, as where no reader could fill the space.
         drops = placement.spares is not None and limits.all_readers > 0
         self._dropping = Dropping(plan, rank, placement) if drops else None
@@ -286,17 +287,16 @@ class Scheduler:
             self._dropping.begin(state)
         #: At which step the run has to begin for promises to be kept; None where there are none any more.
         self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
-        mean_bytes = int(sizes_bytes.mean()) if sizes_bytes.size else 0
         is_batch = shared is not None and shared.reads_for_others
         #: For so many bytes of the source the training waits where others have promised to read them.
-        self._promised_bytes = mean_bytes * (plan.max_local_batch(rank) * plan.ranks if is_batch else 1)
+        self._promised_bytes = plan.max_local_batch(rank) * plan.ranks if is_batch else 1
+        self._promised_bytes *= int(sizes_bytes.mean()) if sizes_bytes.size else 0
         if form is not None:
             keep_in_form(state, machine, form, maps_peers=shared is not None and shared.is_mapped)
         if limits.read_together:
             state.ints[[decisions.PROBES_LEFT, decisions.SOURCE_TOGETHER]] = 0, limits.read_together
         self._have(state)
-        most = limits.most_decoders or limits.decoders
-        least = 1 if limits.most_decoders else limits.decoders
+        most, least = limits.most_decoders or limits.decoders, 1 if limits.most_decoders else limits.decoders
         self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load have had work since the last Load ended, and all that may read since the
         #: last move did. A pause of the training, in which they run out of it, says nothing about them.
