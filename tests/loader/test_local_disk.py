@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import Placement
 from penstock.policy.forms import DiskPart
+from penstock.simulate import loading
 from penstock.store import FlatFolder, MemoryTier
 from penstock.store import disk as store_disk
 from penstock.store.calls import Calls
@@ -365,6 +367,33 @@ def test_the_disks_of_a_machine_are_used(data: Path, tmp_path: Path) -> None:
         warm, cold = loader.predict(step_seconds=0.01), predict(config, step_seconds=0.01)
     assert [each.reads_by_place.get(SOURCE, 0) for each in warm.epochs()] == [0, 0, 0]
     assert cold.epochs()[0].reads_by_place[SOURCE] >= SAMPLES
+
+
+def test_a_prediction_counts_what_a_disk_gets_of_what_memory_keeps(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has space for all. One processor decodes a sample in a second, and writes one in ten."""
+    monkeypatch.setattr(loading, "_WRITE_SECONDS", 10.0)
+    quick = SharedStore(None, Curve.flat(1e9))
+    on = replace(SLOW_STORE, source=quick, preprocess_bytes_per_second=NBYTES, processors=1)
+
+    def seconds(local_disk: Path | None) -> list[float]:
+        config = LoaderConfig(
+            FlatFolder(data, extensions=None),
+            batch_size=BATCH,
+            epochs=2,
+            seed=5,
+            machine=on,
+            memory="5 MB",
+            local_disk=local_disk,
+            transforms=[DecodeRaw("uint8", (NBYTES,))],
+            dtype="uint8",
+        )
+        return [each.stall_seconds for each in predict(config, step_seconds=0.0).epochs()]
+
+    without, copies = seconds(None), seconds(tmp_path / "disk")
+
+    assert sum(copies) > sum(without) + 0.9 * SAMPLES
 
 
 @pytest.mark.parametrize(

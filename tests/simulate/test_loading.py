@@ -479,6 +479,28 @@ def test_what_a_load_costs_passes_while_others_have_the_memory(
     assert used["end"] - used["start"] == pytest.approx(seconds, rel=1e-6)
 
 
+def test_a_disk_gets_a_copy_of_what_memory_keeps_and_is_read_in_turns_with_writing_it() -> None:
+    """Memory has two of four samples of 100 bytes, a disk the others. One comes each second, and takes 4 s to write.
+
+    A step takes 4 s; sample 2 is read from the disk as soon as there is a slot for it, after 14 s. Without copies the
+    disk is written until 11 s, with them until 17 s.
+    """
+    disk = StorageClass(
+        "disk", 200, 1, Curve.flat(200.0), Curve.flat(25.0), backend="filesystem", path="/disk"
+    )
+    on = machine(read=Curve.flat(100.0), tier_bytes=200)
+    job = Job(AccessPlan(Sequential(4), 1, 2), np.full(4, 100), replace(on, storage=(*on.storage, disk)))
+    limits = StagingLimits(slots=4, readers=1, decoders=2, undecoded_bytes=BIG)
+
+    def read_at(copied: dict[int, np.ndarray]) -> list[float]:
+        spans = predict(job, limits=limits, step_seconds=4.0, copied=copied).spans
+        found: list[float] = spans["end"][(spans["kind"] == Kind.HIT) & (spans["place"] == 2)].tolist()
+        return found
+
+    assert read_at({})[0] == pytest.approx(14.5)
+    assert read_at({2: np.array([True, True, False, False])})[0] == pytest.approx(17.5)
+
+
 def test_a_store_answers_no_more_requests_than_it_can() -> None:
     """Eight reads at once, 1 ms of bytes each and 0.5 s for each request, which no other request overlaps."""
     plan = AccessPlan(Sequential(8), 8, 1)

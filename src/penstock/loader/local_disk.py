@@ -363,20 +363,18 @@ def kept_on(
     )
     faster = placement.fill_order[placement.tier_of[placement.fill_order] < first]
     for number, disk in enumerate(disks, first):
-        if disk.tier is None:
-            continue
-        left = disk.tier.held()
-        is_kept = placement.tier_of[left] > 0
-        disk.tier.evict(left[~is_kept])
         own, kept_bytes = placement.samples_in(number), sizes_bytes
         if disk.part.is_in_form:
             assert form is not None, "a disk has it"
             kept_bytes = np.full(sizes_bytes.size, form.crop_bytes)
-        if placement.spares is None:
-            _make_room(disk.tier, placement.tier_of, number, first, int(kept_bytes[own].sum()))
-        held[number] = disk.tier.held()
-        threads = disk.storage.writing_threads
-        tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads, is_shared=is_shared)
+        if disk.tier is not None:
+            left = disk.tier.held()
+            disk.tier.evict(left[placement.tier_of[left] <= 0])
+            if placement.spares is None:
+                _make_room(disk.tier, placement.tier_of, number, first, int(kept_bytes[own].sum()))
+            held[number] = disk.tier.held()
+            threads = disk.storage.writing_threads
+            tiers[number] = WriteBehind(disk.tier, queue_bytes // len(disks), threads, is_shared=is_shared)
         # What memory keeps is lost when the process ends: a disk with space to spare has it for the next run. Where
         # samples are dropped, that space is for others.
         if placement.spares is not None:

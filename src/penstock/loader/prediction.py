@@ -118,6 +118,7 @@ def predict_run(
         step_seconds=step_seconds,
         maps_peers=sharing is None or sharing.shared.is_mapped,
         held=setup.held,
+        copied=setup.copied,
     )
 
 

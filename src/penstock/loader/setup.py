@@ -101,7 +101,7 @@ class Setup:
     extents: of all samples, where the source gives them.
     draws_seed: of the random numbers that change samples; None where nothing draws any.
     processes: what worker processes are started with; None where threads do the work.
-    held: by tier, samples that an earlier run left on a disk.
+    held: by tier, samples that an earlier run left on a disk. copied: by disk, what it gets of what memory keeps.
     byte_values: what a device makes of images, which are bytes in slots; None where slots have what the caller gets.
     collates: whether collate_fn makes the batches.
     form: in which memory, or disks, too, keep samples, if not as they are stored.
@@ -133,6 +133,7 @@ class Setup:
     draws_seed: int | None = None
     processes: ProcessPlan | None = None
     held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    copied: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
     byte_values: ByteValues | None = None
     collates: bool = False
     form: CropForm | None = None
@@ -416,6 +417,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
         policy=policy,
         placement=placement,
         held=kept.held,
+        copied=kept.copied,
         form=draft.form,
         jobs_form=samples.form if pixels_bytes(budget, sizes_bytes, samples.form) else None,
         sharing=sharing,

@@ -246,6 +246,8 @@ class Clock(NamedTuple):
     #: afterwards, or STAGING: int8[accesses], int32[accesses]; else of size 0.
     hits: Ints
     heirs: Ints
+    #: int8[samples], which disk gets a copy of what memory is to keep, STAGING for none; of size 0 where none does.
+    copied: Ints
     epoch_of: Ints
     number_of: Ints
     #: float64[steps], of the training for a step; of size 0 where STEP_SAMPLE and STEP_BYTE say so.
@@ -532,7 +534,7 @@ def _begin_move(s: State, c: Clock, rank: int, at: int, now: float) -> None:
         w[items + 2 * most + k] = where
         # What is kept in a form, whoever decodes it makes.
         if where != STAGING and not is_in_form(s, w[rank + DECIDES], rest):
-            _note_write(w, rank, worker, sample, rest)
+            _note_write(s, c, rank, worker, sample, where, rest)
     w[worker + GIVES_TO] = peer_of(w[ORIGINS] - 2, m[at + 2 * count]) if where == STAGING else -1
     w[worker + READS] = count
     w[worker + SLOT_OF] = -1
@@ -564,7 +566,8 @@ def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
             more = _bytes_of_more_crops(s, c, rank, sample, c.epoch_of[code])
             nbytes += s.sizes[sample] + more
             crops += more > 0  # of those made together this epoch's is finished, too
-            _note_write(w, rank, worker, sample, max(_made_for(s, decides, sample), m[at + 3 * count + k]))
+            made_for = _made_for(s, decides, sample)
+            _note_write(s, c, rank, worker, sample, origin, max(made_for, m[at + 3 * count + k]))
         if origin != STAGING:
             own += 1
         else:
@@ -798,9 +801,19 @@ def _over(s: State, c: Clock, rank: int, worker: int, now: float) -> tuple[int, 
 # -- Writers -------------------------------------------------------------------------------------------------
 
 
-def _note_write(w: Ints, rank: int, worker: int, sample: int, tier: int) -> None:
-    """A tier is to have a sample of a worker's instruction once that is over."""
-    if tier > STAGING and w[_wire(w, rank, tier) + IS_WRITTEN] != 0:
+def _note_write(s: State, c: Clock, rank: int, worker: int, sample: int, origin: int, tier: int) -> None:
+    """A tier is to have a sample of a worker's instruction once that is over, and perhaps a disk a copy.
+
+    origin: of the sample; what comes from a tier of the rank's own is not written again.
+    """
+    w, decides = c.ints, c.ints[rank + DECIDES]
+    if tier == STAGING or STAGING < origin <= w[ORIGINS] - 2:
+        return
+    if c.copied.shape[0] > 0 and c.copied[sample] != STAGING:
+        copied: int = c.copied[sample]
+        if is_in_form(s, decides, copied) == is_in_form(s, decides, tier):
+            tier = copied
+    if w[_wire(w, rank, tier) + IS_WRITTEN] != 0:
         most = w[worker + MOST_ITEMS]
         at = w[worker + ITEMS] + 3 * most + w[worker + WRITES]
         w[at] = sample
@@ -818,7 +831,8 @@ def _write_behind(s: State, c: Clock, rank: int, worker: int, now: float) -> Non
         nbytes = w[CROP_BYTES] if is_in_form(s, decides, w[at + most + k]) else s.sizes[sample]
         if w[wire + UNWRITTEN] + nbytes > w[MOST_UNWRITTEN]:
             copy = own_copy(s, decides, sample)
-            if copy >= 0 and s.copies[copy, COPY_STATE] == PRESENT:
+            is_its = copy >= 0 and s.copies[copy, COPY_TIER] == w[at + most + k]
+            if is_its and s.copies[copy, COPY_STATE] == PRESENT:
                 s.copies[copy, COPY_STATE] = ABSENT
             continue
         w[wire + UNWRITTEN] += nbytes

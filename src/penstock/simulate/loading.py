@@ -65,6 +65,7 @@ RUN = Signature(
             "int64[:, :]",
             "int8[:]",
             "int32[:]",
+            "int8[:]",
             "int64[:]",
             "int64[:]",
             "float64[:]",
@@ -137,7 +138,7 @@ class Agreed:
     maps_peers: where they read each other's tiers, these are memory that they map, and cross no network.
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
-    heirs: int32[accesses], as `Clock.heirs`.
+    heirs: int32[accesses], as `Clock.heirs`. copied: int8[samples], as `Clock.copied`.
     spares, last_batches, promised, held: see `new_state`.
     """
 
@@ -149,6 +150,7 @@ class Agreed:
     stages: int = _clock.AHEAD
     hits: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     heirs: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    copied: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     spares: Sequence[NDArray[np.int64]] = ()
     last_batches: Sequence[NDArray[np.int32]] = ()
     promised: NDArray[np.int64] | None = None
@@ -380,6 +382,7 @@ def _new_clock(
         bounds=read.bounds,
         hits=agreed.hits,
         heirs=agreed.heirs,
+        copied=agreed.copied,
         epoch_of=read.epochs,
         number_of=read.steps,
         step_seconds=np.empty(0) if step_seconds is None else step_seconds,
@@ -564,6 +567,7 @@ def predict(
     first_ask_seconds: float = 0.0,
     maps_peers: bool = True,
     held: Mapping[int, NDArray[np.int64]] | None = None,
+    copied: Mapping[int, NDArray[np.bool_]] | None = None,
 ) -> Trace:
     """Run one rank's loading in virtual time and return its trace.
 
@@ -578,6 +582,7 @@ def predict(
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
     maps_peers: ranks that share map each other's memory; else it crosses the network.
     held: by tier, int64[n], samples that it has from an earlier run; of a rank that shares nothing.
+    copied: by disk, bool[samples], of what memory keeps, what is written there, too.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
         than the run, or the plan has no such step, or the only slot is for several batches; what `placement_of` raises
@@ -602,7 +607,8 @@ def predict(
     if first[0] == plan.epochs:  # the end
         return Trace(np.empty(0, SPAN), about)
     read = steps_of(plan, ranks, [plan.string(each) for each in ranks], first)
-    agreed = replace(_agreed_by(chosen, job, rank, read, maps_peers=maps_peers), held=held or {})
+    agreed = _agreed_by(chosen, job, rank, read, maps_peers=maps_peers)
+    agreed = replace(agreed, held=held or {}, copied=_copied_to(copied or {}))
     has_batch = np.diff(read.bounds[ranks.index(rank)]) > 0
     if limits.slots == 1 and np.count_nonzero(has_batch) > 1:
         raise ConfigError(
@@ -642,6 +648,14 @@ def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, read: Steps, *, maps_
     shared = shared_by(policy, job)
     kept = [shared.kept[each] for each in job.sharing]
     return Agreed(kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised)
+
+
+def _copied_to(copied: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.int8]:
+    """Return what `Clock.copied` has."""
+    found = np.zeros(max((each.size for each in copied.values()), default=0), np.int8)
+    for tier, is_copied in copied.items():
+        found[is_copied] = tier
+    return found
 
 
 def _each_step(
