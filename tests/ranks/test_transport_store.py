@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -11,7 +12,7 @@ from tests.for_each import for_each
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.errors import RankError, WaitTimeout
-from penstock.ranks import transport_store
+from penstock.ranks import transport_store, transport_torch
 from penstock.ranks.transport_store import PIECE_BYTES, StoreTransport
 from penstock.ranks.transport_torch import torch_transport
 
@@ -126,6 +127,29 @@ def test_a_store_that_hangs_while_ranks_begin_is_given_up(monkeypatch: pytest.Mo
     ):
         torch_transport(timeout_seconds=0.05)
     store.thawed.set()
+
+
+def test_processes_that_torchrun_has_restarted_get_no_messages_of_the_killed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own process keeps one store for all that it starts."""
+    store = open_store()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr(transport_torch, "keep_until_taken", lambda *_: None)
+
+    def transport_of(rank: int, restarts: int) -> StoreTransport:
+        monkeypatch.setattr(transport_torch, "_made", itertools.count())  # of a process of its own
+        monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return torch_transport()
+
+    transport_of(0, 0).send(1, b"to a process that was killed")
+    first, second = transport_of(0, 1), transport_of(1, 1)
+
+    assert second.receive(0) is None
+    first.send(1, b"to its successor")
+    assert second.receive(0) == b"to its successor"
 
 
 def test_the_last_messages_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

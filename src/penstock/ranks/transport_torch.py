@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 from penstock.ranks.transport import TIMEOUT_SECONDS
 from penstock.ranks.transport_store import StoreTransport, asked_in_time, keep_until_taken
@@ -29,8 +30,10 @@ def torch_transport(*, timeout_seconds: float = TIMEOUT_SECONDS) -> StoreTranspo
     default = distributed_c10d._get_default_store()
     # A connection of its own, where PyTorch has that (2.8): one that is shared answers one thread after the other.
     own = asked_in_time(default.clone, _KEEPER, timeout_seconds) if hasattr(default, "clone") else default
+    # The store may be that of a launcher, and have messages to processes that it has restarted since.
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     transport = StoreTransport(
-        distributed_c10d.PrefixStore(f"penstock/{next(_made)}", own),
+        distributed_c10d.PrefixStore(f"penstock/{life}/{next(_made)}", own),
         distributed.get_rank(),
         distributed.get_world_size(),
         keeper=_KEEPER,
