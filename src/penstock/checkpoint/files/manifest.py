@@ -19,7 +19,6 @@ from penstock.checkpoint.files.parts import BLOCK, Part, can_have_bytes
 from penstock.checkpoint.state.dtypes import dtype_named
 from penstock.checkpoint.state.fields import (
     LARGEST_INT,
-    WrongField,
     excerpt,
     expect,
     integer,
@@ -163,7 +162,7 @@ def read_layout(written: Sequence[Any]) -> Layout:
     """Return what `write_layout` wrote. Raises: FormatError if it did not."""
     try:
         return _layout(*items(4, written, "a layout"))
-    except (WrongField, ConfigError) as error:
+    except (FormatError, ConfigError) as error:
         raise FormatError(f"a layout says what cannot be: {error}") from None
 
 
@@ -178,18 +177,15 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         raise FormatError(f"{where} is cut off or damaged: its checksum does not match")
     try:
         said = json.loads(line)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise FormatError(f"{where} is no manifest of a snapshot: it lacks the format {FORMAT!r}")
-        if said.get("version") != VERSION:
-            raise NewerFormat(
-                f"{where} is of version {said.get('version')!r:.40}; this Penstock reads version {VERSION}"
-                f"{NewerFormat.ADVICE}"
-            )
-        return replace(_manifest(said), file_bytes=len(data))
+        if isinstance(said, dict) and (said.get("format"), said.get("version")) == (FORMAT, VERSION):
+            return replace(_manifest(said), file_bytes=len(data))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, FormatError) and not isinstance(error, WrongField):
-            raise
         raise FormatError(f"{where} says what cannot be: {error}") from None
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise FormatError(f"{where} is no manifest of a snapshot: it lacks the format {FORMAT!r}")
+    raise NewerFormat(
+        f"{where} is of version {said.get('version')!r:.40}; this Penstock reads version {VERSION}{NewerFormat.ADVICE}"
+    )
 
 
 class NewerFormat(FormatError):
@@ -215,7 +211,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         )
     )
     if len({part.file for part in parts}) != len(parts):
-        raise WrongField("two parts are one file")
+        raise FormatError("two parts are one file")
     tensors = _tensors(expect(list, said.get("tensors"), "tensors"), len(parts))
     _check_sizes(parts, tensors)
     kept_bits = said.get("kept_mantissa_bits")
@@ -245,7 +241,7 @@ def _check_sizes(parts: Sequence[Part], tensors: Sequence[Stored]) -> None:
         blocks[stored.part] += len(stored.blocks)
     for part, raw, count in zip(parts, raw_bytes, blocks, strict=True):
         if not can_have_bytes(part.nbytes, count, raw):
-            raise WrongField(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
+            raise FormatError(f"{part.file} has {part.nbytes} bytes, which its {count} blocks cannot take")
 
 
 def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
@@ -257,12 +253,12 @@ def _tensors(rows: Sequence[Any], parts: int) -> tuple[Stored, ...]:
         layout = _layout(*written)
         name, box = layout.name, layout.box
         if (name, box) in seen:
-            raise WrongField(f"{name!r:.200} is there twice")
+            raise FormatError(f"{name!r:.200} is there twice")
         seen.add((name, box))
         stored = Stored(layout, integer(part, "a tensor's part"), integer(first_block, "a tensor's block"))
         # A part's tensors follow each other: so no block is two tensors', and the last ends where the table does.
         if stored.part >= parts or stored.first_block != next_block[stored.part]:
-            raise WrongField(f"{name!r:.200} is not where the tensor before it ends")
+            raise FormatError(f"{name!r:.200} is not where the tensor before it ends")
         next_block[stored.part] = stored.blocks.stop
         tensors.append(stored)
     return tuple(tensors)
@@ -276,16 +272,16 @@ def _layout(name: Any, dtype: Any, shape: Any, box: Any) -> Layout:
         None if box is None else Box(*(_shape(part) for part in items(2, box, "a box"))),
     )
     if layout.box is not None and not layout.box.holds(layout.shape):
-        raise WrongField(f"{name!r:.200} is no part of the whole that it says it is")
+        raise FormatError(f"{name!r:.200} is no part of the whole that it says it is")
     return layout
 
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or len(value) > _MOST_DIMENSIONS:
-        raise WrongField(f"a shape is {excerpt(value)}")
+        raise FormatError(f"a shape is {excerpt(value)}")
     shape = tuple(integer(size, "a dimension") for size in value)
     if math.prod(size for size in shape if size) > LARGEST_INT // 16:
-        raise WrongField(f"a shape is {value!r:.80}: larger than any memory")
+        raise FormatError(f"a shape is {value!r:.80}: larger than any memory")
     return shape
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from penstock.checkpoint.interop.safetensors_files import parse_header
-from penstock.checkpoint.state.fields import WrongField, excerpt, expect, integer, matched
+from penstock.checkpoint.state.fields import excerpt, expect, integer, matched
 from penstock.checkpoint.tiers.durable import whole_file
 from penstock.checkpoint.tiers.local import LocalReader
 from penstock.errors import ConfigError, DataError, FormatError
@@ -179,10 +179,10 @@ def read_seal(path: Path) -> Seal:
         chunk_bytes = integer(data.get("chunk_bytes"), "chunk_bytes", _LEAST_CHUNK_BYTES, CHUNK_BYTES * 16)
         sealed = tuple(_decoded(entry, chunk_bytes) for entry in expect(list, data.get("files"), "files"))
         if not sealed:
-            raise WrongField("it names no files")
+            raise FormatError("it names no files")
         if len({file.name for file in sealed}) < len(sealed):
-            raise WrongField("it names a file twice")
-    except WrongField as error:
+            raise FormatError("it names a file twice")
+    except FormatError as error:
         raise FormatError(f"{path} says what cannot be: {error}") from None
     return Seal(path, chunk_bytes, sealed)
 
@@ -199,15 +199,15 @@ def _encoded(sealed: Seal) -> bytes:
 def _decoded(entry: object, chunk_bytes: int) -> Sealed:
     said = expect(dict, entry, "a file")
     if said.keys() != {"name", "bytes", "xxh3_128"}:
-        raise WrongField("a file is not described by name, bytes and xxh3_128")
+        raise FormatError("a file is not described by name, bytes and xxh3_128")
     name = expect(str, said["name"], "a file's name")
     if not _is_below(name):
-        raise WrongField(f"the file {name[:200]!r} is not below its folder")
+        raise FormatError(f"the file {name[:200]!r} is not below its folder")
     nbytes = integer(said["bytes"], f"bytes of {name[:200]}", most=_LARGEST)
     listed = expect(list, said["xxh3_128"], f"xxh3_128 of {name[:200]}")
     digests = tuple(matched(_DIGEST, digest, f"a checksum of {name[:200]}") for digest in listed)
     if len(digests) != -(-nbytes // chunk_bytes):
-        raise WrongField(f"{name[:200]} has {format_count(len(digests), 'checksum')} for {nbytes:,} bytes")
+        raise FormatError(f"{name[:200]} has {format_count(len(digests), 'checksum')} for {nbytes:,} bytes")
     return Sealed(name, nbytes, digests)
 
 

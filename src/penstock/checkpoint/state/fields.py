@@ -1,4 +1,4 @@
-"""Fields of JSON that comes from a disk or a stranger: each is what it must be, or is refused by its name."""
+"""Fields of JSON that comes from a disk or a stranger: each is what it must be, or a FormatError names it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ LEAST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 T = TypeVar("T")
 
 
-class WrongField(FormatError):
-    """A field is not what it must be."""
-
-
 def expect(kind: type[T], value: object, name: str) -> T:
     """Return a dict, a list or a text."""
     if not isinstance(value, kind):
-        raise WrongField(f"{name} is {excerpt(value)}, not a {kind.__name__}")
+        raise FormatError(f"{name} is {excerpt(value)}, not a {kind.__name__}")
     return value
 
 
 def items(count: int, value: object, name: str) -> Sequence[Any]:
     """Return a list, or a tuple that JSON has not made one yet, of so many."""
     if not isinstance(value, (list, tuple)) or len(value) != count:
-        raise WrongField(f"{name} is {excerpt(value)}, not a list of {count}")
+        raise FormatError(f"{name} is {excerpt(value)}, not a list of {count}")
     return value
 
 
 def integer(value: Any, name: str, least: int = 0, most: int = LARGEST_INT) -> int:
     """Return an integer within bounds, both included; a boolean is none."""
     if type(value) is not int or not least <= value <= most:
-        raise WrongField(f"{name} is {excerpt(value)}, not an integer from {least} to {most}")
+        raise FormatError(f"{name} is {excerpt(value)}, not an integer from {least} to {most}")
     return value
 
 
@@ -46,14 +42,14 @@ def integers(value: object, name: str) -> tuple[int, ...]:
 def number(value: Any, name: str) -> float:
     """Return a finite number."""
     if type(value) not in (int, float) or not abs(value) <= LARGEST_INT:
-        raise WrongField(f"{name} is {excerpt(value)}, not a number")
+        raise FormatError(f"{name} is {excerpt(value)}, not a number")
     return float(value)
 
 
 def matched(pattern: re.Pattern[str], value: object, name: str) -> str:
     """Return a text that is all of a pattern."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise WrongField(f"{name} is {excerpt(value)}, not {pattern.pattern}")
+        raise FormatError(f"{name} is {excerpt(value)}, not {pattern.pattern}")
     return value
 
 

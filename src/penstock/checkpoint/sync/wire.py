@@ -30,7 +30,7 @@ from penstock.checkpoint.files.manifest import read_layout, write_layout
 from penstock.checkpoint.files.parts import BLOCK, checksum_of, raw_checksum_of
 from penstock.checkpoint.files.reading import Chain
 from penstock.checkpoint.files.writing import Scratch
-from penstock.checkpoint.state.fields import WrongField, expect, integer, items
+from penstock.checkpoint.state.fields import expect, integer, items
 from penstock.checkpoint.state.sharding import check_whole
 from penstock.checkpoint.state.tensors import BLOCK_VALUES, Bytes, Layout, count_blocks
 from penstock.checkpoint.state.tree import ArrayLeaf, Tree, read_tree, select
@@ -414,8 +414,6 @@ class _Start:
             self.tree = read_tree(said["tree"], _wholes(self.layouts))
             wanted = _wanted(self.tree, self.only)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            if isinstance(error, FormatError) and not isinstance(error, WrongField):
-                raise
             raise FormatError(f"the first message of a refresh says what cannot be: {error}") from None
         #: Number and blocks of each of which blocks come, in their order, in every hop.
         self.sent = [
