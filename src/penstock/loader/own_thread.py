@@ -36,11 +36,11 @@ from penstock.policy.turns import Choice, Given, Turns
 #: a function makes of samples is known once it is there: of larger ones each is made alone.
 _MOST_OWN_BYTES = 4 << 20
 # Steps are made together up to so many samples that take so long: what each costs beside its samples is less then, and
-# the training waits no longer at once than it would notice. Of these so many are there at once. What is one array for
-# several steps takes so many bytes at most: who keeps one of the batches keeps all of it. Larger arrays are for two
-# steps where both take no more than `_TWO_BYTES`, which a second-level cache holds.
-_TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 128 << 10, 4
-_TWO_BYTES = 1 << 20
+# the training waits no longer at once than it would notice. They take no more than `_TOGETHER_BYTES`, which a
+# second-level cache holds. Of the samples so many are there at once. What is one array for several steps takes so many
+# bytes at most, or has two: who keeps one of the batches keeps all of it.
+_TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 256 << 10, 4
+_TOGETHER_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
 _Presented = dict[tuple[int, int], tuple[Any, int]]
 _Made = TypeVar("_Made")
@@ -109,16 +109,18 @@ class OwnThread:
         self._sample_seconds = math.inf
         #: How many times some were made.
         self._times = 0
-        #: How many steps are made together: each has its own array where a function collates, else all have one.
+        #: How many steps are made together, and how many of these have one array: each its own where a function
+        #: collates.
         self._most_steps, self._steps_in_array = _MOST_COLLATED, 1
         #: What the largest batch took that a function made here, of those that were looked at; None before.
         self._collated_bytes: float | None = None
         if not setup.collates:
             batch_bytes = _batch_bytes(setup)
             array_bytes = plan.max_local_batch(setup.rank) * sum(field.sample_bytes for field in self._fields)
-            are_two = max(array_bytes, batch_bytes) <= _TWO_BYTES // 2
+            together = _TOGETHER_BYTES // max(1, array_bytes, batch_bytes)
             most = min(_ARRAY_BYTES // max(1, array_bytes), _MOST_OWN_BYTES // max(1, batch_bytes))
-            self._most_steps = self._steps_in_array = max(most, 1 + are_two)
+            self._steps_in_array = in_array = max(1, most, min(2, together))
+            self._most_steps = max(in_array, together - together % in_array)
 
     @property
     def is_trying(self) -> bool:

@@ -105,12 +105,17 @@ class Branch:
         kinds = set(map(type, values))
         if any(map(self._is_unlike, kinds)):
             return None
-        has_attributes = self.keys is not None and self.kind is not None
-        if not has_attributes and set(map(len, values)) != {len(self.parts)}:
+        if self.keys is not None and self.kind is None and set(map(len, values)) != {len(self.parts)}:
             return None
+        members: list[Sequence[Any]]
         try:
-            members = [list(map(get, values)) for get in self._getters]
-        except KeyError:
+            if self.keys is None:
+                members = list(zip(*values, strict=True))
+            else:
+                members = [list(map(get, values)) for get in self._getters]
+        except (KeyError, ValueError):  # of other keys, or lengths
+            return None
+        if len(members) != len(self.parts):
             return None
         found: list[Column] = []
         for part, column in zip(self.parts, members, strict=True):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack, cast, final
 
 import numpy as np
@@ -131,14 +130,14 @@ def _as_array(leaf: Any) -> NDArray[Any] | None:
     return _array(leaf) if isinstance(leaf, torch.Tensor) else numpy_leaf(leaf)
 
 
-_DTYPE, _TO_LIST = attrgetter("dtype"), torch.Tensor.tolist
+_TO_LIST = torch.Tensor.tolist
 
 
 def _copy_leaves(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
     if place.dtype.names is not None or type(leaves[0]) is not torch.Tensor:
         return False
     out = torch.from_numpy(place)
-    if set(map(_DTYPE, leaves)) != {out.dtype} or leaves[0].shape != out.shape[1:]:
+    if {leaf.dtype for leaf in leaves} != {out.dtype} or leaves[0].shape != out.shape[1:]:
         return False
     # Leaves of several shapes, floats on a device or with a gradient: one by one, each may say what is wrong.
     try:
