@@ -183,6 +183,17 @@ def test_the_benchmark_of_images_prints_recipes_beside_their_bounds(
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_workers_for_a_folder_prints_what_was_chosen_beside_both(
+    run: Run, image_folder: Callable[..., Path]
+) -> None:
+    lines = run("loader/folder_workers", "--images", str(image_folder(64, width=300, height=260)))
+
+    assert "threads, without a trial" in lines
+    assert sum(bool(re.search(r"^(workers|threads).* [0-9,]+ +[0-9,]+$", line)) for line in lines) == 3
+    assert lines[-1].startswith("auto / the faster: ")
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_bundles_trains_compares_and_counts(run: Run, tmp_path: Path) -> None:
     lines = run("bundles", "--out", str(tmp_path / "study.json"))
 
