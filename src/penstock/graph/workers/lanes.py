@@ -32,7 +32,6 @@ class StepRecorder:
     def __init__(self, task: str, step: int) -> None:
         self._task, self._names = task, dict[tuple[str, ...], int]()
         self._ring = Recorder(_MOST_SPANS).ring(0)
-        self._found: dict[str, Any] | None = None
         self.lane = Lane(self, self._ring, 0, step)
 
     def number(self, unit: Unit) -> int:
