@@ -382,6 +382,20 @@ def test_nobody_waits_for_what_a_disk_was_to_keep_that_has_failed(
     assert (np.sum([source.reads for source in sources], axis=0) >= 1).all()
 
 
+def test_where_one_rank_has_no_disk_nobody_uses_one_and_who_gave_it_is_told(tmp_path: Path) -> None:
+    def part(ranks: Ranks) -> list[str]:
+        lines: list[str] = []
+        disk = {"local_disk": tmp_path} if ranks.rank == 1 else {}
+        with loader(Counted(SAMPLES), ranks, memory="9 kB", report=lines.append, **disk) as load:
+            assert set(sharing_of(load).shared.kept[ranks.rank].tiers.tolist()) == {1}
+        return [line for line in lines if "disk" in line]
+
+    without, (line,) = run(2, part)
+
+    assert without == []
+    assert line == "no local disk keeps samples, as there is none, or one less, on rank 0"
+
+
 def test_a_rank_without_a_socket_is_named_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def part(ranks: Ranks) -> None:
         if ranks.rank == 1:

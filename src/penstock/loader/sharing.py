@@ -59,12 +59,15 @@ class Meeting:
     """One rank's part: `offer`, `place`, `send`, `receive`. What it has made and nobody has taken is closed with it.
 
     draft: makes the first part of the loader; what that opens is closed by its argument. job: the ranks that meet.
+    report: called with a line.
     """
 
-    def __init__(self, draft: Callable[[ExitStack], Draft], job: Ranks) -> None:
+    def __init__(
+        self, draft: Callable[[ExitStack], Draft], job: Ranks, report: Callable[[str], None]
+    ) -> None:
         self._closing, self._sent = ExitStack(), ExitStack()
         self._closing.callback(self._sent.close)
-        self._new_draft = draft
+        self._new_draft, self._report = draft, report
         self._transport = job.transport
         #: To ranks of other hosts, from `send` until `receive` has them.
         self._carrier: MpiCarrier | ZmqCarrier | None = None
@@ -120,7 +123,14 @@ class Meeting:
                 f"{draft.opened.plan.ranks} for samples that others could read: raise memory= there, or leave share= "
                 "out"
             )
-        if len(set(map(len, of_ranks.values()))) > 1:  # a disk has failed on one of them: memory alone
+        disks = {rank: len(tiers) - 1 for rank, tiers in of_ranks.items()}
+        if len(set(disks.values())) > 1:  # one has failed, or was not given: memory alone
+            without = named_ranks([rank for rank, count in disks.items() if count < max(disks.values())])
+            for disk in draft.disks:
+                if disk.tier is not None:
+                    disk.tier.close()
+            if draft.disks:
+                self._report(f"no local disk keeps samples, as there is none, or one less, on {without}")
             draft = self._draft = without_disks(draft)
         of_form = [each["form_bytes"] for each in (*here.values(), *far)]
         if draft.form is not None:
@@ -296,7 +306,8 @@ def set_up_together(
         agreed.together(partial(make, partial(set_up, config, front_end, calls, opened=opened)))
         return
     assert agreed.job is not None, "checked above"
-    with Meeting(partial(drafted, config, front_end, calls, opened=opened), agreed.job) as meeting:
+    draft = partial(drafted, config, front_end, calls, opened=opened)
+    with Meeting(draft, agreed.job, calls.report) as meeting:
         offers = agreed.together(meeting.offer)
         agreed.together(partial(meeting.place, offers, first))
         sent = agreed.together(partial(meeting.send, offers))
