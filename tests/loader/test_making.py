@@ -157,6 +157,22 @@ def test_files_that_are_mounted_over_the_network_stay_in_memory(
     assert any("to keep all samples for later epochs" in line for line in lines) is is_far
 
 
+def test_batches_that_a_function_makes_are_of_bytes_that_stay_in_memory_if_that_is_asked_for() -> None:
+    def joined(samples: list[Any]) -> np.ndarray:
+        return np.stack([sample["row"] for sample in samples])
+
+    reads, found = list[int](), list[Any]()
+    for options in ({}, {"policy": "frequency"}):
+        source = Counted(SAMPLES)
+        found.append(epochs_of(SourceSamples(source).map(as_row), collate_fn=joined, **options))
+        reads.append(source.reads.sum())
+
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert reads[0] >= EPOCHS * SAMPLES
+    assert reads[1] <= SAMPLES + PROBES
+
+
 class Held:
     """An object that keeps the row that it was made of."""
 
@@ -188,9 +204,9 @@ def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes
 ) -> None:
     samples = SourceSamples(Counted(SAMPLES))
 
-    for more in ({"share": "host"}, {"policy": "staging"}):
+    for more in ({"share": "host"}, {"policy": "staging"} if "collate_fn" not in options else {"readers": 2}):
         with pytest.raises(ConfigError, match=message):
-            LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)  # type: ignore[arg-type]
+            LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)
 
 
 def test_what_is_read_for_a_data_set_is_predicted(tmp_path: Path) -> None:

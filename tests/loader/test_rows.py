@@ -112,6 +112,16 @@ def test_samples_that_grow_beyond_what_the_first_ones_took_are_made_again_and_ar
     assert 0 < sum(calls[2].values()) < COUNT
 
 
+def test_collate_fn_gets_the_samples_of_a_batch_in_their_order_when_memory_has_some() -> None:
+    arguments: dict[str, Any] = {"batch_size": 32, "epochs": 3, "seed": 3, "collate_fn": list, "report": None}
+    found = []
+    for cache in (None, "rows"):
+        with Loader(range(200), cache=cache, **arguments) as loader:
+            found.append([batch for _ in range(3) for batch in loader])
+
+    assert found[0] == found[1]
+
+
 def test_collate_fn_may_change_samples_in_place_and_those_that_fail_are_skipped_each_time() -> None:
     def make(index: int) -> Any:
         if index == 7:

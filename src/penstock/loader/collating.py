@@ -85,6 +85,9 @@ class CollatingDecoder:
         rows, ids, data = brought
         if len(rows) < load.samples.size and not self._leaves_out:
             return []
+        if not isinstance(rows, range):  # as where some come from a tier
+            order = sorted(range(len(rows)), key=rows.__getitem__)
+            ids, data = ids[order], [data[index] for index in order]
         try:
             made = self._made_of(list(data), load.epoch, int(ids[0]))
             if made is None:

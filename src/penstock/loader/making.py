@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.flow.staging import Field
 from penstock.flow.work import Brought, Request, without_failed
-from penstock.loader.beside import Beside
+from penstock.loader.collating import CollatingDecoder
 from penstock.loader.dataset import DatasetFetcher, SampleDecoder
 from penstock.loader.source_samples import lending, stored_of
 from penstock.policy import Load
@@ -21,23 +21,18 @@ class MakingDecoder:
     fetcher: of a data set that has `stored_of`, whose bytes these are. decoder: of its samples.
     """
 
-    def __init__(self, fetcher: DatasetFetcher, decoder: SampleDecoder) -> None:
+    def __init__(self, fetcher: DatasetFetcher, decoder: SampleDecoder | CollatingDecoder) -> None:
         source = stored_of(fetcher.dataset)
         assert source is not None, "it was asked before"
-        self._source, self._fetcher, self._decoder = source, fetcher, decoder
+        self._source, self._fetcher, self.decoder = source, fetcher, decoder
 
     def __reduce__(self) -> Any:
         """Pickle what it was made of: a worker process has a copy of the data set, and of its source."""
-        return MakingDecoder, (self._fetcher, self._decoder)
+        return MakingDecoder, (self._fetcher, self.decoder)
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        return self._decoder.fields
-
-    @property
-    def beside(self) -> Beside:
-        """What samples have beside the slot."""
-        return self._decoder.beside
+        return self.decoder.fields
 
     def place_of(self, rows: range, arrays: tuple[NDArray[Any], ...]) -> None:
         """Bytes are not what a slot has."""
@@ -50,16 +45,16 @@ class MakingDecoder:
         with lending(self._source, ids, data):
             samples = self._fetcher.fetch(Request(ids, at, epoch=load.epoch))
         made, had, failed = without_failed(Brought(rows, ids, samples))
-        wrong = self._decoder.decode(load, made, arrays, at) if had else []
+        wrong = self.decoder.decode(load, made, arrays, at) if had else []
         return failed + [(had[index], error) for index, error in wrong]
 
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
-        return self._decoder.finish(slot, arrays, rows)
+        return self.decoder.finish(slot, arrays, rows)
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """See `MovableDecoder`."""
-        return self._decoder.take(slot, rows)
+        return self.decoder.take(slot, rows)
 
     def put(self, slot: int, rows: Sequence[int], what: Any) -> None:
         """See `MovableDecoder`."""
-        self._decoder.put(slot, rows, what)
+        self.decoder.put(slot, rows, what)

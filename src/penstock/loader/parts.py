@@ -111,8 +111,8 @@ class Parts:
             self.engine.close()
             if self.own_thread is not None:
                 self.own_thread.close()
-            if isinstance(self.setup.decoder, CollatingDecoder):
-                self.setup.decoder.forget_all()
+            if isinstance(self.setup.batches, CollatingDecoder):
+                self.setup.batches.forget_all()
         finally:
             self.collector.close()
 

@@ -528,7 +528,6 @@ def samples_of_data_set(
         sharing: Sharing | None,
     ) -> tuple[Fetcher, Decoder, AllExtents | None]:
         if stored is not None:
-            assert isinstance(decoder, SampleDecoder), "what a function makes of samples is not read for it"
             extents, near = _places(stored, machine, plan.ranks, calls)
             reads = _reads(stored, near, budget, disks, sharing, runs=runs)
             return SourceFetcher(*reads), MakingDecoder(fetcher, decoder), extents

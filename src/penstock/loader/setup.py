@@ -158,7 +158,12 @@ class Setup:
     @property
     def beside(self) -> Beside | None:
         """What the decoder has beside slots; None where that is nothing."""
-        return self.decoder.beside if isinstance(self.decoder, SampleDecoder | MakingDecoder) else None
+        return self.batches.beside if isinstance(self.batches, SampleDecoder) else None
+
+    @property
+    def batches(self) -> Decoder:
+        """The decoder itself, or what has the samples that it makes."""
+        return self.decoder.decoder if isinstance(self.decoder, MakingDecoder) else self.decoder
 
     @property
     def is_of_data_set(self) -> bool:
@@ -176,8 +181,8 @@ class Setup:
 
         Processes keep no rows, crops or pictures, and mix no images: as with workers=n.
         """
-        is_made = isinstance(self.fetcher, DatasetFetcher) or isinstance(self.decoder, MakingDecoder)
-        is_movable = is_made or type(self.decoder) is ImageDecoder
+        is_made = isinstance(self.decoder, MakingDecoder) and not self.collates
+        is_movable = is_made or isinstance(self.fetcher, DatasetFetcher) or type(self.decoder) is ImageDecoder
         return is_movable and self.calls_python and self.limits.most_decoders > 0 and self.cpus > 1
 
     @property
@@ -606,7 +611,8 @@ def _threads(
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_in_processes:
         decoders, because = THREADS_A_PROCESS * int(config.workers), "as workers= says"
-    if source is None:
+    # What a function makes of all samples of a step is decoded at once: no reader has bytes of a part of them.
+    if source is None or config.collate_fn is not None:
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.

@@ -192,6 +192,8 @@ def _threads(setup: Setup) -> str:
     machine = f"; machine {setup.machine_file!r}" if setup.machine_file else ""
     if isinstance(setup.fetcher, ServedFetcher):
         decoding += f", {format_count(len(setup.fetcher.addresses), 'decode server')} beside"
+    if not limits.all_readers:
+        return f"starts with {decoding}{machine}"
     return f"starts with {decoding}, and {format_count(limits.readers, 'reading thread')}{readers_because}{machine}"
 
 
