@@ -66,7 +66,7 @@ class Case:
     chance. order: by default a full shuffle. steps: that a slot has space for. disk_bytes: of a second tier, on a disk.
     left: samples that the disk has from an earlier run. ranks: of which the first is run.
     drops: whether tiers drop what is used no more, and get what fits there of the other samples.
-    together: samples that a reader reads from the source together.
+    together: samples that a reader reads from the source together. has_tiers: whether there are any.
     """
 
     samples: int
@@ -92,6 +92,7 @@ class Case:
     ranks: int = 1
     drops: bool = False
     together: int = 0
+    has_tiers: bool = True
 
     @property
     def plan(self) -> AccessPlan:
@@ -106,7 +107,8 @@ class FakeRuntime:
         self.case, self.plan = case, case.plan
         self.chance = random.Random(case.seed)
         self.sizes = np.array([self.chance.randint(1, 200) for _ in range(case.samples)], np.int64)
-        self.placement = place_by_frequency(self.plan, 0, self.sizes, [case.tier_bytes, case.disk_bytes])
+        space = [case.tier_bytes, case.disk_bytes] if case.has_tiers else []
+        self.placement = place_by_frequency(self.plan, 0, self.sizes, space)
         limits = StagingLimits(
             case.slots,
             case.readers,
@@ -117,6 +119,8 @@ class FakeRuntime:
         )
         self.limits = limits
         tier_machine = machine(case.tier_seconds, case.machine_seconds)
+        if not case.has_tiers:
+            tier_machine = replace(tier_machine, storage=tier_machine.storage[:1])
         left = {each for each in case.left - case.broken if each < case.samples}
         #: Bytes of each tier.
         self.space = {1: 10**9, 2: 10**9}
@@ -131,7 +135,13 @@ class FakeRuntime:
             left &= set(kept[self.placement.tier_of[kept] == 2].tolist())
         self.left = np.array(sorted(left), np.int64)
         self.scheduler = Scheduler(
-            self.plan, 0, self.sizes, self.placement, tier_machine, limits, held={2: self.left}
+            self.plan,
+            0,
+            self.sizes,
+            self.placement,
+            tier_machine,
+            limits,
+            held={2: self.left} if case.has_tiers else {},
         )
         self.moves: list[Move] = []
         self.evicts: list[Evict] = []
@@ -328,6 +338,7 @@ def check_state(state: decisions.State) -> None:
         offered = chain(m, m[slot + d.SLOT_FIRST], d.PLACE_NEXT)
         assert [m[place + d.PLACE_STATE] for place in offered] == [d.DECODABLE] * len(offered)
         assert m[slot + d.SLOT_DECODABLE] == len(offered) == states[d.DECODABLE]
+        assert m[slot + d.SLOT_LAST] == [-1, *offered][-1]
         assert m[slot + d.SLOT_RUNNING] == states[d.RUNNING]
         assert m[slot + d.SLOT_FAILED] == states[d.FAILED]
         assert m[slot + d.SLOT_MISSING] == len(places) - states[d.DONE] - states[d.FAILED] > 0
@@ -364,7 +375,7 @@ def check_state(state: decisions.State) -> None:
         backlog[int(m[entry + d.ENTRY_ORIGIN])] += nbytes * (is_moving or entry_state == d.QUEUED)
         in_queue[int(m[entry + d.ENTRY_ORIGIN])] += entry_state == d.QUEUED
     assert m[d.PASSING] == passing
-    for origin in (SOURCE, STAGING, 1, 2):
+    for origin in range(SOURCE, int(m[d.TIERS]) + 1):
         row = m[d.ROWS] + (origin + 1) * d.ROW_COLUMNS
         assert (m[row + d.BACKLOG], m[row + d.IN_QUEUE]) == (backlog[origin], in_queue[origin])
         assert m[row + d.IN_FLIGHT] <= m[row + d.MOST_IN_FLIGHT]
@@ -1277,3 +1288,30 @@ def test_pauses_of_the_training_say_nothing_about_the_number_of_threads() -> Non
 def test_limits_that_cannot_be_are_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         StagingLimits(**{"slots": 2, "readers": 4, "decoders": 2, "undecoded_bytes": 10**6, **changes})
+
+
+@for_each("seed", range(20))
+def test_workers_read_parts_of_a_batch_from_the_source_where_nothing_is_kept(seed: int) -> None:
+    case = Case(
+        samples=50,
+        batch=16,
+        epochs=2,
+        slots=3,
+        readers=0,
+        decoders=3,
+        undecoded_bytes=10**6,
+        tier_bytes=0,
+        seconds=FAST_SECONDS,
+        tier_seconds=0.0,
+        seed=seed,
+        broken=frozenset({7} if seed % 2 else ()),
+        has_tiers=False,
+    )
+    runtime, failed = FakeRuntime(case), list[int]()
+
+    runtime.run(lambda ready: failed.extend(ready.samples[list(ready.failed)].tolist()))
+
+    assert failed == [7, 7] * (seed % 2)
+    assert len(runtime.physical_reads) == 2 * case.samples
+    loads = [told for told in runtime.told if isinstance(told, tuple) and told[0] == "Load"]
+    assert len(loads) > 2 * 4, "batches are read in parts"

@@ -96,7 +96,7 @@ class BlockShuffle:
         flat = values.ravel()
         feistel_end = self._feistel_end()
         if feistel_end == 0 and self._span >= self.samples:
-            return self._table(epoch, 0, is_inverse)[flat].reshape(values.shape)
+            return self._table(epoch, 0, is_inverse).take(flat).reshape(values.shape)
         out = np.empty(flat.size, np.int64)
         if feistel_end == 0:
             self._by_tables(epoch, flat, out, is_inverse)

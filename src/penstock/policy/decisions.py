@@ -404,17 +404,14 @@ def _stage(s: State, rank: int) -> int:
     m[slot + SLOT_LAST] = -1
     m[slot + SLOT_DECODABLE] = 0
     _append(m, rank, slot, SLOT_BEFORE, FIRST_SLOT)
+    if _has_source_alone(s, rank):
+        m[_row(m, rank, SOURCE) + PROBE] = 0
+        _offer_all(m, rank, slot)
+        return slot
     place = m[slot + SLOT_PLACES]
     coming, size = m[rank + COMING], m[rank + GROUP_SIZE]
-    is_plain = _has_source_alone(s, rank)
-    if is_plain:
-        m[_row(m, rank, SOURCE) + PROBE] = 0
     for index in range(count):
         m[place + PLACE_SAMPLE] = m[coming + index]
-        if is_plain:
-            _offer(s, rank, place, SOURCE, -1)
-            place += PLACE_COLUMNS
-            continue
         if m[rank + HANDS_ON] != 0:
             m[place + PLACE_HIT] = m[coming + size + index]
             m[place + PLACE_HEIR] = m[coming + 2 * size + index]
@@ -678,33 +675,9 @@ def late(s: State, rank: int) -> None:
 def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
     """Take note that a Load of the places in the group is over after `seconds`; MARK tells what became of each."""
     m = s.ints
-    m[rank + LOADS] -= 1
-    learn_load_size(s, rank, count, seconds)
-    m[slot + SLOT_RUNNING] -= count
+    _end_load(s, rank, slot, count, seconds)
     for k in range(count):
-        place = m[m[rank + GROUP] + k]
-        entry, origin = m[place + PLACE_ENTRY], m[place + PLACE_ORIGIN]
-        mark = m[m[rank + MARKS] + k]
-        if mark == UNREAD and origin == SOURCE:
-            m[rank + PROBES_LEFT] = 0  # it tells nothing
-        if entry >= 0:
-            if origin == STAGING:
-                _let_go(s, rank, entry)
-            elif mark == UNREAD:
-                _fail(s, rank, entry)
-            else:
-                _settle(s, rank, entry)
-        m[place + PLACE_ENTRY] = -1
-        if m[rank + DROPS] != 0:
-            _drop_before(s, rank, m[place + PLACE_SAMPLE], m[slot + SLOT_NUMBER] + 1)
-        is_to_route = False
-        if mark == UNREAD and origin > STAGING:
-            _lose(s, rank, origin, m[place + PLACE_SAMPLE])
-            is_to_route = m[slot + SLOT_ABANDONED] == 0
-        if is_to_route:
-            _route(s, rank, place, True)
-        else:
-            _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
+        _place_loaded(s, rank, slot, m[m[rank + GROUP] + k], m[m[rank + MARKS] + k])
     if m[slot + SLOT_MISSING] == 0:
         _end_slot(s, rank, slot)
 
@@ -712,10 +685,45 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
 def loaded_run(s: State, rank: int, slot: int, row: int, count: int, seconds: float) -> None:
     """Take note that a Load of so many rows from one on is over after `seconds`, and all of them are there."""
     m = s.ints
-    for k in range(count):
-        m[m[rank + GROUP] + k] = m[slot + SLOT_PLACES] + (row + k) * PLACE_COLUMNS
-        m[m[rank + MARKS] + k] = OK
-    loaded(s, rank, slot, count, seconds)
+    _end_load(s, rank, slot, count, seconds)
+    place = m[slot + SLOT_PLACES] + row * PLACE_COLUMNS
+    for _ in range(count):
+        _place_loaded(s, rank, slot, place, OK)
+        place += PLACE_COLUMNS
+    if m[slot + SLOT_MISSING] == 0:
+        _end_slot(s, rank, slot)
+
+
+def _end_load(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
+    s.ints[rank + LOADS] -= 1
+    learn_load_size(s, rank, count, seconds)
+    s.ints[slot + SLOT_RUNNING] -= count
+
+
+def _place_loaded(s: State, rank: int, slot: int, place: int, mark: int) -> None:
+    """Take note of what became of one place of a Load."""
+    m = s.ints
+    entry, origin = m[place + PLACE_ENTRY], m[place + PLACE_ORIGIN]
+    if mark == UNREAD and origin == SOURCE:
+        m[rank + PROBES_LEFT] = 0  # it tells nothing
+    if entry >= 0:
+        if origin == STAGING:
+            _let_go(s, rank, entry)
+        elif mark == UNREAD:
+            _fail(s, rank, entry)
+        else:
+            _settle(s, rank, entry)
+    m[place + PLACE_ENTRY] = -1
+    if m[rank + DROPS] != 0:
+        _drop_before(s, rank, m[place + PLACE_SAMPLE], m[slot + SLOT_NUMBER] + 1)
+    is_to_route = False
+    if mark == UNREAD and origin > STAGING:
+        _lose(s, rank, origin, m[place + PLACE_SAMPLE])
+        is_to_route = m[slot + SLOT_ABANDONED] == 0
+    if is_to_route:
+        _route(s, rank, place, True)
+    else:
+        _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
 
 
 def learn_load_size(s: State, rank: int, count: int, seconds: float) -> None:
@@ -1750,6 +1758,25 @@ def _offer(s: State, rank: int, place: int, origin: int, entry: int) -> None:
     m[slot + SLOT_LAST] = place
     m[slot + SLOT_DECODABLE] += 1
     m[rank + DECODABLE_PLACES] += 1
+
+
+def _offer_all(m: Ints, rank: int, slot: int) -> None:
+    """Have workers read all that comes next from the source, for no tier: the places of a slot that has none yet."""
+    first, count = m[slot + SLOT_PLACES], m[slot + SLOT_SIZE]
+    place = first
+    for index in range(count):
+        m[place + PLACE_SAMPLE] = m[m[rank + COMING] + index]
+        m[place + PLACE_STATE] = DECODABLE
+        m[place + PLACE_ORIGIN] = SOURCE
+        m[place + PLACE_ENTRY] = -1
+        m[place + PLACE_NEXT] = place + PLACE_COLUMNS
+        place += PLACE_COLUMNS
+    last = place - PLACE_COLUMNS
+    m[last + PLACE_NEXT] = -1
+    m[slot + SLOT_FIRST] = first
+    m[slot + SLOT_LAST] = last
+    m[slot + SLOT_DECODABLE] = count
+    m[rank + DECODABLE_PLACES] += count
 
 
 def _wait(s: State, rank: int, place: int, entry: int) -> None:
