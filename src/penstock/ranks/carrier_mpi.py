@@ -33,8 +33,9 @@ _SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 8, 128 << 10, 8 << 20
 _REFERENCES = 2
 #: What is under way for longer is to or from a rank that has stopped.
 _COPYING_SECONDS = 1.0
-#: MPI copies only when it is called, and maybe 8 kB a call: calls before anything else is looked at.
-_MOST_CALLS = 100
+#: MPI copies only when it is called, and maybe 8 kB a call: calls, and seconds, before anything else is looked at. Each
+#: call may wait for the interpreter's lock.
+_MOST_CALLS, _CALLING_SECONDS = 48, 1e-3
 #: Messages to one process that it has not begun to receive; more are not sent.
 _MOST_WAITING = 1000
 #: How long the last messages may take at the end.
@@ -165,9 +166,9 @@ class MpiCarrier(Wakeable):
     def _take_ended(self) -> list[_UnderWay]:
         """Take what MPI has ended out of what is under way, without what failed."""
         if self._is_copying():
-            has_ended = self._under_way[0].request.Get_status
+            has_ended, until = self._under_way[0].request.Get_status, time.monotonic() + _CALLING_SECONDS
             for _ in range(_MOST_CALLS):
-                if has_ended():
+                if has_ended() or time.monotonic() > until:
                     break
         ended: list[_UnderWay] = []
         rest: list[_UnderWay] = []
