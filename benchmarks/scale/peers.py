@@ -563,7 +563,7 @@ class Communicator:
         return MpiCarrier(self.own, self.tag, SAMPLE_BYTES)
 
     def play(self, in_flight: int, seconds: float) -> int:
-        """MPI's own messages, of as many bytes as a request and an answer with samples have: blocking calls alone."""
+        """MPI's own messages, of as many bytes as a request and an answer with samples have; waits are MPI's."""
         answer = np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
         return self.ask(answer, in_flight, seconds) if not self.rank else self.answer(answer, in_flight)
 
