@@ -565,8 +565,9 @@ def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
         else:
             more = _bytes_of_more_crops(s, c, rank, sample, c.epoch_of[code])
             nbytes += s.sizes[sample] + more
-            crops += more > 0  # of those made together this epoch's is finished, too
             made_for = _made_for(s, decides, sample)
+            # Of those made together this epoch's is finished, too, and one that serves all epochs.
+            crops += made_for != STAGING and (more > 0 or s.ints[decides + FORM_EPOCHS] == 0)
             _note_write(s, c, rank, worker, sample, origin, max(made_for, m[at + 3 * count + k]))
         if origin != STAGING:
             own += 1
