@@ -1,6 +1,7 @@
 """What it takes to work out who keeps which sample: time and memory of a process that does nothing else.
 
-    python benchmarks/scale/placement.py         first-reader, which share= runs: F = 10^6 and 10^7, N = 256, E = 90
+    python benchmarks/scale/placement.py         first-reader, which share= runs: F = 10^6 and 10^7, N = 256, E = 90;
+                                                 frequency, which runs without it: for one rank of 4 alone
     python benchmarks/scale/placement.py --all   cover, too, which is simulated: minutes
 
 All samples are of one size, and the ranks together have memory for 1.2 times the data set. Each row is a process of its
@@ -21,9 +22,14 @@ import numpy as np
 
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.policy.homes import place_by_first_read, place_cover
+from penstock.policy.placement import keep_by_frequency
 
 SAMPLE_BYTES, BATCH_OF_A_RANK = 100_000, 32
-PLACES: dict[str, Callable[..., object]] = {"first-reader": place_by_first_read, "cover": place_cover}
+PLACES: dict[str, Callable[..., object]] = {
+    "first-reader": place_by_first_read,
+    "cover": place_cover,
+    "frequency": lambda plan, sizes, space: keep_by_frequency(plan, 0, sizes, space),
+}
 
 
 def place(policy: str, samples: int, ranks: int, epochs: int) -> object:
@@ -57,10 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         return
     sizes = (2000, 20_000) if given.quick else (1_000_000, 10_000_000)
-    rows = [("first-reader", samples) for samples in sizes]
-    rows += [("cover", sizes[0])] if given.all else []
-    for policy, samples in rows:
-        row = json.dumps([policy, samples, 16 if given.quick else 256, 4 if given.quick else 90])
+    ranks = 16 if given.quick else 256
+    rows = [("first-reader", samples, ranks) for samples in sizes] + [("frequency", sizes[-1], 4)]
+    rows += [("cover", sizes[0], ranks)] if given.all else []
+    for each in rows:
+        row = json.dumps([*each, 4 if given.quick else 90])
         if given.quick:
             main(["--row", row])
             continue
