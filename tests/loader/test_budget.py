@@ -68,6 +68,19 @@ def test_a_limit_that_cannot_hold_the_least_is_refused_with_what_it_takes(slot: 
         )
 
 
+def test_a_limit_that_reads_as_what_is_needed_says_how_many_bytes_are_missing() -> None:
+    for limit_bytes, need in ((314_999, "need 315 kB, 1 byte more: give"), (250_000, "need 315 kB: give")):
+        with pytest.raises(ConfigError, match=need):
+            share_memory(
+                limit_bytes,
+                slot_bytes=100_000,
+                local_batch=8,
+                readers=4,
+                largest_sample_bytes=7500,
+                keep_bytes=0,
+            )
+
+
 def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
     def decoding(limit: int, picture: int, large: int = 0) -> int:
         return share_memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from penstock.plan.frequency import read_again, steps_of_reads, uses_of
 from penstock.policy.loading import Ids, Job, Loading, LoadingPolicy, NotSupported, Staging
 from penstock.policy.placement import Kept, Placement, Shared
 from penstock.trace.schema import SOURCE
-from penstock.units import format_bytes
+from penstock.units import format_bytes, format_count
 
 #: The loading policies of the package that the loader follows.
 LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-cleanup", "frequency-unordered", "staging")
@@ -33,9 +34,12 @@ def why_too_small(
     if limit_bytes >= least_bytes:
         return None
     decoded = f" and a picture of {format_bytes(picture_bytes)} while it is decoded" if picture_bytes else ""
+    need = format_bytes(least_bytes)
+    if need == format_bytes(limit_bytes):  # else nobody sees what is missing
+        need += f", {format_count(math.ceil(least_bytes - limit_bytes), 'byte')} more"
     return (
         f"{name} is {format_bytes(limit_bytes)}; {LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two samples "
-        f"of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need {format_bytes(least_bytes)}: give "
+        f"of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need {need}: give "
         "more, or make the batch smaller"
     )
 
