@@ -380,6 +380,25 @@ def test_without_a_lease_the_caller_waits_and_is_told(
     assert capfd.readouterr().err == "penstock: compiling loops, once on this machine: waiting for it\n"
 
 
+def test_loops_that_are_loaded_while_the_process_ends_leave_no_traceback() -> None:
+    """As by threads at their first batch: llvmlite's own function of `atexit` is registered too late then."""
+    program = """
+import atexit
+import penstock.flow.engine, penstock.loader.draws, penstock.loader.gather, penstock.store, penstock.torch
+from penstock.compiling import PARTS
+
+kept = []
+
+@atexit.register
+def late():
+    kept.extend(part.wait() for part in PARTS if part.is_cached)
+    print(len(kept) > 1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
 def test_with_the_last_lease_the_process_ends_and_lets_others_compile(kernels: Kernels, lease: Lease) -> None:
     other = Lease(None)
     part = kernels.part()

@@ -390,6 +390,11 @@ def _at_exit() -> None:
     with _interrupts_ignored():
         for part in PARTS:
             part.stop(for_good=True)
+    # llvmlite would free loops after its own modules are gone, with a traceback for each, if it was imported as late as
+    # this: by a thread that loads one at its first batch. What threads still run stays mapped, too.
+    for loop in [part._loop for part in PARTS]:
+        if loop is not None:
+            loop._engine.detach()
 
 
 @contextlib.contextmanager
