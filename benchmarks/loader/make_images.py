@@ -1,9 +1,11 @@
 """Make the JPEG folder that the image benchmarks read, from Debian's wallpaper photographs.
 
     python benchmarks/loader/make_images.py            # writes benchmarks/.cache/images
+    python benchmarks/loader/make_images.py --bytes 225000 --out benchmarks/.cache/images-225
 
 Random crops of about 500 x 400 pixels (the mean size of ImageNet's files) of real photographs, saved at a
-quality chosen for each so that the files have 100 to 110 KB on average, in an image folder of ten labels.
+quality chosen for each so that the files have 100 to 110 KB on average, in an image folder of ten labels. Where
+--bytes says otherwise, they have as many more pixels as bytes.
 The same seed makes the same files with the same OpenCV. Needs apt-get, dpkg and opencv-python-headless.
 """
 
@@ -49,8 +51,9 @@ def encode_to_size(pixels: NDArray[np.uint8], target_bytes: int) -> bytes:
     return min(candidates, key=lambda encoded: abs(len(encoded) - target_bytes))
 
 
-def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
+def make_images(root: Path, cache: Path, count: int, seed: int, target_bytes: int = TARGET_BYTES) -> None:
     """Write `count` crops below root/<label>/; crops whose file would lie far from the target are redrawn."""
+    scale = (target_bytes / TARGET_BYTES) ** 0.5
     rng = np.random.default_rng(seed)
     photographs = []
     for path in fetch_photographs(cache):
@@ -63,7 +66,7 @@ def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
     written, total_bytes = 0, 0
     while written < count:
         photograph = photographs[rng.integers(len(photographs))]
-        width, height = int(rng.normal(500, 40)), int(rng.normal(400, 40))
+        width, height = int(scale * rng.normal(500, 40)), int(scale * rng.normal(400, 40))
         # Photographs of 4K and more are softer per pixel than ImageNet's: shrink some first.
         shrink = rng.uniform(1.0, max(1.0, min(photograph.shape[0] / 600, photograph.shape[1] / 750)))
         shrunk = cv2.resize(photograph, None, fx=1 / shrink, fy=1 / shrink, interpolation=cv2.INTER_AREA)
@@ -74,8 +77,8 @@ def make_images(root: Path, cache: Path, count: int, seed: int) -> None:
         crop = np.ascontiguousarray(shrunk[top : top + height, left : left + width]).astype(
             np.uint8, copy=False
         )
-        encoded = encode_to_size(crop, TARGET_BYTES)
-        if not 80_000 <= len(encoded) <= 180_000:
+        encoded = encode_to_size(crop, target_bytes)
+        if not 80 / 112 <= len(encoded) / target_bytes <= 180 / 112:
             continue
         (root / f"label{written % LABELS}" / f"{written:05d}.jpg").write_bytes(encoded)
         written, total_bytes = written + 1, total_bytes + len(encoded)
@@ -102,8 +105,11 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--bytes", type=int, default=TARGET_BYTES, help="of a file, about (default: %(default)s)"
+    )
     arguments = parser.parse_args()
-    make_images(arguments.out, arguments.cache, arguments.count, arguments.seed)
+    make_images(arguments.out, arguments.cache, arguments.count, arguments.seed, arguments.bytes)
 
 
 if __name__ == "__main__":
