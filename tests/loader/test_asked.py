@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.for_each import for_each
+from torch.utils.data import DataLoader
 
 from penstock import Loader
 from penstock.errors import ConfigError
+from penstock.loader import mapped, mix
 from penstock.loader.asked import SampleCode, asked_by
 from penstock.plan.random import derive_key, generator_for
 
@@ -136,3 +139,78 @@ def test_a_list_that_asks_for_more_than_a_sample_is_refused() -> None:
 def test_a_builtin_without_a_signature_asks_for_nothing() -> None:
     assert not asked_by(max)
     assert SampleCode([5, 6].__getitem__, 0, "data set")(1, 0, 1) == 6
+
+
+class WithDefaults(Noisy):
+    """May be asked for samples by hand."""
+
+    def __getitem__(self, index: int, epoch: int = 7, rng: np.random.Generator | None = None) -> Any:
+        return index, epoch, rng is None
+
+
+class WithDefaultsByList(WithDefaults):
+    def __getitems__(
+        self, indices: list[int], epoch: int = 7, rngs: list[np.random.Generator] | None = None
+    ) -> list[Any]:
+        return [(index, epoch, rngs is None) for index in indices]
+
+
+class ListAlone(WithDefaults):
+    """Has a `__getitems__` that needs what `__getitem__` does not."""
+
+    def __getitems__(self, indices: list[int], epoch: int, rngs: list[np.random.Generator]) -> list[Any]:
+        raise AssertionError("not to be called")
+
+
+def mixed(dataset: Any) -> Any:
+    return mix([dataset, WithDefaults()], [1, 1], at_end="stop")
+
+
+def with_default(sample: Any, rng: np.random.Generator | None = None) -> Any:
+    assert rng is None
+    return tuple(sample)
+
+
+def drawn(sample: Any, rng: np.random.Generator) -> Any:
+    return sample, rng.random()
+
+
+def by_torch(dataset: Any) -> list[Any]:
+    """Return the first batch that a DataLoader of PyTorch's makes, as a list of samples."""
+    batch: list[Any] = next(iter(DataLoader(dataset, batch_size=3, collate_fn=list)))
+    return batch
+
+
+@for_each("make", [WithDefaults, WithDefaultsByList, ListAlone])
+def test_outside_of_a_loader_defaults_serve_whatever_a_data_set_is_inside_of(
+    make: Callable[[], Noisy],
+) -> None:
+    outers: list[Any] = [
+        mixed(make()),
+        mapped(make(), tuple),
+        mapped(make(), with_default),
+        mapped(mapped(mixed(make()), tuple), tuple),
+    ]
+    for outer in outers:
+        assert outer[2] == (2, 7, True)
+        assert by_torch(outer) == [(0, 7, True), (1, 7, True), (2, 7, True)]
+        assert outer.__getitem__(2, epoch=1) == (2, 1, True)
+
+
+@for_each(
+    ("outer", "message"),
+    [
+        (mixed(Noisy()), r"Noisy asks for epoch and rng, .* call data\.__getitem__\(number, epoch=0, rng=np"),
+        (mapped(NoisyByList(), tuple), "NoisyByList asks for epoch and rng, which a penstock.Loader gives"),
+        (
+            mapped(WithDefaults(), drawn),
+            r"WithDefaults\.map\(drawn\) asks for rng, .* call data\.__getitem__\(number, rng=np\.random",
+        ),
+    ],
+)
+def test_outside_of_a_loader_what_has_no_default_is_an_error_that_says_how(outer: Any, message: str) -> None:
+    for ask in (lambda: outer[3], lambda: by_torch(outer)):
+        with pytest.raises(ConfigError, match=message):
+            ask()
+
+    assert outer.__getitem__(3, epoch=0, rng=np.random.default_rng(0))

@@ -211,7 +211,7 @@ def test_a_function_of_samples_that_draw_gets_them_as_they_are_without_it(
     twice = mapped(drawing, and_more)
     assert draws(twice) == expected
     assert len({number for batch in batches(twice) for number in batch["more"].tolist()}) == 6
-    with pytest.raises(ConfigError, match=r"3\] is drawn anew .* call .__getitem__\(3, epoch=0, rng="):
+    with pytest.raises(ConfigError, match=r" asks for rng, .* call data\.__getitem__\(number, rng="):
         mapped(drawing, dict)[3]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -17,10 +17,14 @@ _LIST_NAMES = ("epoch", "rng", "rngs")
 
 def asked_by(function: Callable[..., Any] | None) -> frozenset[str]:
     """Return which parameters a callable has; none where it is a built-in without a signature, or there is none."""
+    return frozenset(_parameters(function))
+
+
+def _parameters(function: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
     try:
-        return frozenset() if function is None else frozenset(inspect.signature(function).parameters)
+        return {} if function is None else inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return frozenset()
+        return {}
 
 
 class SampleCode:
@@ -97,30 +101,73 @@ def listed(asks: frozenset[str]) -> frozenset[str]:
     return frozenset("rngs" if name == "rng" else name for name in asks)
 
 
+def known(**given: Any) -> dict[str, Any]:
+    """Return what is given, of what may be asked for: outside of a loader there may be nothing."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def each_of(given: Mapping[str, Any], samples: int) -> Iterator[Mapping[str, Any]]:
+    """Yield what each of several samples is given, of what they are given together: one of the rngs, as rng."""
+    shared = {name: value for name, value in given.items() if name != "rngs"}
+    for number in range(samples):
+        yield {**shared, "rng": given["rngs"][number]} if "rngs" in given else shared
+
+
+#: How a user gives them.
+_GIVEN = {"epoch": "epoch=0", "rng": "rng=np.random.default_rng(0)"}
+
+
+class InnerCode:
+    """Code of a user inside of a data set: called with what it asks for, of what that data set was given.
+
+    place: what has it, for errors. names: by which it may ask.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None, place: str, names: Sequence[str] = NAMES) -> None:
+        parameters = _parameters(function)
+        self._place = place
+        self.asks = frozenset(parameters).intersection(names)
+        #: What has no default.
+        self.needs = frozenset(
+            name for name in self.asks if parameters[name].default is inspect.Parameter.empty
+        )
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what it is called with. Raises: ConfigError where it needs what is not given."""
+        if not self.needs <= given.keys():
+            missing = sorted(self.needs - given.keys())
+            raise ConfigError(
+                f"{self._place} asks for {' and '.join(missing)}, which a penstock.Loader gives: to look at a sample "
+                f"without one, call data.__getitem__(number, {', '.join(_GIVEN[name] for name in missing)})"
+            )
+        return {name: given[name] for name in self.asks if name in given}
+
+
 class AskedDataset:
     """A data set inside of another one: called with what its code asks for, of what the outer one was given."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        #: What `__getitem__` asks for.
-        self.asks = asked_by(getattr(dataset, "__getitem__", None)).intersection(NAMES)
+        place = type(dataset).__name__
+        self._one = InnerCode(getattr(dataset, "__getitem__", None), place)
         get_list = getattr(dataset, "__getitems__", None)
-        #: Whether several samples are asked for at once, for what one sample asks for.
-        self._has_list = get_list is not None and (
-            asked_by(get_list).intersection(_LIST_NAMES) == listed(self.asks)
-        )
+        several = InnerCode(get_list, place, _LIST_NAMES)
+        #: Makes several samples; None where it does not ask for what a sample does.
+        self._several = several if get_list is not None and several.asks == listed(self.asks) else None
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What `__getitem__` asks for."""
+        return self._one.asks
 
     def one(self, sample: int, given: Mapping[str, Any]) -> Any:
-        """Return a sample. given: epoch and rng, those at least that it asks for."""
-        return self._dataset.__getitem__(sample, **{name: given[name] for name in self.asks})
+        """Return a sample. given: epoch and rng, as far as there are. Raises: ConfigError where it needs more."""
+        return self._dataset.__getitem__(sample, **self._one.arguments(given))
 
     def several(self, samples: Sequence[int], given: Mapping[str, Any]) -> list[Any]:
-        """Return several samples. given: epoch and rngs, those at least that they ask for."""
-        if self._has_list:
-            names = listed(self.asks)
-            return list(self._dataset.__getitems__(samples, **{name: given[name] for name in names}))
-        rngs = given["rngs"] if "rng" in self.asks else [None] * len(samples)
+        """Return several samples. given: epoch and rngs, as far as there are. Raises: as `one`."""
+        if self._several is not None and self._several.needs <= given.keys():
+            return list(self._dataset.__getitems__(samples, **self._several.arguments(given)))
         return [
-            self.one(sample, {"epoch": given.get("epoch"), "rng": rng})
-            for sample, rng in zip(samples, rngs, strict=True)
+            self.one(sample, own) for sample, own in zip(samples, each_of(given, len(samples)), strict=True)
         ]

@@ -54,16 +54,13 @@ class MixedDataset(Mixed):
             raise AttributeError("none of the data sets of this mixture has __getitems__")
         return _Item(self._items, listed(self._asks))
 
-    def _items(
-        self, samples: list[int], epoch: int | None = None, rngs: list[Any] | None = None
-    ) -> list[Any]:
+    def _items(self, samples: list[int], **given: Any) -> list[Any]:
         found: list[Any] = [None] * len(samples)
+        rngs = given.get("rngs")
         for number, members, own in self.by_source(np.asarray(samples, np.int64)):
-            ids = own.tolist()
-            given: dict[str, Any] = {"epoch": epoch}
             if rngs is not None:
                 given["rngs"] = [rngs[member] for member in members.tolist()]
-            values = self._asked[number].several(ids, given)
+            values = self._asked[number].several(own.tolist(), given)
             for member, value in zip(members.tolist(), values, strict=True):
                 found[member] = value
         return found
@@ -74,8 +71,11 @@ class _Item:
 
     def __init__(self, function: Callable[..., Any], asks: frozenset[str]) -> None:
         self._function = function
-        names = ["sample", *sorted(asks)]
-        self.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        asked = [
+            Parameter(name, kind, default=None) for name in sorted(asks)
+        ]  # each data set says what it needs
+        self.__signature__ = Signature([Parameter("sample", kind), *asked])
 
     def __call__(self, sample: Any, **given: Any) -> Any:
         return self._function(sample, **given)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.asked import NAMES, AskedDataset, asked_by
+from penstock.loader.asked import NAMES, AskedDataset, InnerCode, asked_by, each_of, known
 from penstock.loader.structure import as_json_leaf
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, Ids, read_group
@@ -216,9 +216,8 @@ def mapped(samples: Any, function: Callable[..., Any]) -> Mapped | MappedWithDra
     """
     if not callable(function):
         raise ConfigError(f"{function!r:.200} is no function of a sample")
-    asks = asked_by(function).intersection(NAMES)
-    draws = asks or AskedDataset(samples).asks
-    return MappedWithDraws(samples, function, asks) if draws else Mapped(samples, function)
+    draws = asked_by(function).intersection(NAMES) or AskedDataset(samples).asks
+    return MappedWithDraws(samples, function) if draws else Mapped(samples, function)
 
 
 class Mapped(OverSource):
@@ -236,26 +235,27 @@ class Mapped(OverSource):
 
 
 class MappedWithDraws(OverSource):
-    """See `mapped`. asks: which of `NAMES` the function has parameters for."""
+    """See `mapped`."""
 
-    def __init__(self, source: Any, function: Callable[..., Any], asks: frozenset[str]) -> None:
-        self.source, self.function, self.asks = source, function, asks
-        self._asked = AskedDataset(source)
+    def __init__(self, source: Any, function: Callable[..., Any]) -> None:
+        self.source, self.function = source, function
+        self._asked, self._code = AskedDataset(source), InnerCode(function, kind_of(self))
 
-    def __getitem__(self, sample: int, epoch: int = 0, rng: np.random.Generator | None = None) -> Any:
-        if rng is None:
-            raise ConfigError(
-                f"{kind_of(self)}[{sample}] is drawn anew in each epoch, and a loader gives it a generator: to look at "
-                f"one, call .__getitem__({sample}, epoch=0, rng=np.random.default_rng(0))"
-            )
-        given = {"epoch": epoch, "rng": rng}
+    def __getitem__(
+        self, sample: int, epoch: int | None = None, rng: np.random.Generator | None = None
+    ) -> Any:
+        given = known(epoch=epoch, rng=rng)
         return self._made(self._asked.one(sample, given), given)
 
     def __getitems__(
-        self, samples: Sequence[int], epoch: int, rngs: Sequence[np.random.Generator]
+        self,
+        samples: Sequence[int],
+        epoch: int | None = None,
+        rngs: Sequence[np.random.Generator] | None = None,
     ) -> list[Any]:
-        found = self._asked.several(samples, {"epoch": epoch, "rngs": rngs})
-        return [self._made(each, {"epoch": epoch, "rng": rng}) for each, rng in zip(found, rngs, strict=True)]
+        given = known(epoch=epoch, rngs=rngs)
+        found = self._asked.several(samples, given)
+        return list(map(self._made, found, each_of(given, len(found))))
 
-    def _made(self, sample: Any, given: dict[str, Any]) -> Any:
-        return self.function(sample, **{name: given[name] for name in self.asks})
+    def _made(self, sample: Any, given: Mapping[str, Any]) -> Any:
+        return self.function(sample, **self._code.arguments(given))
