@@ -32,6 +32,7 @@ from penstock.store.calls import Calls
             r"open them with penstock\.store\.TFRecords\('\S+/folder/\*-of-\*'\) if they are",
         ),
         ("a.unknown", r"pass extensions=\('\.unknown',\), or None for every file"),
+        ("a.jsonl.gz", r"4 end in '\.gz': each is compressed, .*: unpack it once"),
     ],
 )
 def test_a_folder_of_other_files_is_answered_with_what_reads_them(
@@ -40,7 +41,7 @@ def test_a_folder_of_other_files_is_answered_with_what_reads_them(
     (tmp_path / "folder").mkdir()
     for each in (name, "features.json", "dataset_info.json"):
         (tmp_path / "folder" / each).write_bytes(b"1")
-    if name.endswith((".npy", ".unknown")):  # more of these than of facts
+    if name.endswith((".npy", ".unknown", ".gz")):  # more of these than of facts
         for number in range(3):
             (tmp_path / "folder" / f"{number}{name[1:]}").write_bytes(b"1")
 
@@ -189,6 +190,8 @@ class TestJsonLines:
             ('{"id": 8, "text": "a"}', JsonLines),
             ('{"path": "src/main.py", "text": "a"}', JsonLines),
             ('{"image": null, "text": "a"}', JsonLines),
+            ('{"path": "https://example.com/page", "text": "a"}', JsonLines),
+            ('{"id": "https://example.com/page.html", "text": "a"}', JsonLines),
             ('{"text": "a"}', JsonLines),
             ('["a.jpg"]', JsonLines),
             ('{"file_name"', JsonLines),
@@ -251,19 +254,24 @@ class TestJsonLines:
     def test_at_an_address_the_file_is_looked_for_there(self) -> None:
         objects = {
             "a.dat": b"12",
+            "a.jpg": b"123",
             "text.jsonl": b'{"id": "b-1", "path": "b.dat"}\n',
             "table.jsonl": b'{"path": "a.dat"}\n',
         }
 
         with serving(objects) as server:
+            server.objects["pictures.jsonl"] = b'{"image": "%s/a.jpg"}\n' % server.address.encode()
             text, _ = self.opened(f"{server.address}/text.jsonl")
             table, _ = self.opened(f"{server.address}/table.jsonl")
+            pictures, _ = self.opened(f"{server.address}/pictures.jsonl")
 
             assert isinstance(text, JsonLines)
             assert isinstance(table, Manifest)
             assert table.read(0) == b"12"
-            text.close()
-            table.close()
+            assert isinstance(pictures, Manifest)
+            assert pictures.read(0) == b"123"
+            for each in (text, table, pictures):
+                each.close()
 
 
 def test_an_empty_list_and_a_file_that_is_listed_twice_are_refused(tmp_path: Path) -> None:

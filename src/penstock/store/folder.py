@@ -22,6 +22,7 @@ from penstock.store.hdf5 import HDF5_ENDINGS, Hdf5, are_hdf5
 from penstock.store.imagenet import named_folders
 from penstock.store.json_lines import JsonLines, files_of_lines, first_entry, list_lines
 from penstock.store.listing import (
+    COMPRESSED,
     IMAGE_EXTENSIONS,
     Asking,
     ListingArguments,
@@ -184,7 +185,6 @@ _LIST_ENDINGS = (".txt", ".csv", ".tsv", ".lst", ".list", *JSON_LINES)
 _PICKLED = (
     "is not read, as what is pickled in it would be run: write numbers by numpy.save, and open the .npy files"
 )
-_COMPRESSED = "is compressed, so that no part of it can be read without all before it: unpack it once"
 #: By the end of a file's name, why it is not opened.
 _NOT_READ = {
     ".npz": "has compressed arrays, of which no row can be read by itself: write each by numpy.save, and open the .npy "
@@ -195,7 +195,7 @@ _NOT_READ = {
     ".zip": "is an archive, which is not read: unpack it, or write what is in it as tar shards",
     ".safetensors": "has tensors, and is not read: write them by numpy.save, and open the .npy files",
     **dict.fromkeys((".pt", ".pth", ".pkl", ".pickle"), _PICKLED),
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst"), _COMPRESSED),
+    **COMPRESSED,
 }
 
 
@@ -214,10 +214,10 @@ def open_source(
     A folder with subfolders becomes an `ImageFolder`, one without a `FlatFolder`, one with nothing but tars, a tar
     file, or a pattern for some, `TarShards`, likewise of Parquet files `ParquetFiles`, .tfrecord files `TFRecords`, a
     folder of MDS shards `MosaicShards`, of LitData's chunks `LitDataChunks`, .arrow files `ArrowFiles`, .h5 files
-    `Hdf5`, .npy files `Arrays`, JSON lines `JsonLines`, but a file of them whose first names a picture, or a file that
-    there is, and a CSV file whose heading names a column of files a `Manifest`, any other file a `FileList`. Of JSON
-    lines it reports which it took. A `~` at its beginning is the home folder. The file system is asked on threads, so
-    that Ctrl-C ends the wait for one that does not answer.
+    `Hdf5`, .npy files `Arrays`, JSON lines `JsonLines`, but a file of them whose first names a picture, or the path of
+    a file that there is, and a CSV file whose heading names a column of files a `Manifest`, any other file a
+    `FileList`. Of JSON lines it reports which it took. A `~` at its beginning is the home folder. The file system is
+    asked on threads, so that Ctrl-C ends the wait for one that does not answer.
 
     What was found is kept for the next time, as a catalog (docs/howto/list-once.md).
     extensions: of a folder of files, the endings of those that are samples, in any case; None takes every file.
@@ -355,8 +355,8 @@ def _list_any(place: str, asking: Asking) -> Catalog:
             raise _WithoutCatalog(kind)
         if kind is JsonLines and asking.old is None:
             asking.calls.report(
-                f"{brief(place)}: each line is a sample (JsonLines), as the first names no file that there is; for a "
-                "table of files give penstock.store.Manifest(path, file=COLUMN)"
+                f"{brief(place)}: each line is a sample (JsonLines), as the first names no picture, and no path of a "
+                "file that there is; for a table of files give penstock.store.Manifest(path, file=COLUMN)"
             )
         return _LISTERS[kind](place, asking)
     ending = os.path.splitext(place)[1].lower()

@@ -492,7 +492,7 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     found = Counter(map(_ending_of, names))
     # Of shards, one is enough: notes and facts lie beside it, and arrays.
     commonest, count = max(
-        found.items(), key=lambda each: (each[0] in _OTHER_FILES and each[0] != ".npy", each[1])
+        found.items(), key=lambda each: (each[0] in _OTHER_FILES and each[0] not in _BESIDE, each[1])
     )
     advice = (
         f"pass extensions=({commonest!r},), or None for every file, to ImageFolder or FlatFolder, or "
@@ -515,6 +515,11 @@ def _ending_of(name: str) -> str:
 #: As the names of TFRecord files often end.
 SHARD_NUMBERS = re.compile(r"-\d+-of-\d+$")
 _OF_SEVERAL = "-of-"
+#: By the end of a compressed file's name, why it is not read.
+COMPRESSED = dict.fromkeys(
+    (".gz", ".bz2", ".xz", ".zst"),
+    "is compressed, so that no part of it can be read without all before it: unpack it once",
+)
 #: What opens files that are no samples by themselves, by their ending. {}: their folder.
 _OTHER_FILES = {
     _OF_SEVERAL: "open them with penstock.store.TFRecords('{}/*-of-*') if they are TFRecords",
@@ -528,7 +533,10 @@ _OTHER_FILES = {
     ".hdf5": "open them with penstock.store.Hdf5('{}/*.hdf5')",
     ".npy": "open them with penstock.store.Arrays('{}/*.npy'), which reads their rows as samples; where each file is a "
     "sample, pass extensions=('.npy',) to ImageFolder or FlatFolder",
+    **{ending: f"each {why}" for ending, why in COMPRESSED.items()},
 }
+#: Those that may lie beside others.
+_BESIDE = (".npy", *COMPRESSED)
 
 
 def visible(folder: str) -> tuple[list[str], list[str]]:

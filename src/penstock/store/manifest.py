@@ -54,6 +54,8 @@ Classes = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 _MOST_TAGS_BYTES = 1 << 30
 _EXACT_IN_FLOAT32 = 1 << 24
+#: What to do with lines that name no files.
+_LINES_ADVICE = "open lines of JSON that are samples themselves by penstock.store.JsonLines(path)"
 
 
 class Manifest(FileSource):
@@ -106,7 +108,7 @@ class Manifest(FileSource):
 
 
 def file_named_by(entry: Mapping[str, Any], place: str, objects: Objects | None) -> str:
-    """Return the picture, or the file that there is, which an entry of JSON lines names; "" where it names none.
+    """Return the picture, or the path of a file that there is, which an entry of JSON lines names; "" without any.
 
     place: of the table. objects: what reads an address.
     """
@@ -115,14 +117,15 @@ def file_named_by(entry: Mapping[str, Any], place: str, objects: Objects | None)
     name = str(name) if is_integer(name) else name
     if not isinstance(name, str) or not name:
         return ""
-    if is_address(name) or name.lower().endswith(IMAGE_EXTENSIONS):
+    if name.lower().endswith(IMAGE_EXTENSIONS):
         return name
     path = os.path.join(os.path.dirname(place), name)
-    if objects is None:
-        return name if os.path.isfile(path) else ""
-    is_there = (
-        bool(os.path.splitext(name)[1]) and objects.find(path) is not None
-    )  # what has no ending is an id
+    if is_address(name):  # it may be of a page, and other hosts are not asked
+        is_there = False
+    elif objects is None:
+        is_there = os.path.isfile(path)
+    else:  # what has no ending is an id
+        is_there = bool(os.path.splitext(name)[1]) and objects.find(path) is not None
     return name if is_there else ""
 
 
@@ -201,7 +204,10 @@ def _read(
         if is_integer(name):
             name = str(name)
         if not isinstance(name, str) or not name:
-            raise DataError(f"{where(position)}{file} is {name!r:.80}; it is the path of the sample's file")
+            advice = f": correct the line, or {_LINES_ADVICE}" if place.lower().endswith(JSON_LINES) else ""
+            raise DataError(
+                f"{where(position)}{file} is {name!r:.80}; it is the path of the sample's file{advice}"
+            )
         names.append(name)
     check_stores(place, names, where)
     names = [os.path.join(folder, name + ending) for name in names]
@@ -255,8 +261,7 @@ def _named(place: str, argument: str, column: str | None, known: list[str]) -> s
         if column is None:
             raise ConfigError(
                 f"no column of {place} is called {', '.join(FILE_COLUMNS[:3])} or alike; there are "
-                f"{', '.join(map(repr, known))}: give {argument}=, or open lines of JSON that are samples "
-                "themselves by penstock.store.JsonLines"
+                f"{', '.join(map(repr, known))}: give {argument}=, or {_LINES_ADVICE}"
             )
     if column not in known:
         raise ConfigError(
