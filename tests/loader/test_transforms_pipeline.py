@@ -33,6 +33,7 @@ from penstock.loader.transforms import (
 )
 from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import JPEG_DECODERS
+from penstock.loader.transforms.foreign import takes_pil
 from penstock.loader.transforms.pipeline import LAYOUTS
 from penstock.loader.transforms.sink import IMAGE_DTYPES
 
@@ -456,6 +457,19 @@ class TestCallables:
                 pipeline.probe(data)
             np.testing.assert_array_equal(run(found, data, 3), run(expected, data, 3))
             assert found.is_random == (turned in steps)
+
+    @for_each(
+        "other",
+        ["missing.Thing", "__import__('missing')", "int('3 h w')", "1 / 0", "{}['a']", "no expression"],
+    )
+    def test_one_says_so_though_another_annotation_raises_whatever_it_is(self, other: str) -> None:
+        def step(image, size=None):  # type: ignore[no-untyped-def]
+            return image
+
+        step.__annotations__ = {"image": "Image.Image", "size": other}
+        assert takes_pil(step)
+        step.__annotations__ = {"image": "np.ndarray", "size": other}
+        assert not takes_pil(step)
 
     def test_one_that_says_so_behind_the_numbers_is_refused(self) -> None:
         with pytest.raises(

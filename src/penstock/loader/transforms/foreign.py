@@ -14,7 +14,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,26 +107,20 @@ def takes_rng(function: Callable[..., Any]) -> bool:
 
 def takes_pil(function: Callable[..., Any]) -> bool:
     """Whether a callable's first parameter is annotated as a `PIL.Image.Image`."""
-    try:
-        parameters = _parameters(function, eval_str=True)
-    except (
-        AttributeError,
-        NameError,
-        SyntaxError,
-        TypeError,
-    ):  # as of what is imported for type checkers alone
-        parameters = _parameters(function)
+    parameters = _parameters(function)
+    with suppress(Exception):  # an annotation may raise anything: its text is looked at then
+        parameters = inspect.signature(function, eval_str=True).parameters
     kind = next((each.annotation for each in parameters.values()), None)
     if isinstance(kind, str):
         return kind in ("Image.Image", "PIL.Image.Image")
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("PIL.Image", "Image")
 
 
-def _parameters(function: object, *, eval_str: bool = False) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: object) -> Mapping[str, inspect.Parameter]:
     if not callable(function):
         return {}
     try:
-        return inspect.signature(function, eval_str=eval_str).parameters
+        return inspect.signature(function).parameters
     except ValueError:  # a built-in without a signature
         return {}
 
